@@ -1,0 +1,79 @@
+"""s4node: a staged, event-driven node server for keyed streams.
+
+An app is a graph of streams and processing elements (PEs); each key has its own PE instance.
+
+- Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
+  :class:`GenericEvent`, :class:`KeyFinder`.
+- Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
+- Every error is an :class:`S4Error`.
+
+Names are loaded when they are first used, so that the command line starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from s4node.app import AdapterApp, App
+    from s4node.comm.client import Client, ClientStream
+    from s4node.comm.outbox import Refusal
+    from s4node.comm.sync_client import SyncClient, SyncStream
+    from s4node.errors import S4Error
+    from s4node.event import Event, GenericEvent
+    from s4node.keys import Key, KeyFinder
+    from s4node.pe.element import ProcessingElement
+    from s4node.stream import InputStream, OutputStream, Stream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "AdapterApp",
+    "ProcessingElement",
+    "Event",
+    "GenericEvent",
+    "Key",
+    "KeyFinder",
+    "Stream",
+    "InputStream",
+    "OutputStream",
+    "Client",
+    "ClientStream",
+    "SyncClient",
+    "SyncStream",
+    "Refusal",
+    "S4Error",
+]
+
+_HOMES = {
+    "App": "app",
+    "AdapterApp": "app",
+    "ProcessingElement": "pe.element",
+    "Event": "event",
+    "GenericEvent": "event",
+    "Key": "keys",
+    "KeyFinder": "keys",
+    "Stream": "stream",
+    "InputStream": "stream",
+    "OutputStream": "stream",
+    "Client": "comm.client",
+    "ClientStream": "comm.client",
+    "SyncClient": "comm.sync_client",
+    "SyncStream": "comm.sync_client",
+    "Refusal": "comm.outbox",
+    "S4Error": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 's4node' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(f"s4node.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

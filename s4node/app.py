@@ -1,0 +1,188 @@
+"""App and AdapterApp: where an author declares streams and PEs.
+
+Rules
+- Order of a life: ``on_init`` declares the graph, the graph is checked, ``on_start`` begins what
+  the app does by itself, ``on_close`` ends it. Each may be plain or ``async``.
+- Declaring happens in ``on_init``, or at the top of a module on an App that is used directly.
+- An app knows no process: parameters, clock and the nursery of its background tasks are given to
+  it before ``on_init`` and ``on_start``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from s4node.errors import GraphError
+from s4node.keys import KeySpec
+from s4node.pe.element import ProcessingElement
+from s4node.pe.prototype import Prototype
+from s4node.stream import InputStream, OutputStream, Stream
+
+P = TypeVar("P", bound=ProcessingElement)
+S = TypeVar("S", bound=Stream)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+
+
+class App:
+    """An event-processing app: a graph of streams and processing elements.
+
+    Subclass it and declare the graph in :meth:`on_init`, or make one at the top of a module and
+    declare on it directly::
+
+        app = App("clicks")
+        app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    """
+
+    name: str
+    """Shown in logs and errors; the class's name unless given."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name or type(self).__name__
+        self.parameters: Mapping[str, str] = {}
+        self.partitions = 1
+        self.clock: Callable[[], float] = time.time
+        self.streams: dict[str, Stream] = {}
+        self.prototypes: dict[str, tuple[Prototype, ProcessingElement]] = {}
+        self.spawn: Callable[..., None] | None = None
+        self._frozen = False
+
+    # -- the author overrides ----------------------------------------------------------------
+
+    def on_init(self) -> Any:
+        """Declare streams and PEs. ``self.parameters`` holds the ``s4.app.*`` settings."""
+
+    def on_start(self) -> Any:
+        """The app runs: start sources with :meth:`start_soon`."""
+
+    def on_close(self) -> Any:
+        """The app has been drained and stops."""
+
+    # -- the author calls --------------------------------------------------------------------
+
+    def create_pe(self, cls: type[P], *arguments: Any, name: str = "", **named: Any) -> P:
+        """The prototype of a PE class; further arguments go to the class's constructor."""
+        self._declaring()
+        if not (isinstance(cls, type) and issubclass(cls, ProcessingElement)):
+            raise GraphError(f"{cls!r} is not a ProcessingElement class")
+        name = name or self._free_name(cls.__name__)
+        if name in self.prototypes:
+            raise GraphError(f"app {self.name!r} has a PE {name!r} already; give it another name")
+        prototype = Prototype(cls, self, name)
+        element = prototype.cls.__new__(prototype.cls)
+        element.key = None
+        prototype.cls.__init__(element, *arguments, **named)
+        self.prototypes[name] = prototype, element
+        return element  # type: ignore[return-value]
+
+    def create_stream(
+        self,
+        name: str,
+        *pes: ProcessingElement,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        broadcast: bool = False,
+    ) -> Stream:
+        """A stream inside the app: what PEs put on it comes to ``pes``.
+
+        ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event.
+        ``types`` are its event types; left out, they are those that the PEs' handlers name.
+        """
+        return self._add(Stream, name, pes, key, types, broadcast)
+
+    def create_input_stream(
+        self,
+        name: str,
+        *pes: ProcessingElement,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+    ) -> InputStream:
+        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`."""
+        return self._add(InputStream, name, pes, key, types, broadcast=False)
+
+    def create_output_stream(
+        self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()
+    ) -> OutputStream:
+        """A stream to the clusters that consume ``name``; without a key, round robin."""
+        return self._add(OutputStream, name, (), key, types, broadcast=False)
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Run an async function beside the app until it ends or the app stops.
+
+        It is cancelled when the app begins to stop. An exception that leaves it stops the app.
+        """
+        if self.spawn is None:
+            raise GraphError(f"app {self.name!r} has not started; use start_soon in on_start")
+        self.spawn(function, *arguments)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """The graph is complete: prototypes become what their instances share."""
+        self._frozen = True
+        for prototype, element in self.prototypes.values():
+            prototype.freeze(element)
+
+    def _add(
+        self,
+        kind: type[S],
+        name: str,
+        pes: Sequence[ProcessingElement],
+        key: KeySpec | None,
+        types: Sequence[type] | type,
+        broadcast: bool,
+    ) -> S:
+        self._declaring()
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise GraphError(f"{name!r} is no stream name; use letters, digits and . _ -")
+        if name in self.streams:
+            raise GraphError(f"app {self.name!r} has a stream {name!r} already")
+        for pe in pes:
+            if not isinstance(pe, ProcessingElement):
+                raise GraphError(f"stream {name!r}: {pe!r} is not from create_pe()")
+            if pe._prototype.app is not self:
+                raise GraphError(f"stream {name!r}: {pe!r} belongs to another app")
+        if isinstance(types, type):
+            types = (types,)
+        targets = [pe._prototype for pe in pes]
+        stream = kind(
+            name, len(self.streams), targets, key=key, types=tuple(types), broadcast=broadcast
+        )
+        self.streams[name] = stream
+        return stream
+
+    def _declaring(self) -> None:
+        if self._frozen:
+            raise GraphError(f"app {self.name!r} has started; declare its graph in on_init")
+
+    def _free_name(self, name: str) -> str:
+        taken = sum(1 for known in self.prototypes if known.split("#")[0] == name)
+        return f"{name}#{taken + 1}" if taken else name
+
+
+class AdapterApp(App):
+    """An app that brings events into other clusters through one stream.
+
+    The stream's name is the setting ``s4.adapter.output.stream`` (or ``output_stream`` on the
+    class). Set ``remote_stream_key_finder`` before ``super().on_init()`` to choose the partition
+    by key; without it events go round robin. Send with ``remote_stream``: ``put`` in handlers,
+    ``await send`` in sources.
+    """
+
+    output_stream: str = ""
+    remote_stream_key_finder: KeySpec | None = None
+    remote_stream_types: Sequence[type] = ()
+    remote_stream: OutputStream
+
+    def on_init(self) -> Any:
+        """Create the remote stream; call it at the end of your own ``on_init``."""
+        if not self.output_stream:
+            raise GraphError(
+                f"adapter {self.name!r} has no output stream; set s4.adapter.output.stream"
+            )
+        self.remote_stream = self.create_output_stream(
+            self.output_stream, key=self.remote_stream_key_finder, types=self.remote_stream_types
+        )

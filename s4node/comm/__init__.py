@@ -1,0 +1,1 @@
+"""Sockets: frames, the producer's outbox, the node's admission, and the shells that move bytes."""

@@ -1,0 +1,300 @@
+"""The node's side of its producers: what is admitted, and what each producer is told. Pure.
+
+Rules
+- Of each (producer, stream, partition) only the next expected number is admitted. What comes
+  twice is trimmed; a gap is answered once with "expected n" and dropped: the producer kept it.
+- A frame that begins below the credit limit owns its place. One that does not is dropped the same
+  way, so a producer that ignores its credit costs no memory.
+- A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
+- Verdicts are cumulative: a later one covers an earlier one that could not be sent.
+- A producer's id belongs to its latest connection. A lane outlives the connection until it
+  expires or its producer says end of stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+
+from s4node.comm import frame as wire
+from s4node.executors.credit import Credit
+from s4node.executors.stage import Stage
+from s4node.progress.low_watermark import LowWatermark
+
+MAX_EXCEPTIONS = 256
+"""Refusals told one by one in a verdict; the rest follow in the next."""
+
+
+class ProducerLane:
+    """One producer's numbers in one partition of a stream."""
+
+    __slots__ = (
+        "_low",
+        "_ruled",
+        "admission",
+        "connection",
+        "expected",
+        "gap_told",
+        "limit",
+        "partition",
+        "producer",
+        "seen",
+        "gap_untold",
+        "told_limit",
+        "told_upto",
+        "urgent",
+        "unprocessed",
+    )
+
+    def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
+        self.admission = admission
+        self.producer = producer
+        self.partition = partition
+        self.expected = start
+        self.limit = start
+        self._low = LowWatermark(start)
+        self.connection: Hashable | None = None
+        self.unprocessed: list[tuple[int, int, str]] = []
+        self._ruled: list[tuple[int, int, str]] = []
+        self.gap_told = False
+        self.gap_untold = False
+        self.urgent = False
+        self.told_upto = start
+        self.told_limit = start
+        self.seen = 0.0
+
+    @property
+    def safe(self) -> int:
+        """Everything below has been dealt with."""
+        return self._low.safe
+
+    def receipt(self, first: int, end: int, parts: int = 1) -> FrameReceipt:
+        """What the batches of an admitted frame hold."""
+        return FrameReceipt(self, first, end, parts)
+
+    def complete(self, first: int, end: int) -> None:
+        """The numbers ``first <= n < end`` are done."""
+        if self._low.complete(first, end):
+            self.admission.touched(self)
+
+    def refuse(self, number: int, count: int, reason: str) -> None:
+        """The producer will be told that these were not processed."""
+        self.unprocessed.append((number, count, reason))
+        self.admission.refused += count
+        self.urgent = True
+        self.admission.touched(self)
+
+    def ruling(self) -> wire.Ruling:
+        """What the producer is to know now; counts as told."""
+        self.limit = self.admission.new_limit(self)
+        self.told_upto, self.told_limit = self.safe, self.limit
+        self.urgent = False
+        self._ruled = []
+        outcome, exceptions = wire.ADMITTED, self.unprocessed
+        if exceptions:
+            outcome = wire.REFUSED
+            self._ruled = exceptions[:MAX_EXCEPTIONS]
+            self.unprocessed = exceptions[MAX_EXCEPTIONS:]
+            self.urgent = bool(self.unprocessed) or self.gap_untold
+        elif self.gap_untold:
+            outcome, self.gap_untold = wire.EXPECTED, False
+        return wire.Ruling(
+            self.partition,
+            outcome,
+            self.safe,
+            self.limit,
+            self.expected,
+            tuple(self._ruled),
+        )
+
+    def untold(self) -> None:
+        """The last ruling could not be sent: the next one says all of it again."""
+        self.urgent = True
+        self.unprocessed = [*self._ruled, *self.unprocessed]
+        self.gap_untold = self.gap_told
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the producer should hear now: it waits, or its window is a quarter used up."""
+        return self.urgent or (self.told_limit - self.safe) * 4 <= self.admission.share(self) * 3
+
+
+class FrameReceipt:
+    """Counts the parts of a frame that are still being processed."""
+
+    __slots__ = ("_end", "_first", "_lane", "_parts")
+
+    def __init__(self, lane: ProducerLane, first: int, end: int, parts: int) -> None:
+        self._lane, self._first, self._end, self._parts = lane, first, end, parts
+
+    def done(self) -> None:
+        """One part is fully processed; with the last the frame is."""
+        self._parts -= 1
+        if not self._parts:
+            self._lane.complete(self._first, self._end)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """One event was not processed."""
+        self._lane.refuse(number, 1, reason)
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return f"{self._lane.producer}:{number}"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A frame's events from ``skip`` on are admitted to ``lane``."""
+
+    lane: ProducerLane
+    skip: int
+
+
+@dataclass
+class StreamAdmission:
+    """All producers of one input stream on this node.
+
+    ``stages`` are the stream's stages by partition. ``notify`` is told of each lane whose producer
+    should hear something.
+    """
+
+    stream: str
+    stages: list[Stage]
+    notify: Callable[[ProducerLane], None]
+    lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
+    admitted: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    over_credit: int = 0
+    refused: int = 0
+    _credits: list[Credit[ProducerLane]] = field(default_factory=list)
+    _holding: set[Credit[ProducerLane]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._credits = [Credit(stage) for stage in self.stages]
+
+    def new_limit(self, lane: ProducerLane) -> int:
+        """How far the lane may send now."""
+        credit = self._credits[lane.partition]
+        limit = credit.limit(lane, lane.safe, lane.limit)
+        if credit.holding:
+            self._holding.add(credit)
+        return limit
+
+    def share(self, lane: ProducerLane) -> int:
+        """Events that this lane may have under way."""
+        return self._credits[lane.partition].share
+
+    def touched(self, lane: ProducerLane) -> None:
+        """There is something to tell this lane's producer."""
+        if lane.connection is not None:
+            self.notify(lane)
+
+    def hello(
+        self, hello: wire.Hello, connection: Hashable, now: float
+    ) -> tuple[wire.Position, ...]:
+        """Open or reopen the producer's lanes: where each goes on, and its credit."""
+        starts = {position.partition: position.number for position in hello.positions}
+        positions = []
+        for partition in range(len(self.stages)):
+            lane = self.lanes.get((hello.peer, partition))
+            if lane is None:
+                start = max(0, starts.get(partition, 0))
+                lane = ProducerLane(self, hello.peer, partition, start)
+                self.lanes[hello.peer, partition] = lane
+            lane.connection, lane.seen = connection, now
+            lane.gap_told = lane.gap_untold = False
+            self._credits[partition].join(lane)
+        for partition in range(len(self.stages)):  # after all joined, so that shares are right
+            lane = self.lanes[hello.peer, partition]
+            lane.limit = self.new_limit(lane)
+            lane.told_upto, lane.told_limit = lane.safe, lane.limit
+            positions.append(wire.Position(partition, lane.expected, lane.limit, lane.safe))
+        return tuple(positions)
+
+    def admit(self, data: wire.Data, connection: Hashable, now: float) -> Admitted | None:
+        """Decide on a data frame by its header; None if nothing of it is admitted."""
+        lane = self.lanes.get((data.producer, data.partition))
+        if lane is None or lane.connection != connection:
+            return None  # no hello yet on this connection: what was sent before it comes again
+        lane.seen = now
+        if data.flags & wire.ANSWER_NOW:
+            lane.urgent = True
+            self.touched(lane)
+        end = data.first + data.count
+        if data.first > lane.expected:
+            self.gaps += 1
+            if not lane.gap_told:
+                self._tell_expected(lane)
+            return None
+        if end > lane.expected >= lane.limit:
+            self.over_credit += 1
+            self._tell_expected(lane)
+            return None
+        skip = lane.expected - data.first
+        self.duplicates += min(skip, data.count)
+        if end <= lane.expected:
+            lane.urgent = True
+            self.touched(lane)
+            return None
+        lane.gap_told = False
+        lane.expected = end
+        self.admitted += data.count - skip
+        return Admitted(lane, skip)
+
+    def _tell_expected(self, lane: ProducerLane) -> None:
+        lane.gap_told = lane.gap_untold = lane.urgent = True
+        self.touched(lane)
+
+    def released(self) -> None:
+        """Room has been made in the stages: serve whom lack of it held back."""
+        for credit in [credit for credit in self._holding if not credit.holding]:
+            self._holding.discard(credit)
+        for credit in list(self._holding):
+            for lane in credit.release():
+                lane.urgent = True
+                self.touched(lane)
+
+    def ask(self, producer: str, connection: Hashable) -> None:
+        """The producer wants its verdicts now."""
+        for lane in self._of(producer, connection):
+            lane.urgent = True
+            self.touched(lane)
+
+    def gone(self, connection: Hashable, now: float) -> None:
+        """The connection is gone; its producers' lanes wait for their return."""
+        for lane in self.lanes.values():
+            if lane.connection == connection:
+                lane.connection, lane.seen = None, now
+                self._credits[lane.partition].leave(lane)
+
+    def forget(self, producer: str, connection: Hashable) -> None:
+        """The producer is done for good; lanes with work in progress go when they expire."""
+        for lane in list(self._of(producer, connection)):
+            if lane.safe == lane.expected:
+                self._credits[lane.partition].leave(lane)
+                del self.lanes[producer, lane.partition]
+
+    def expire(self, before: float) -> int:
+        """Forget the producers that have been away since ``before``; returns how many lanes."""
+        stale = [
+            key
+            for key, lane in self.lanes.items()
+            if lane.connection is None and lane.seen < before and lane.safe == lane.expected
+        ]
+        for key in stale:
+            del self.lanes[key]
+        return len(stale)
+
+    def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
+        for partition in range(len(self.stages)):
+            lane = self.lanes.get((producer, partition))
+            if lane is not None and lane.connection == connection:
+                yield lane
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        for lane in self.lanes.values():
+            assert lane.told_upto <= lane.safe <= lane.expected
+            assert lane.told_limit <= lane.limit
+            lane._low.validate()

@@ -1,0 +1,274 @@
+"""The trio client: sends events to a running app.
+
+Rules
+- ``send`` waits only while too many events wait already; otherwise it appends and returns. It lets
+  other trio tasks run every few hundred events, so it is not a checkpoint each time.
+- What ``flush`` returns without: every event sent before it has been processed. What was refused
+  or shed is returned.
+- A lost connection is made again and what had no verdict is sent again, so nothing is lost while
+  both processes live.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from s4node.comm.link import Link
+from s4node.comm.outbox import Outbox, Refusal
+from s4node.errors import ConnectionRefused, EventError, StageClosed, WouldBlock
+from s4node.event import GenericEvent
+from s4node.keys import KeySpec
+from s4node.schema import TypeDecl
+
+_BREATHE = 256
+
+
+class Client:
+    """A connection to the node at ``address``, such as ``tcp://127.0.0.1:12000``.
+
+    ::
+
+        async with Client("tcp://127.0.0.1:12000") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("joe"))
+            refused = await clicks.flush()
+
+    ``producer`` is this producer's id. Choose a stable one to let the node recognise it after a
+    reconnect from another process; left out, it is random. ``timeout`` bounds connecting and
+    opening a stream, in seconds. Leaving the block flushes first.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        producer: str = "",
+        timeout: float = 10.0,
+        queue_size: int = 10_000,
+    ) -> None:
+        self.address = address
+        self.producer = producer or f"client-{secrets.token_hex(5)}"
+        self.timeout = timeout
+        self.queue_size = queue_size
+        self._incarnation = secrets.token_hex(6)
+        self._streams: dict[str, ClientStream] = {}
+        self._link = Link(address, on_news=self._heard)
+        self._news = trio.lowlevel.ParkingLot()
+        self._nursery_manager: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._abandoned = False
+
+    async def __aenter__(self) -> Client:
+        self._nursery_manager = trio.open_nursery()
+        nursery = await self._nursery_manager.__aenter__()
+        self._nursery = nursery
+        await nursery.start(self._link.run)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._nursery is not None
+        try:
+            if kind is None and not self._abandoned:
+                await self.flush()
+                self._link.finish()
+                with trio.move_on_after(1):
+                    while not self._link.quiet and self._link.connected:
+                        await trio.sleep(0.001)
+        finally:
+            self._nursery.cancel_scope.cancel()
+            self._nursery = None
+            handled = await self._nursery_manager.__aexit__(kind, value, traceback)
+        return bool(handled)
+
+    def abandon(self) -> None:
+        """Leave the block without flushing: what has no verdict is given up."""
+        self._abandoned = True
+
+    async def stream(
+        self,
+        name: str,
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+    ) -> ClientStream:
+        """Open the input stream ``name`` of the app; the same object when called again.
+
+        Events are routed by the app's own key where that is an attribute; ``key`` chooses another.
+        ``types`` need not be given: the node hears of an event type with its first event. Raises
+        ConnectionRefused if the app has no such stream or nobody answers in time.
+        """
+        if name in self._streams:
+            return self._streams[name]
+        if self._nursery is None:
+            raise StageClosed("the client is not open; use it in 'async with'")
+        types = (types,) if isinstance(types, type) else tuple(types)
+        outbox = Outbox(name, self.producer, self._incarnation, key=key, types=types)
+        stream = ClientStream(self, outbox, self._link, self._news)
+        self._link.add(outbox)
+        with trio.move_on_after(self.timeout):
+            while not outbox.opened and not outbox.error:
+                await self._news.park()
+        if outbox.error or not outbox.opened:
+            self._link.outboxes.remove(outbox)
+            raise ConnectionRefused(
+                f"stream {name!r} at {self.address}: "
+                + (outbox.error or f"no answer within {self.timeout:g} s; is the node running?")
+            )
+        self._streams[name] = stream
+        return stream
+
+    async def flush(self) -> list[Refusal]:
+        """Wait until every event has its verdict; returns what was refused or shed."""
+        return [r for stream in self._streams.values() for r in await stream.flush()]
+
+    def _heard(self) -> None:
+        self._news.unpark_all()
+
+
+class ClientStream:
+    """One stream of a client. Get it from :meth:`Client.stream`."""
+
+    def __init__(
+        self, client: Client, outbox: Outbox, link: Link, news: trio.lowlevel.ParkingLot
+    ) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._link = link
+        self._news = news
+        self._queue_size = client.queue_size
+        self._put = outbox.put
+        self._known = outbox.known
+        self._unbreathed = 0
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self._outbox.stream
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the app has."""
+        return len(self._outbox.lanes)
+
+    @property
+    def types(self) -> tuple[TypeDecl, ...]:
+        """The event types that the app takes on this stream."""
+        return self._outbox.answer.types if self._outbox.answer else ()
+
+    @property
+    def pressure(self) -> float:
+        """How full the queue is, so that a program can react: from 1 on, ``send`` waits."""
+        return self._outbox.pending / self._queue_size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events so far: admitted, shed, refused by the node, unsent (refused here), pending."""
+        outbox = self._outbox
+        return {"admitted": outbox.admitted, **outbox.counts, "pending": outbox.unsettled}
+
+    async def send(self, event: Any) -> None:
+        """Send one event; waits while the node is out of credit and the queue is full.
+
+        If it is cancelled while it waits, the event has been taken all the same.
+        """
+        cls = event.__class__
+        if cls not in self._known or cls is GenericEvent:
+            self._admit((event,))
+        self._put(event)
+        unbreathed = self._unbreathed = self._unbreathed + 1
+        if unbreathed >= _BREATHE:
+            await self._breathe()
+        elif unbreathed == 1:
+            self._link.wake()
+
+    async def send_many(self, events: Iterable[Any]) -> None:
+        """Send events in order; as send, but one call for all of them."""
+        batch = events if isinstance(events, list) else list(events)
+        self._admit(batch)
+        self._outbox.extend(batch)
+        self._unbreathed += len(batch)
+        self._link.wake()
+        if self._unbreathed >= _BREATHE:
+            await self._breathe()
+
+    def read_as(self, type_name: str = "") -> None:
+        """Send texts of JSON objects (``JsonText``) that the node reads as its type of this name.
+
+        Without a name it is the stream's only type. Raises EventError if there is no such type.
+        """
+        names = [kind.name for kind in self.types]
+        if not type_name and len(names) != 1:
+            raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")
+        for kind in self.types:
+            if kind.name == (type_name or names[0]):
+                self._outbox.declare_json(kind)
+                return
+        raise EventError(f"stream {self.name!r} takes {', '.join(names)}, not {type_name!r}")
+
+    def send_nowait(self, event: Any) -> None:
+        """Send one event, or raise WouldBlock if the queue is full."""
+        if self._outbox.pending >= self._queue_size:
+            raise WouldBlock(f"stream {self.name!r}: {self._outbox.pending} events wait already")
+        self._admit((event,))
+        self._put(event)
+        self._link.wake()
+
+    def extend_nowait(self, events: list[Any]) -> None:
+        """Take events whether or not there is room; for callers that bound them themselves."""
+        self._admit(events)
+        self._outbox.extend(events)
+        self._link.wake()
+
+    async def flush(self) -> list[Refusal]:
+        """Wait until every event sent so far has its verdict; returns what was refused or shed.
+
+        Raises EventError if the node turned the stream down meanwhile.
+        """
+        outbox = self._outbox
+        await trio.lowlevel.checkpoint()
+        self._link.hurry()
+        asked = trio.current_time()
+        while outbox.unsettled and not outbox.error:
+            with trio.move_on_after(1):
+                await self._news.park()
+            if not outbox.pending or trio.current_time() - asked > 1:
+                asked = trio.current_time()
+                self._link.hurry()
+        self._check()
+        return outbox.take_refusals()
+
+    def _admit(self, events: Sequence[Any]) -> None:
+        """Declare new event classes, freeze GenericEvents, complain about what is no event."""
+        self._check()
+        for cls in set(map(type, events)):
+            if cls not in self._known:
+                self._outbox.declare(cls)
+            if cls is GenericEvent:
+                for event in events:
+                    if event.__class__ is GenericEvent:
+                        event.freeze()
+
+    async def _breathe(self) -> None:
+        """Let the link run, and wait for room."""
+        self._unbreathed = 0
+        self._link.wake()
+        await trio.lowlevel.checkpoint()
+        while self._outbox.pending >= self._queue_size:
+            self._check()
+            await self._news.park()
+
+    def _check(self) -> None:
+        if self._outbox.error:
+            raise EventError(f"stream {self.name!r}: {self._outbox.error}")
+        if self._client._nursery is None:
+            raise StageClosed(f"stream {self.name!r}: the client is closed")

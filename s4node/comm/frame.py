@@ -1,0 +1,265 @@
+"""The wire format: envelopes of frames, as bytes and back. ``docs/wire-protocol.md`` is its text.
+
+Rules
+- An envelope is one nng message: ``b"S4"``, a version byte, a zero byte, then frames.
+- A frame is header length (u32), body length (u32), header, body; numbers are big-endian. The
+  header is a msgpack array whose first item is the frame's kind. Only data frames have a body.
+- Fields are only ever appended to a header; a reader ignores what it does not know and every
+  header ends with a map of free headers (creation time, trace context).
+- A bad frame inside a good envelope is reported by itself; the frames beside it are read.
+- Nothing here knows sockets, clocks or streams.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import msgspec
+
+from s4node.errors import LocalFrameError, RemoteFrameError
+from s4node.schema import TypeDecl
+
+VERSION = 1
+MAGIC = b"S4" + bytes((VERSION, 0))
+_LENGTHS = struct.Struct(">II")
+
+MSGPACK, JSON = 0, 1
+"""Encodings of a data frame's body."""
+
+ANSWER_NOW = 1
+"""Flag of a data or idle frame: the producer waits; send the verdict without delay."""
+
+ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
+"""Outcomes in a verdict."""
+
+OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
+
+Headers: TypeAlias = dict[str, Any]
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    kind: ClassVar[str] = ""
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a lane stands. From a producer ``number`` is that of its first kept event. From a node
+    it is the number expected next, ``limit`` the first number without credit, and everything below
+    ``safe`` has been dealt with."""
+
+    partition: int
+    number: int
+    limit: int = 0
+    safe: int = 0
+
+
+class Hello(_Header, tag=0, frozen=True):
+    """Opens a stream on a connection; the node answers with its own.
+
+    ``peer`` is the producer's id or the node's name, ``incarnation`` changes with every start of
+    the peer's process. ``types`` are the event types that will travel (producer) or that the
+    stream takes (node). ``routing`` names hasher and key finder, as in ``crc32:user``; empty where
+    the sender does not route by key. ``error`` says why a node turns the stream down.
+    """
+
+    kind: ClassVar[str] = "hello"
+    peer: str
+    incarnation: str
+    stream: str
+    types: tuple[TypeDecl, ...] = ()
+    routing: str = ""
+    partitions: int = 0
+    positions: tuple[Position, ...] = ()
+    error: str = ""
+    headers: Headers = {}
+
+
+class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One event type's share of a body: fingerprint, events, bytes."""
+
+    fingerprint: int
+    count: int
+    size: int
+
+
+class Data(_Header, tag=1, frozen=True):
+    """Events of one producer for one partition of a stream, numbered from ``first``.
+
+    The body is one section after another, each a msgpack (or JSON) array of events of one type.
+    Where there are several sections, ``order`` holds a byte for each event: its section.
+    """
+
+    kind: ClassVar[str] = "data"
+    stream: str
+    partition: int
+    producer: str
+    first: int
+    count: int
+    sections: tuple[Section, ...]
+    routing: str = ""
+    encoding: int = MSGPACK
+    flags: int = 0
+    order: bytes = b""
+    created_ms: int = 0
+    headers: Headers = {}
+
+
+class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a node says of one producer's events in one partition.
+
+    ``upto``: everything below has been dealt with (processed, shed or refused). ``limit``: the
+    first number without credit. ``expected``: the number to go on with; the outcome EXPECTED asks
+    to go back to it. ``exceptions``: ``(number, count, reason)`` of events shed or refused.
+    ``owner``: with NOT_OWNER, who runs the partition.
+    """
+
+    partition: int
+    outcome: int
+    upto: int
+    limit: int
+    expected: int
+    exceptions: tuple[tuple[int, int, str], ...] = ()
+    owner: str = ""
+
+
+class Verdict(_Header, tag=2, frozen=True):
+    """A node's rulings to one producer of a stream; ``error`` answers a frame nobody can place."""
+
+    kind: ClassVar[str] = "verdict"
+    stream: str
+    producer: str
+    rulings: tuple[Ruling, ...] = ()
+    error: str = ""
+    headers: Headers = {}
+
+
+class Watermark(_Header, tag=3, frozen=True):
+    """Event time: no event older than ``millis`` (Unix time) will follow in this lane."""
+
+    kind: ClassVar[str] = "watermark"
+    stream: str
+    partition: int
+    producer: str
+    millis: int
+    headers: Headers = {}
+
+
+class Idle(_Header, tag=4, frozen=True):
+    """Nothing to send for now; with ANSWER_NOW in ``flags`` it asks for a verdict."""
+
+    kind: ClassVar[str] = "idle"
+    stream: str
+    producer: str
+    flags: int = 0
+    headers: Headers = {}
+
+
+class EndOfStream(_Header, tag=5, frozen=True):
+    """The producer will send no more on this stream; the node may forget it."""
+
+    kind: ClassVar[str] = "end of stream"
+    stream: str
+    producer: str
+    headers: Headers = {}
+
+
+class Drain(_Header, tag=6, frozen=True):
+    """The node is stopping: keep what has no verdict, and connect again later."""
+
+    kind: ClassVar[str] = "drain"
+    reason: str = ""
+    headers: Headers = {}
+
+
+Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain
+
+
+class Frame(NamedTuple):
+    """One frame that was read: its header and, for data, the body's bytes."""
+
+    header: Header
+    body: memoryview
+
+
+class BadFrame(NamedTuple):
+    """A frame that could not be read, and why."""
+
+    reason: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def encode_frame(header: Header, body: bytes = b"") -> bytes:
+    """One frame as bytes; raises LocalFrameError if the header cannot be encoded."""
+    try:
+        head = _encoder.encode(header)
+        return b"".join((_LENGTHS.pack(len(head), len(body)), head, body))
+    except (TypeError, OverflowError, struct.error) as error:
+        raise LocalFrameError(f"{header.kind} frame cannot be encoded: {error}") from error
+
+
+def envelope(frames: Iterable[bytes]) -> bytes:
+    """Encoded frames as one envelope."""
+    return b"".join((MAGIC, *frames))
+
+
+def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFrame]:
+    """The frames of an envelope, one by one.
+
+    A frame whose header does not decode or that is larger than ``max_frame_bytes`` is yielded as
+    BadFrame and the reading goes on behind it. Raises RemoteFrameError where nothing further can
+    be read: no envelope, another version, lengths that point outside.
+    """
+    if data[:2] != MAGIC[:2]:
+        raise RemoteFrameError(
+            f"an envelope starts with b'S4', not {bytes(data[:4])!r}; is this an s4node peer?"
+        )
+    if len(data) < len(MAGIC) or data[2] != VERSION:
+        spoken = data[2] if len(data) > 2 else "none"
+        raise RemoteFrameError(
+            f"protocol version {spoken} is not spoken here; this side speaks version {VERSION}"
+        )
+    view = memoryview(data)
+    at, end = len(MAGIC), len(data)
+    while at < end:
+        if end - at < 8:
+            raise RemoteFrameError(f"truncated: {end - at} bytes at offset {at} are no frame")
+        head_size, body_size = _LENGTHS.unpack_from(data, at)
+        size = 8 + head_size + body_size
+        if size > end - at:
+            raise RemoteFrameError(
+                f"truncated: a frame of {size} bytes at offset {at} has only {end - at}"
+            )
+        body_at = at + 8 + head_size
+        if size > max_frame_bytes:
+            yield BadFrame(f"a frame of {size} bytes is over the limit of {max_frame_bytes}")
+        else:
+            try:
+                yield Frame(_decoder.decode(view[at + 8 : body_at]), view[body_at : at + size])
+            except (msgspec.MsgspecError, RecursionError) as error:
+                yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
+        at += size
+
+
+def check_sections(header: Data, body: memoryview) -> str:
+    """Why the sections of a data frame do not add up, or an empty text if they do."""
+    if not header.sections:
+        return "a data frame has at least one section"
+    if min(header.first, header.partition, header.count - 1) < 0:
+        return "first and partition are 0 or more, count is 1 or more"
+    if any(section.count < 0 or section.size < 0 for section in header.sections):
+        return "a section has a negative count or size"
+    if sum(section.size for section in header.sections) != len(body):
+        return f"the sections do not add up to the body's {len(body)} bytes"
+    if sum(section.count for section in header.sections) != header.count:
+        return f"the sections do not add up to {header.count} events"
+    if len(header.sections) > 1:
+        if len(header.order) != header.count:
+            return f"order has {len(header.order)} bytes for {header.count} events"
+        for index, section in enumerate(header.sections):
+            if header.order.count(index) != section.count:
+                return f"order and section {index} disagree on its number of events"
+    return ""

@@ -1,0 +1,210 @@
+"""The dialling side of a connection: carries outboxes to one node and verdicts back.
+
+Rules
+- Hellos first, after every connect; the outboxes decide what may leave.
+- One envelope at a time: while the socket is busy events gather, when it is free they leave.
+- Losing the peer is no error: nng dials again, the outboxes send again what had no verdict.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from s4node.comm import frame as wire
+from s4node.comm.coalescer import Coalescer
+from s4node.comm.outbox import Outbox
+from s4node.comm.socket import PairSocket
+from s4node.errors import RemoteFrameError, StageBroken
+
+log = structlog.get_logger("s4node.link")
+
+_ENVELOPE_BYTES = 262_144
+_EVENTS_PER_LANE = 160
+
+
+class Link:
+    """A connection to the node at ``address`` for any number of outboxes.
+
+    ``on_news`` is called when a verdict or hello has been taken, or the peer has come or gone.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_bytes: int = 16_777_216,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self.outboxes: list[Outbox] = []
+        self.connects = 0
+        self.draining = ""
+        self.error = ""
+        self.on_news = on_news
+        self._max_bytes = max_bytes
+        self._socket: PairSocket | None = None
+        self._control: list[bytes] = []
+        self._work = trio.lowlevel.ParkingLot()
+        self._awake = False
+        self._hurry = False
+        self._coalescer = Coalescer(2048)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the peer is there now."""
+        return self._socket is not None and self._socket.connected
+
+    def add(self, outbox: Outbox) -> None:
+        """Carry this outbox, too."""
+        self.outboxes.append(outbox)
+        if self.connected:
+            self._control.append(outbox.hello())
+            self.wake()
+
+    def wake(self) -> None:
+        """There is something to send."""
+        if not self._awake:
+            self._awake = True
+            self._work.unpark()
+
+    def hurry(self) -> None:
+        """Send what waits without gathering more, and ask for verdicts."""
+        self._hurry = True
+        self._control += [outbox.ask() for outbox in self.outboxes if outbox.opened]
+        self.wake()
+
+    def finish(self) -> None:
+        """Tell the node that nothing more will come on any stream."""
+        self._control += [outbox.end_of_stream() for outbox in self.outboxes if outbox.opened]
+        self._hurry = True
+        self.wake()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every frame that may leave has been given to the socket."""
+        return not self._control and not any(outbox.sendable for outbox in self.outboxes)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled; what has no verdict then stays in the outboxes."""
+        self._socket = PairSocket.dialing(self.address, self._max_bytes, self._changed)
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read)
+                nursery.start_soon(self._write)
+        finally:
+            await self._socket.close()
+            self._socket = None
+
+    def _changed(self, connected: bool) -> None:
+        self._control.clear()
+        if connected:
+            self.connects += 1
+            self.draining = ""
+            self._control += [outbox.hello() for outbox in self.outboxes]
+            self.wake()
+        else:
+            log.info("connection lost; dialling again", address=self.address)
+        for outbox in self.outboxes:
+            outbox.disconnected()
+        self.on_news()
+
+    # -- in ----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        assert self._socket is not None
+        while True:
+            await self._socket.wait_readable()
+            taken = False
+            while (data := self._socket.receive_nowait()) is not None:
+                self._take(data)
+                taken = True
+            if taken:
+                self.wake()
+                self.on_news()
+
+    def _take(self, data: bytes) -> None:
+        try:
+            for frame in wire.read_envelope(data, self._max_bytes):
+                if isinstance(frame, wire.BadFrame):
+                    log.warning("bad frame from the node", address=self.address,
+                                reason=frame.reason)  # fmt: skip
+                else:
+                    self._take_frame(frame.header)
+        except RemoteFrameError as error:
+            log.warning("bad envelope from the node", address=self.address, reason=str(error))
+
+    def _take_frame(self, header: wire.Header) -> None:
+        if isinstance(header, wire.Drain):
+            self.draining = header.reason or "the node is stopping"
+        elif isinstance(header, (wire.Hello, wire.Verdict)):
+            if isinstance(header, wire.Verdict) and not header.stream:
+                self.error = header.error
+                log.error("the node refused a frame", address=self.address, reason=header.error)
+            for outbox in self.outboxes:
+                if outbox.stream == header.stream:
+                    if isinstance(header, wire.Hello):
+                        outbox.on_hello(header)
+                        lanes = len(outbox.lanes)
+                        self._coalescer.target = max(2048, lanes * _EVENTS_PER_LANE)
+                    elif outbox.producer == header.producer:
+                        outbox.on_verdict(header)
+
+    # -- out ---------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        while True:
+            pause = self._pause()
+            if pause is None:
+                self._awake = False
+                await self._work.park()
+            elif pause > 0:
+                self._awake = False
+                with trio.move_on_after(pause):
+                    await self._work.park()
+            self._awake = True
+            if self._pause() == 0:
+                await self._send()
+
+    def _pause(self) -> float | None:
+        """Seconds until there is something to send; None if there is nothing."""
+        if not self.connected:
+            return None
+        if self._control:
+            return 0
+        pending = sum(outbox.pending for outbox in self.outboxes if outbox.sendable)
+        if not pending:
+            if any(outbox.sendable for outbox in self.outboxes):
+                return 0  # frames to send again
+            self._hurry = False
+            return None
+        if self._hurry:
+            return 0
+        now = time.perf_counter()
+        return max(0.0, self._coalescer.due(pending, now) - now)
+
+    async def _send(self) -> None:
+        """Send one envelope; events gather while the socket is busy."""
+        assert self._socket is not None
+        socket = self._socket
+        before = sum(outbox.pending for outbox in self.outboxes)
+        frames, self._control = self._control, []
+        now_ms = int(time.time() * 1000)
+        for outbox in self.outboxes:
+            frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
+        if not frames:
+            return
+        left = before - sum(outbox.pending for outbox in self.outboxes)
+        envelope = wire.envelope(frames)
+        try:
+            while not socket.send_nowait(envelope):
+                await socket.wait_writable()
+                if not socket.connected:
+                    return  # the outboxes send it again
+        except StageBroken:
+            log.warning("sending failed; what has no verdict is sent again", address=self.address)
+        self._coalescer.flushed(left, time.perf_counter())

@@ -1,0 +1,267 @@
+"""The node's socket: accepts peers, feeds their envelopes in, sends their verdicts out.
+
+Rules
+- One trio task a connection: await readiness once, drain a bounded number of envelopes, go on.
+- What to do with a frame is decided elsewhere; here a bad one is counted, answered and dropped,
+  the peer stays connected, and each connection is logged about once.
+- Verdicts are cumulative, so one that does not fit into a busy socket is simply made anew later: a
+  peer that never reads costs nothing but its socket.
+- A connection that does not speak nng's protocol within the timeout is closed.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+from s4node.comm import frame as wire
+from s4node.comm.admission import ProducerLane
+from s4node.comm.socket import PairSocket, host_and_port
+from s4node.errors import ConfigError, RemoteFrameError, StageBroken
+
+log = structlog.get_logger("s4node.listener")
+
+_DRAIN_SECONDS = 0.002
+_MAX_ANSWERS = 256
+
+
+class FrameHandler(Protocol):
+    """What stands behind the listener."""
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
+        """Take a frame from a peer."""
+        ...
+
+    def on_gone(self, connection: Connection) -> None:
+        """The peer's connection has ended."""
+        ...
+
+
+class Connection:
+    """One peer, seen from the node."""
+
+    def __init__(self, listener: Listener, peer: str) -> None:
+        self.peer = peer
+        self.socket: PairSocket | None = None
+        self.errors = 0
+        self.dirty: dict[ProducerLane, None] = {}
+        self.due = 0.0
+        self.answers: deque[bytes] = deque()
+        self.arrived = trio.Event()
+        self.ended = trio.Event()
+        self._listener = listener
+
+    def notify(self, lane: ProducerLane) -> None:
+        """The lane's producer should hear something."""
+        if not self.dirty:
+            self._listener.has_news(self)
+        self.dirty[lane] = None
+        if lane.pressing:
+            self.due = 0.0
+
+    def answer(self, frame: bytes) -> None:
+        """Send a frame soon, before any verdict."""
+        if len(self.answers) >= _MAX_ANSWERS:
+            return  # a peer that asks without reading; it will ask again
+        self.answers.append(frame)
+        self.due = 0.0
+        self._listener.has_news(self)
+
+    def bad_frame(self, reason: str, answer: bool = True) -> None:
+        """Count a bad frame, tell the peer, log it if it is this peer's first."""
+        self.errors += 1
+        self._listener.counts["bad frames"] += 1
+        if self.errors == 1:
+            log.warning("bad frame; further ones of this peer are only counted",
+                        peer=self.peer, reason=reason)  # fmt: skip
+        if answer:
+            self.answer(wire.encode_frame(wire.Verdict("", "", error=reason)))
+
+    def flush(self, now: float, delay: float) -> float | None:
+        """Send what is due; returns when to come back, None if there is nothing left."""
+        if not self.answers and self.due > now:
+            return self.due
+        frames = list(self.answers)
+        lanes = list(self.dirty)
+        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
+        for lane in lanes:
+            ruling = lane.ruling()
+            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+        frames += [
+            wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
+            for (stream, producer), rulings in by_producer.items()
+        ]
+        if not frames:
+            return None
+        assert self.socket is not None
+        try:
+            sent = self.socket.send_nowait(wire.envelope(frames))
+        except StageBroken:
+            sent = False
+        if not sent:
+            for lane in lanes:
+                lane.untold()
+            self.due = now + delay
+            return self.due
+        self.answers.clear()
+        self.dirty = {lane: None for lane in lanes if lane.urgent}
+        self.due = now
+        return self.due if self.dirty else None
+
+    def changed(self, connected: bool) -> None:
+        """The peer has come or gone."""
+        (self.arrived if connected else self.ended).set()
+
+
+class Listener:
+    """Listens on ``address``; port 0 takes any free one, and ``address`` then names it."""
+
+    def __init__(
+        self,
+        address: str,
+        handler: FrameHandler,
+        *,
+        max_envelope_bytes: int,
+        max_frame_bytes: int,
+        max_connections: int,
+        handshake_seconds: float,
+        verdict_delay: float,
+        nudge: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.counts: Counter[str] = Counter()
+        self.connections: set[Connection] = set()
+        self._handler = handler
+        self._max_envelope = max_envelope_bytes
+        self._max_frame = max_frame_bytes
+        self._max_connections = max_connections
+        self._handshake = handshake_seconds
+        self._delay = verdict_delay
+        self._nudge = nudge
+        self._news: set[Connection] = set()
+        self._accepting = trio.CancelScope()
+
+    async def serve(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accept and serve peers until cancelled; ready once the socket listens."""
+        host, port = host_and_port(self.address)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self.address}: {error.strerror or error}; is another node "
+                f"running there? choose another s4.listener.address"
+            ) from error
+        actual = listeners[0].socket.getsockname()[1]
+        self.address = f"tcp://{host}:{actual}"
+        async with trio.open_nursery() as nursery:
+            with self._accepting:
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        accepting.start_soon(self._accept, listener, nursery)
+                    task_status.started()
+            for listener in listeners:
+                await listener.aclose()
+            await trio.sleep_forever()  # the peers stay until they are cancelled with us
+
+    def stop_accepting(self) -> None:
+        """Take no further peers; those that are here stay."""
+        self._accepting.cancel()
+
+    def broadcast(self, frame: bytes) -> None:
+        """Send a frame to all peers."""
+        for connection in self.connections:
+            connection.answer(frame)
+
+    def has_news(self, connection: Connection) -> None:
+        """The connection has something to send; it goes with the next flush."""
+        if connection not in self._news:
+            self._news.add(connection)
+            if not connection.answers:
+                connection.due = trio.current_time() + self._delay
+        self._nudge()
+
+    def flush(self, now: float) -> float | None:
+        """Send what is due to all peers; returns when the next is due, or None."""
+        earliest: float | None = None
+        for connection in list(self._news):
+            due = connection.flush(now, self._delay)
+            if due is None:
+                self._news.discard(connection)
+            elif earliest is None or due < earliest:
+                earliest = due
+        return earliest
+
+    async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                log.warning("accepting a connection failed", error=str(error))
+                await trio.sleep(0.1)  # out of file descriptors: give others time to go
+                continue
+            raw = stream.socket
+            peer = "%s:%s" % raw.getpeername()[:2] if raw.fileno() >= 0 else "?"
+            if len(self.connections) >= self._max_connections:
+                self.counts["connections refused"] += 1
+                log.warning("too many connections; refused", peer=peer,
+                            limit=self._max_connections)  # fmt: skip
+                raw.close()
+                continue
+            duplicate = stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach())
+            nursery.start_soon(self._serve_peer, duplicate, peer)
+
+    async def _serve_peer(self, raw: stdlib.socket, peer: str) -> None:
+        connection = Connection(self, peer)
+        connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
+        self.connections.add(connection)
+        self.counts["connections"] += 1
+        try:
+            with trio.move_on_after(self._handshake) as patience:
+                await connection.arrived.wait()
+            if patience.cancelled_caught:
+                self.counts["strangers"] += 1
+                log.warning("a peer does not speak the protocol; closed", peer=peer)
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, connection)
+                await connection.ended.wait()
+                self._drain(connection)  # what arrived before the end
+                nursery.cancel_scope.cancel()
+        except* trio.ClosedResourceError:
+            pass
+        finally:
+            self.connections.discard(connection)
+            self._news.discard(connection)
+            self._handler.on_gone(connection)
+            await connection.socket.close()
+
+    async def _read(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        while True:
+            await connection.socket.wait_readable()
+            self._drain(connection)
+
+    def _drain(self, connection: Connection) -> None:
+        """Handle the envelopes that have arrived, up to a bound."""
+        assert connection.socket is not None
+        until = time.perf_counter() + _DRAIN_SECONDS
+        while time.perf_counter() < until:
+            data = connection.socket.receive_nowait()
+            if data is None:
+                return
+            try:
+                for frame in wire.read_envelope(data, self._max_frame):
+                    if isinstance(frame, wire.BadFrame):
+                        connection.bad_frame(frame.reason)
+                    else:
+                        self._handler.on_frame(frame, connection)
+            except RemoteFrameError as error:
+                connection.bad_frame(str(error))

@@ -1,0 +1,103 @@
+"""The remote sender: carries one output stream to the clusters that consume it.
+
+Rules
+- Blocking: while more than the queue's size waits for one cluster, tasks that emit pause and
+  sources wait. Nothing is dropped.
+- Each consuming cluster has its own link, so a slow one holds back only itself and its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from s4node.comm.link import Link
+from s4node.comm.outbox import Outbox, Refusal
+from s4node.errors import EventError, WouldBlock
+
+
+class RemoteSender:
+    """One output stream, to every cluster that consumes it.
+
+    ``on_room`` is called whenever room may have been made.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        routes: Sequence[tuple[Link, Outbox]],
+        *,
+        queue_size: int,
+        on_room: Callable[[], None],
+        on_refused: Callable[[Refusal], None],
+    ) -> None:
+        self.stream = stream
+        self.sent = 0
+        self._routes = tuple(routes)
+        self._queue_size = queue_size
+        self._on_room = on_room
+        self._on_refused = on_refused
+        self._lot = trio.lowlevel.ParkingLot()
+        self._was_full = False
+        for link, outbox in self._routes:
+            link.add(outbox)
+
+    def extend(self, events: Sequence[Any]) -> None:
+        """Take events from a task; ``full`` tells it to pause."""
+        self.sent += len(events)
+        for link, outbox in self._routes:
+            for cls in set(map(type, events)):
+                outbox.declare(cls)
+            outbox.extend(events)
+            link.wake()
+        if self.full:
+            self._was_full = True
+
+    @property
+    def depth(self) -> int:
+        """Events that wait for the slowest cluster."""
+        return max((outbox.pending for _, outbox in self._routes), default=0)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many events wait as are allowed to."""
+        return self.depth >= self._queue_size
+
+    @property
+    def pressure(self) -> float:
+        """How full the queue is; from 1 on, ``send`` waits."""
+        return self.depth / self._queue_size
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event has its verdict."""
+        return all(not outbox.unsettled or outbox.error for _, outbox in self._routes)
+
+    async def send(self, events: Sequence[Any]) -> None:
+        """Take events from a source once there is room."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.full:
+            self._was_full = True
+            await self._lot.park()
+        self.extend(events)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def send_nowait(self, events: Sequence[Any]) -> None:
+        """Take events from a source if there is room."""
+        if self.full:
+            raise WouldBlock(f"stream {self.stream!r}: {self.depth} events wait already")
+        self.extend(events)
+
+    def news(self) -> None:
+        """A link has heard from its node: report refusals, let waiters go on."""
+        for _, outbox in self._routes:
+            for refusal in outbox.take_refusals():
+                self._on_refused(refusal)
+            if outbox.error:
+                raise EventError(f"stream {self.stream!r}: {outbox.error}")
+        if self._was_full and not self.full:
+            self._was_full = False
+            self._lot.unpark_all()
+            self._on_room()

@@ -1,0 +1,190 @@
+"""The plain synchronous client: the trio client, run in a thread of its own.
+
+Rules
+- The calling thread only appends; the client's thread carries. Nobody else's trio is involved, so
+  it works in scripts, notebooks and Spark's Python workers.
+- A call returns once its events are taken; it blocks while the node is out of credit and the queue
+  is full. ``flush`` waits for every verdict.
+- A stream may be used from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import trio
+
+from s4node.comm.client import Client, ClientStream
+from s4node.comm.outbox import Refusal
+from s4node.errors import StageClosed
+from s4node.keys import KeySpec
+
+_HAND_OVER = 512
+
+
+class SyncClient:
+    """A connection to the node at ``address``; see :class:`s4node.Client` for the arguments.
+
+    ::
+
+        with SyncClient("tcp://127.0.0.1:12000") as client:
+            clicks = client.stream("clicks")
+            clicks.send(Click("joe"))
+            refused = clicks.flush()
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        producer: str = "",
+        timeout: float = 10.0,
+        queue_size: int = 10_000,
+    ) -> None:
+        self._arguments = (address, producer, timeout, queue_size)
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Client
+        self._token: trio.lowlevel.TrioToken
+        self._stop: trio.Event
+        self._streams: dict[str, SyncStream] = {}
+        self._abandon = False
+
+    def __enter__(self) -> SyncClient:
+        self._thread = threading.Thread(target=self._run, name="s4-client", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        self._raise_failure()
+        return self
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        self._abandon = kind is not None
+        try:
+            if not self._abandon and self._failure is None:
+                self.flush()
+        finally:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                try:
+                    self._token.run_sync_soon(self._stop.set)
+                except trio.RunFinishedError:
+                    pass
+                thread.join()
+        if not self._abandon:
+            self._raise_failure()
+
+    def stream(
+        self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()
+    ) -> SyncStream:
+        """Open the input stream ``name`` of the app; see :meth:`s4node.Client.stream`."""
+        if name not in self._streams:
+
+            async def opened() -> ClientStream:
+                return await self._client.stream(name, key=key, types=types)
+
+            self._streams[name] = SyncStream(self, self.call(opened))
+        return self._streams[name]
+
+    def flush(self) -> list[Refusal]:
+        """Wait until every event has its verdict; returns what was refused or shed."""
+        return [r for stream in self._streams.values() for r in stream.flush()]
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """Run an async function in the client's thread and wait for it."""
+        if self._thread is None:
+            raise StageClosed("the client is closed; use it in 'with'")
+        try:
+            return trio.from_thread.run(function, *arguments, trio_token=self._token)
+        except trio.RunFinishedError:
+            self._raise_failure()
+            raise StageClosed("the client has stopped") from None
+
+    def soon(self, function: Any) -> None:
+        """Run a function in the client's thread soon, once for several calls."""
+        if self._thread is None:
+            raise StageClosed("the client is closed; use it in 'with'")
+        self._token.run_sync_soon(function, idempotent=True)
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        address, producer, timeout, queue_size = self._arguments
+        async with Client(
+            address, producer=producer, timeout=timeout, queue_size=queue_size
+        ) as client:
+            self._client = client
+            self._token = trio.lowlevel.current_trio_token()
+            self._stop = trio.Event()
+            self._started.set()
+            await self._stop.wait()
+            if self._abandon:
+                client.abandon()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+class SyncStream:
+    """One stream of a synchronous client. Get it from :meth:`SyncClient.stream`."""
+
+    def __init__(self, client: SyncClient, stream: ClientStream) -> None:
+        self._client = client
+        self._stream = stream
+        self._waiting: deque[Any] = deque()
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the app has."""
+        return self._stream.partitions
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events so far; see :attr:`s4node.ClientStream.counts`."""
+        return self._stream.counts
+
+    def send(self, event: Any) -> None:
+        """Send one event; blocks while the queue is full."""
+        waiting = self._waiting
+        waiting.append(event)
+        if len(waiting) == 1:
+            self._client.soon(self._pull)
+        elif len(waiting) >= _HAND_OVER:
+            self._client.call(self._carry)
+
+    def send_many(self, events: Iterable[Any]) -> None:
+        """Send events in order; blocks while the queue is full."""
+        self._waiting.extend(events)
+        self._client.call(self._carry)
+
+    def flush(self) -> list[Refusal]:
+        """Wait until every event sent so far has its verdict; returns what was refused or shed."""
+
+        async def flushed() -> list[Refusal]:
+            await self._carry()
+            return await self._stream.flush()
+
+        return self._client.call(flushed)  # type: ignore[no-any-return]
+
+    def _taken(self) -> list[Any]:
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(len(waiting))]
+
+    def _pull(self) -> None:
+        """In the client's thread: take what waits, without waiting for room."""
+        self._stream.extend_nowait(self._taken())
+
+    async def _carry(self) -> None:
+        """In the client's thread: take what waits, and wait for room."""
+        await self._stream.send_many(self._taken())

@@ -1,0 +1,579 @@
+"""Configuration: one typed list of every key, which parses, checks, documents and renders itself.
+
+Rules
+- A key exists because it is declared here; any other key is a mistake. The list below is all that
+  the code, the documentation and ``default.s4.comm.properties`` know.
+- Mistakes are gathered, not raised one by one: one :class:`ConfigError` tells all of them, in the
+  order files first, command line last.
+- Later files win over earlier ones, and the command line over files; a value that lost is checked
+  all the same.
+- Milliseconds outside, seconds inside: a key that counts milliseconds gives a ``float`` of seconds,
+  which is what trio's clocks take. The constants keep the keys' own names (``WATCHDOG_MS``).
+- A properties file is UTF-8 lines ``key = value``; ``#`` and ``!`` open a comment line; a ``\\`` at
+  the end of a line joins the next one to it. There are no other escapes, and ``:`` separates
+  nothing, because values hold addresses.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+from s4node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+# --- kinds of values: a parser raises ValueError with what follows "key = 'text' " ---------------
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What values a key takes: ``word`` says it to people, ``parse`` checks and converts."""
+
+    word: str
+    parse: Callable[[str], T]
+
+
+def _whole(least: int, most: int | None = None, what: str = "whole number") -> Kind[int]:
+    bounds = f"{least} or more" if most is None else f"{least} to {most}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("is not a whole number") from None
+        if value < least or (most is not None and value > most):
+            raise ValueError(f"is out of bounds ({bounds})")
+        return value
+
+    return Kind(f"{what}, {bounds}", parse)
+
+
+def _bytes(least: int, most: int) -> Kind[int]:
+    return _whole(least, most, "bytes")
+
+
+def _milliseconds(least: float) -> Kind[float]:
+    """A number of milliseconds, fractions allowed, which becomes seconds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):  # "inf" would be a deadline that no clock can hold
+            raise ValueError("is not a number of milliseconds")
+        if value < least:
+            raise ValueError(f"is out of bounds ({least:g} or more)")
+        return value / 1000
+
+    return Kind(f"milliseconds, {least:g} or more", parse)
+
+
+def _choice(*choices: str) -> Kind[str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"is none of {', '.join(choices)}")
+        return text
+
+    return Kind(f"one of {', '.join(choices)}", parse)
+
+
+def _is_name(text: str) -> bool:
+    """A name can stand inside a key and in a comma list; its dotted parts are not empty."""
+    return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
+
+
+def _parse_name(text: str) -> str:
+    if not _is_name(text):
+        raise ValueError("is not a name (one word without commas)")
+    return text
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    for name in names:
+        if not _is_name(name):
+            raise ValueError(f"has {name!r} in it, which is not a name")
+        if names.count(name) > 1:
+            raise ValueError(f"names {name!r} twice")
+    return names
+
+
+def _parse_hasher(text: str) -> str:
+    module, _, function = text.partition(":")
+    parts = (*module.split("."), function)
+    if text not in ("crc32", "s4") and not all(part.isidentifier() for part in parts):
+        raise ValueError("is neither crc32, s4 nor package.module:function")
+    return text
+
+
+def _address(least_port: int) -> Kind[str]:
+    shape = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
+
+    def parse(text: str) -> str:
+        match = shape.fullmatch(text)
+        if match is None:
+            raise ValueError("is not an address tcp://host:port")
+        if not least_port <= int(match[1]) <= 65535:
+            raise ValueError(f"has a port out of bounds ({least_port} to 65535)")
+        return text
+
+    return Kind(f"address tcp://host:port, port {least_port} to 65535", parse)
+
+
+_TEXT = Kind("text", str)
+_NAME = Kind("name", _parse_name)
+_NAMES = Kind("comma-separated list of names", _parse_names)
+_HASHER = Kind("one of crc32, s4, or package.module:function", _parse_hasher)
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigKey(Generic[T]):
+    """One entry of the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
+
+    ``text`` is a value as it is written in a file: a setting's default, a pattern's example.
+    """
+
+    section: str
+    name: str
+    text: str
+    kind: Kind[T]
+    doc: str
+
+    def parse(self, text: str) -> T:
+        """The value that ``text`` means; raises ValueError with what is wrong with it."""
+        return self.kind.parse(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting(ConfigKey[T]):
+    """A key with a default: ``config[SETTING]`` always has a value."""
+
+    @property
+    def default(self) -> T:
+        """The value where nobody sets one."""
+        return self.parse(self.text)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern(ConfigKey[T]):
+    """A family of keys such as ``s4.cluster.<cluster>.address``, read by ``config.matching``."""
+
+    example: str
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What stands before and after the placeholder."""
+        before, _, rest = self.name.partition("<")
+        return before, rest.partition(">")[2]
+
+    def placeholder_of(self, name: str) -> str | None:
+        """What ``name`` has in the placeholder's place; None where it is not of this family."""
+        before, after = self.ends
+        middle = name[len(before) : len(name) - len(after)]
+        return middle if name == before + middle + after and _is_name(middle) else None
+
+
+# One key is one block here: place, name, value, kind; then its documentation.
+# fmt: off
+
+_CLUSTER = "Clusters and streams"
+
+CLUSTER_NAME = Setting(
+    _CLUSTER, "s4.cluster.name", "default", _NAME,
+    "The cluster that this node belongs to. Other clusters name it in their list of consumers.",
+)
+CLUSTER_PARTITIONS = Setting(
+    _CLUSTER, "s4.cluster.partitions", "1", _whole(1, 4096),
+    "How many partition tasks share the keys of an app. It is fixed when the app first starts: "
+    "more tasks can spread over more nodes, and each costs memory and a commit of its own.",
+)
+CLUSTER_ADDRESS = Pattern(
+    _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", _address(1),
+    "Where a node of another cluster listens. One line for every cluster that consumes an output "
+    "stream of this one.",
+    "s4.cluster.east.address",
+)
+STREAM_CONSUMERS = Pattern(
+    _CLUSTER, "s4.stream.<stream>.consumers", "east, west", _NAMES,
+    "The clusters that get the events of an output stream. Each of them gets every event.",
+    "s4.stream.clicks.consumers",
+)
+HASHER = Setting(
+    _CLUSTER, "s4.hasher", "crc32", _HASHER,
+    "What turns a key into a partition: crc32, the hash of Apache S4, or a function of yours from "
+    "a key to a whole number. Producers that route by themselves must use the same one.",
+)
+
+_LISTENER = "Listener: what comes in"
+
+LISTENER_ADDRESS = Setting(
+    _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", _address(0),
+    "Where the node listens for its peers. Only programs of the same machine reach the default; "
+    "peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
+)
+LISTENER_MAX_ENVELOPE_BYTES = Setting(
+    _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", _bytes(1024, 2**31 - 1),
+    "The longest envelope that is read. A longer one closes its connection, for this is what "
+    "bounds the memory that one peer can take.",
+)
+LISTENER_MAX_FRAME_BYTES = Setting(
+    _LISTENER, "s4.listener.maxFrameBytes", "1048576", _bytes(1024, 2**31 - 1),
+    "The longest frame that is taken. A longer one is refused with an answer to its producer, and "
+    "the connection stays.",
+)
+LISTENER_MAX_CONNECTIONS = Setting(
+    _LISTENER, "s4.listener.maxConnections", "1024", _whole(1),
+    "How many peers may be connected at a time; further ones are turned away. Each connection "
+    "takes a file descriptor.",
+)
+
+_QUEUES = "Queues: their sizes count events"
+
+STREAM_WORK_QUEUE_SIZE = Setting(
+    _QUEUES, "s4.stream.workQueueSize", "10000", _whole(1),
+    "How many events may wait for one stream in one partition. It also bounds the credit that "
+    "producers are given: more of it rides out longer bursts, for memory and latency.",
+)
+SENDER_WORK_QUEUE_SIZE = Setting(
+    _QUEUES, "s4.sender.workQueueSize", "10000", _whole(1),
+    "How many events may wait to leave for one other cluster. When it is full, the tasks that emit "
+    "to that cluster pause until there is room.",
+)
+SENDER_MAX_FRAME_EVENTS = Setting(
+    _QUEUES, "s4.sender.maxFrameEvents", "2048", _whole(1),
+    "The most events that the sender puts into one frame. Larger frames cost less an event, and "
+    "hold up the other streams for longer.",
+)
+SENDER_MAX_FRAME_BYTES = Setting(
+    _QUEUES, "s4.sender.maxFrameBytes", "262144", _bytes(1024, 2**31 - 1),
+    "The length at which the sender closes a frame and starts the next. Keep it below "
+    "s4.listener.maxFrameBytes of the receiving nodes.",
+)
+
+_COMM = "Connections"
+
+COMM_TIMEOUT = Setting(
+    _COMM, "s4.comm.timeout", "1000", _milliseconds(1),
+    "How long connecting and shaking hands with a peer may take. Short finds a dead peer early, "
+    "long is kinder to slow networks.",
+)
+COMM_VERDICT_DELAY = Setting(
+    _COMM, "s4.comm.verdictDelay", "5", _milliseconds(0),
+    "The longest time that a verdict may wait to travel with others. Longer saves envelopes; "
+    "producers get their credit back later.",
+)
+PRODUCER_EXPIRY = Setting(
+    _COMM, "s4.producer.expiry", "3600000", _milliseconds(1),
+    "A producer that was not seen for so long is forgotten. What it resends afterwards is no "
+    "longer known as a repetition, so stay above the longest break that producers may take.",
+)
+
+_APP = "The app"
+
+ADAPTER_OUTPUT_STREAM = Setting(
+    _APP, "s4.adapter.output.stream", "", _TEXT,
+    "The remote stream that an AdapterApp feeds. Empty for apps that are no adapters.",
+)
+APP_PARAMETER = Pattern(
+    _APP, "s4.app.<parameter>", "42", _TEXT,
+    "A parameter of the app, which finds it as text in app.parameters, under its name without "
+    "s4.app.",
+    "s4.app.threshold",
+)
+
+_STEPS = "Steps, and stopping"
+
+STEP_MAX_EVENTS = Setting(
+    _STEPS, "s4.step.maxEvents", "2048", _whole(1),
+    "After how many events a task gives way to timers, sockets and other tasks. Fewer is prompter, "
+    "more is faster.",
+)
+STEP_MAX_MS = Setting(
+    _STEPS, "s4.step.maxMs", "5", _milliseconds(0.1),
+    "After how much time a task gives way, if that comes before s4.step.maxEvents.",
+)
+WATCHDOG_MS = Setting(
+    _STEPS, "s4.watchdog.ms", "100", _milliseconds(0),
+    "A step that takes longer is reported with its stack: a handler blocks or computes for too "
+    "long there. 0 turns the watchdog off.",
+)
+TASK_SHUTDOWN_MS = Setting(
+    _STEPS, "task.shutdown.ms", "30000", _milliseconds(0),
+    "The longest time that a stopping node goes on working off what it has already admitted. What "
+    "is then left is dropped here; durable streams have it again after the start.",
+)
+GC_THRESHOLD = Setting(
+    _STEPS, "s4.gc.threshold", "100000", _whole(0, 2**31 - 1),
+    "How many net allocations make Python collect its youngest generation. Higher means fewer "
+    "pauses, and cycles of garbage that live longer. 0 leaves Python's own setting.",
+)
+
+_LOGGER = "Logging"
+
+LOGGER_LEVEL = Setting(
+    _LOGGER, "s4.logger_level", "info", _choice("debug", "info", "warning", "error"),
+    "The least severe messages that are logged.",
+)
+LOGGER_FORMAT = Setting(
+    _LOGGER, "s4.logger_format", "auto", _choice("auto", "console", "json"),
+    "console is for people, json is one JSON object a line. auto is console where stderr is a "
+    "terminal, and json elsewhere.",
+)
+
+# fmt: on
+
+KEYS: tuple[ConfigKey[Any], ...] = tuple(
+    declared for declared in list(globals().values()) if isinstance(declared, ConfigKey)
+)
+"""Every key, in the order above; read from the module, so that none can be left out."""
+
+_SETTINGS: dict[str, Setting[Any]] = {key.name: key for key in KEYS if isinstance(key, Setting)}
+_PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
+
+
+def _key_of(name: str) -> ConfigKey[Any] | None:
+    families = (pattern for pattern in _PATTERNS if pattern.placeholder_of(name) is not None)
+    return _SETTINGS.get(name) or next(families, None)
+
+
+# --- a configuration -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where it is (``line`` and ``key`` where there are any), and what to do."""
+
+    file: str
+    line: int | None
+    key: str | None
+    text: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.text}"
+
+
+class Entry(NamedTuple):
+    """The value of one key as it was written and as it was understood, and who wrote it."""
+
+    name: str
+    text: str
+    value: Any
+    origin: str
+
+
+class _Line(NamedTuple):
+    """One ``key = value`` of a file or of the command line, not yet checked."""
+
+    file: str
+    number: int | None
+    name: str
+    text: str
+
+    @property
+    def origin(self) -> str:
+        return self.file if self.number is None else f"{self.file}:{self.number}"
+
+    def problem(self, text: str) -> Problem:
+        return Problem(self.file, self.number, self.name, text)
+
+
+def _defaults() -> dict[str, Entry]:
+    return {name: Entry(name, key.text, key.default, "default") for name, key in _SETTINGS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Config:
+    """A checked value for every key. Make one with :meth:`load` or :meth:`of`."""
+
+    _entries: Mapping[str, Entry] = field(default_factory=_defaults)
+
+    @classmethod
+    def load(cls, paths: Sequence[Path], overrides: Mapping[str, str] = {}) -> Config:
+        """Read the files in their order, then the overrides of the command line.
+
+        Raises ConfigError with every mistake of all of them.
+        """
+        found = [line for path in paths for line in _read(path)]
+        return cls()._changed([*found, *_given("command line", overrides)])
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Config:
+        """A configuration from texts by key name; raises ConfigError as :meth:`load` does."""
+        return cls().with_(values)
+
+    def with_(self, values: Mapping[str, str]) -> Config:
+        """A copy with these changed; the values are texts as in a file."""
+        return self._changed(_given("code", values))
+
+    def __getitem__(self, setting: Setting[T]) -> T:
+        return cast("T", self._entries[setting.name].value)
+
+    def matching(self, pattern: Pattern[T]) -> dict[str, T]:
+        """The values of a family of keys, by what stands in the placeholder's place."""
+        found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self.items())
+        return {placeholder: value for placeholder, value in found if placeholder is not None}
+
+    def origin(self, setting: Setting[Any] | str) -> str:
+        """Who set it: ``file:line``, ``command line``, ``code`` or ``default``.
+
+        A member of a family goes by its full name; KeyError where nobody set it.
+        """
+        return self._entries[setting if isinstance(setting, str) else setting.name].origin
+
+    def items(self) -> Iterator[Entry]:
+        """Every setting in the order of the list, then the members of families as they came."""
+        return iter(self._entries.values())
+
+    def _changed(self, lines: Sequence[_Line | Problem]) -> Config:
+        results = [line if isinstance(line, Problem) else _checked(line) for line in lines]
+        problems = tuple(result for result in results if isinstance(result, Problem))
+        if problems:
+            raise ConfigError("\n".join(map(str, problems)), problems=problems)
+        changes = {result.name: result for result in results if isinstance(result, Entry)}
+        return Config({**self._entries, **changes})
+
+
+# --- reading: mistakes travel in line with what was understood, so that all come out in order ----
+
+
+def _read(path: Path) -> Iterator[_Line | Problem]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        yield Problem(str(path), None, None, f"cannot be read ({reason}); name a readable file")
+        return
+    try:
+        text = data.decode("utf-8-sig")  # some editors open a file with a byte order mark
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        yield Problem(str(path), number, None, "is not UTF-8 text; save the file as UTF-8")
+        return
+    yield from _parse(str(path), text)
+
+
+def _parse(file: str, text: str) -> Iterator[_Line | Problem]:
+    seen: dict[str, int] = {}
+    for number, line in _joined_lines(text):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals:
+            yield Problem(file, number, None, f"{line!r} has no '='; write key = value")
+        elif not name:
+            yield Problem(file, number, None, f"{line!r} has no key; write key = value")
+        elif value.endswith("\\"):
+            yield Problem(file, number, name, f"{name} ends in '\\' but no line follows; remove it")
+        else:
+            yield _Line(file, number, name, value)
+        if name in seen:
+            problem = f"{name} is set on line {seen[name]} already; keep one of the two"
+            yield Problem(file, number, name, problem)
+        elif equals and name:
+            seen[name] = number
+
+
+def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
+    """What is neither blank nor a comment, with its first line's number, continuations joined.
+
+    A backslash is left at the end only where the file ends with it.
+    """
+    # Not splitlines(): that one also breaks at characters which editors do not count as line ends.
+    numbered = enumerate(text.removesuffix("\n").split("\n"), 1)
+    for number, physical in numbered:
+        line = physical.strip()
+        if not line or line[0] in "#!":
+            continue
+        while line.endswith("\\"):
+            following = next(numbered, None)
+            if following is None:
+                break
+            line = line[:-1] + following[1].strip()
+        yield number, line
+
+
+def _given(file: str, values: Mapping[str, str]) -> list[_Line]:
+    return [_Line(file, None, name.strip(), text.strip()) for name, text in values.items()]
+
+
+def _checked(line: _Line) -> Entry | Problem:
+    key = _key_of(line.name)
+    if key is None:
+        return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
+    try:
+        return Entry(line.name, line.text, key.parse(line.text), line.origin)
+    except ValueError as error:
+        return line.problem(f"{line.name} = {line.text!r} {error}; write e.g. {key.text}")
+
+
+def _advice(name: str) -> str:
+    likeness, nearest = max(_guess(name, key) for key in KEYS)
+    if likeness < 0.7:  # below, what two keys share is little more than "s4." and an ending
+        return "default.s4.comm.properties lists every key"
+    if nearest == name:  # copied out of the documentation as it stands there
+        return "write a name in the place of the placeholder"
+    return f"did you mean {nearest!r}?"
+
+
+def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
+    """How much ``name`` is like ``key``, and the key that would have been meant."""
+    from difflib import SequenceMatcher  # costs a start of every program, and only mistakes use it
+
+    compared, fixed, meant = name, key.name, key.name
+    if isinstance(key, Pattern):
+        # The placeholder's text is free, so only what stands around it is compared.
+        before, after = key.ends
+        fixed = before.removesuffix(".") + after
+        parts = name.split(".")
+        start, end = before.count("."), len(parts) - after.count(".")
+        middle = ".".join(parts[start:end])
+        if _is_name(middle):
+            compared = ".".join(parts[:start] + parts[end:])
+            meant = before + middle + after
+    return SequenceMatcher(None, compared.lower(), fixed.lower()).ratio(), meant
+
+
+# --- rendering -----------------------------------------------------------------------------------
+
+_HEADING = """\
+# Every key of s4node's configuration, with its default.
+#
+# This file is rendered from s4node/config.py; change it there. Your own files
+# need only the keys that differ. A later file wins over an earlier one, and
+# -p key=value wins over files.
+#
+# Lines are key = value; a line that opens with # or ! is a comment, and \\ at
+# the end of a line joins the next one to it.
+"""
+
+
+def render() -> str:
+    """The text of ``default.s4.comm.properties``."""
+    blocks = [_HEADING]
+    section = ""
+    for key in KEYS:
+        if key.section != section:
+            section = key.section
+            blocks.append(f"# {f' {section} ':-^76}\n")
+        blocks.append(_rendered(key))
+    return "\n".join(blocks)
+
+
+def _rendered(key: ConfigKey[Any]) -> str:
+    comments = textwrap.wrap(key.doc, 76) + textwrap.wrap(f"Value: {key.kind.word}.", 76)
+    if isinstance(key, Pattern):
+        comments += [f"Key: {key.name}; for example", f"{key.example} = {key.text}"]
+        return "".join(f"# {comment}\n" for comment in comments)
+    assignment = f"{key.name} = {key.text}".strip()
+    return "".join(f"# {comment}\n" for comment in comments) + f"{assignment}\n"

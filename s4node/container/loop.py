@@ -1,0 +1,171 @@
+"""The event loop of a container: gives its tasks their turns.
+
+Rules
+- One turn is at most ``max_events`` events or ``max_seconds``, over all tasks; then verdicts go out
+  and the other trio tasks (sockets, timers, cancellation) run.
+- Ready tasks take turns, one step each.
+- ``async`` steps run beside the loop; their task's gate keeps everything else of that task out
+  until they end. Other tasks go on.
+- Nothing here waits on a stage: a task whose outputs are full is left alone until they have room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from s4node.container.gate import Op
+from s4node.container.pace import Pace
+
+if TYPE_CHECKING:
+    from s4node.container.task import Task
+
+
+class EventLoop:
+    """Runs the steps of ``tasks``.
+
+    ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
+    called again at the latest, or None.
+    """
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        *,
+        max_events: int,
+        max_seconds: float,
+        clock: Callable[[], float],
+        after_turn: Callable[[], float | None],
+    ) -> None:
+        self.tasks = tasks
+        self.turns = 0
+        self.step_began = 0.0
+        self._max_events = max_events
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._after_turn = after_turn
+        self._paces = {id(task): Pace(max_events, max_seconds) for task in tasks}
+        self._ready: deque[Task] = deque()
+        self._lot = trio.lowlevel.ParkingLot()
+        self._nudged = False
+        self._draining = False
+        self._async_steps = 0
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do."""
+        if not task.ready:
+            task.ready = True
+            self._ready.append(task)
+            self._lot.unpark()
+
+    def nudge(self) -> None:
+        """Have a turn soon even if no task is ready, to send what is due."""
+        if not self._nudged:
+            self._nudged = True
+            self._lot.unpark()
+
+    def drain(self) -> None:
+        """Make ``run`` return once no task has anything left to do."""
+        self._draining = True
+        for task in self.tasks:
+            task.gate.draining = True
+        self.nudge()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task has anything at hand."""
+        return not self._async_steps and all(task.next_op() in _RESTING for task in self.tasks)
+
+    async def run(self) -> None:
+        """Take turns until drained or cancelled; raises what a handler raised.
+
+        Cancelling leaves the batches at hand unfinished and unacknowledged.
+        """
+        async with trio.open_nursery() as nursery:
+            due = self._after_turn()
+            while not (self._draining and not self._ready and self.idle):
+                if not self._ready and not self._nudged:
+                    with trio.move_on_at(self._deadline(due)):
+                        await self._lot.park()
+                else:
+                    await trio.lowlevel.checkpoint()
+                self._check_timers()
+                self._turn(nursery)
+                self._nudged = False  # what the turn itself had to tell goes out right here
+                due = self._after_turn()
+        self._after_turn()
+
+    def _turn(self, nursery: trio.Nursery) -> None:
+        self.turns += 1
+        budget = self._max_events
+        began = time.perf_counter()
+        ready = self._ready
+        while ready and budget > 0:
+            task = ready.popleft()
+            self.step_began = time.perf_counter()
+            budget -= self._step(task, nursery, budget)
+            now = time.perf_counter()
+            self.step_began = 0.0
+            if task.next_op() in _RESTING:
+                task.ready = False
+            else:
+                ready.append(task)
+            if now - began > self._max_seconds:
+                break
+
+    def _step(self, task: Task, nursery: trio.Nursery, budget: int) -> int:
+        op = task.next_op()
+        if op in _RESTING:
+            return 0
+        pace = self._paces[id(task)]
+        limit = min(pace.events, budget)
+        if task.awaits:
+            task.gate.begin(op)
+            self._async_steps += 1
+            nursery.start_soon(self._async_step, task, op, limit)
+            return 0
+        task.gate.begin(op)
+        if op is Op.TIMER:
+            finished = task.fire(limit)
+            task.gate.end(op)
+            task.gate.timer_due = not finished
+            return limit
+        count = task.process(limit)
+        task.gate.end(op)
+        pace.took(count, time.perf_counter() - self.step_began)
+        return count
+
+    async def _async_step(self, task: Task, op: Op, limit: int) -> None:
+        began = time.perf_counter()
+        if op is Op.TIMER:
+            finished = await task.fire_async(limit)
+            task.gate.end(op)
+            task.gate.timer_due = not finished
+        else:
+            count = await task.process_async(limit)
+            task.gate.end(op)
+            self._paces[id(task)].took(count, time.perf_counter() - began)
+        self._async_steps -= 1
+        self.wake(task)
+        self.nudge()
+
+    def _check_timers(self) -> None:
+        now = self._clock()
+        for task in self.tasks:
+            if task.timed and task.check_timers(now):
+                self.wake(task)
+
+    def _deadline(self, due: float | None) -> float:
+        """When to wake at the latest, in trio's time."""
+        dues = [task.next_due for task in self.tasks if task.timed and not task.gate.timer_running]
+        earliest = min([d for d in (*dues, due) if d is not None], default=None)
+        if earliest is None:
+            return float("inf")
+        return trio.current_time() + max(0.0, earliest - self._clock())
+
+
+_RESTING = (Op.NOTHING, Op.DONE)

@@ -1,0 +1,226 @@
+"""The port of one input stream: from data frames to batches in the tasks' stages.
+
+Rules
+- Admission decides by the header alone, before anything is decoded.
+- A whole batch is decoded in one call. If that fails, the culprits are found and refused; the
+  others go on.
+- A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
+  same key, each event is hashed here and goes to its own partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import msgspec
+
+from s4node.comm import frame as wire
+from s4node.comm.admission import ProducerLane, StreamAdmission
+from s4node.event import EventBatch
+from s4node.executors.stage import Stage
+from s4node.graph import rule_of
+from s4node.keys import Partitioner
+from s4node.routing import key_failure
+from s4node.schema import EventType, Refusals
+from s4node.stream import InputStream
+
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)
+
+
+class InputPort:
+    """Where the frames of one input stream arrive.
+
+    ``deliver(batch)`` puts a batch into the stage of its partition's task.
+    """
+
+    def __init__(
+        self,
+        stream: InputStream,
+        stages: list[Stage],
+        partitioner: Partitioner,
+        hasher_name: str,
+        deliver: Callable[[EventBatch], None],
+        notify: Callable[[ProducerLane], None],
+    ) -> None:
+        self.stream = stream
+        self.admission = StreamAdmission(stream.name, stages, notify)
+        self.redispatched = 0
+        self.routing = ""
+        self._deliver = deliver
+        self._partitions = len(stages)
+        self._memo = partitioner.memo
+        self._find: Callable[[Any], Any] | None = None
+        rule = rule_of(stream)
+        if rule is not None:
+            self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
+            if self._partitions > 1:
+                self._find = rule.finder()
+        self._hasher_name = hasher_name
+        self._readers: dict[int, EventType] = {kind.fingerprint: kind for kind in stream.types}
+
+    def on_hello(
+        self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
+    ) -> wire.Hello:
+        """Open the stream for a producer, or say why not."""
+        error = self._accept_types(hello)
+        positions = () if error else self.admission.hello(hello, connection, now)
+        return wire.Hello(
+            node,
+            incarnation,
+            self.stream.name,
+            tuple(kind.declaration for kind in self.stream.types),
+            self.routing or f"{self._hasher_name}:",
+            self._partitions,
+            positions,
+            error,
+        )
+
+    def _accept_types(self, hello: wire.Hello) -> str:
+        """Learn the producer's versions of our types; why not, where they do not fit."""
+        by_name = {kind.name: kind for kind in self.stream.types}
+        for declared in hello.types:
+            ours = by_name.get(declared.name)
+            if ours is None:
+                known = ", ".join(by_name)
+                return (
+                    f"stream {self.stream.name!r} takes {known}, not {declared.name!r}; "
+                    f"send one of those, or declare the type on the stream"
+                )
+            reason = ours.refusal_of(declared)
+            if reason is not None:
+                return f"stream {self.stream.name!r}: {reason}"
+            self._readers[declared.fingerprint] = ours
+        return ""
+
+    def on_data(
+        self, data: wire.Data, body: memoryview, connection: Hashable, now: float
+    ) -> str:
+        """Take a data frame; returns why it is no good, or an empty text."""
+        if not 0 <= data.partition < self._partitions:
+            return f"stream {data.stream!r} has no partition {data.partition}"
+        problem = wire.check_sections(data, body)
+        if problem:
+            return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        admitted = self.admission.admit(data, connection, now)
+        if admitted is None:
+            return ""
+        lane, skip = admitted.lane, admitted.skip
+        try:
+            events, refusals = self._decode(data, body)
+        except _UNDECODABLE as error:
+            reason = f"the frame's body does not decode: {error}"
+            events, refusals = [], [(index, reason) for index in range(data.count)]
+        first, end = data.first + skip, data.first + data.count
+        if not refusals:
+            if skip:
+                events = events[skip:]
+            self._dispatch(data, lane, events, None, first, end)
+            return ""
+        for index, reason in refusals:
+            if index >= skip:
+                lane.refuse(data.first + index, 1, reason)
+        bad = {index for index, _ in refusals}
+        good = [i for i in range(skip, len(events)) if i not in bad]
+        numbers = [data.first + i for i in good]
+        self._dispatch(data, lane, [events[i] for i in good], numbers, first, end)
+        return ""
+
+    def _dispatch(
+        self,
+        data: wire.Data,
+        lane: ProducerLane,
+        events: list[Any],
+        numbers: list[int] | None,
+        first: int,
+        end: int,
+    ) -> None:
+        """Hand the events to their partitions' stages; the frame is done when all parts are."""
+        name, partition = self.stream.name, data.partition
+        if not events:
+            lane.complete(first, end)
+        elif self._find is None or (self.routing and data.routing == self.routing):
+            receipt = lane.receipt(first, end)
+            self._deliver(EventBatch(name, partition, events, receipt, first, numbers))
+        else:
+            self._redispatch(lane, events, numbers, first, end)
+
+    def _redispatch(
+        self,
+        lane: ProducerLane,
+        events: list[Any],
+        numbers: list[int] | None,
+        first: int,
+        end: int,
+    ) -> None:
+        assert self._find is not None
+        numbers = numbers or list(range(first, end))
+        targets: list[list[int]] = [[] for _ in range(self._partitions)]
+        for index, event in enumerate(events):
+            try:
+                targets[self._memo[self._find(event)]].append(index)
+            except Exception as error:  # noqa: BLE001 - the KeyFinder is the user's
+                lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
+        parts = [(p, indices) for p, indices in enumerate(targets) if indices]
+        if not parts:
+            lane.complete(first, end)
+            return
+        receipt = lane.receipt(first, end, len(parts))
+        for partition, indices in parts:
+            if partition != lane.partition:
+                self.redispatched += len(indices)
+            self._deliver(
+                EventBatch(
+                    self.stream.name,
+                    partition,
+                    [events[i] for i in indices],
+                    receipt,
+                    first,
+                    [numbers[i] for i in indices],
+                )
+            )
+
+    def _decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
+        """The frame's events in order (None where refused), and what did not decode."""
+        if len(data.sections) == 1 and data.encoding == wire.MSGPACK:
+            reader = self._readers.get(data.sections[0].fingerprint)
+            if reader is not None:
+                try:
+                    events = reader.decode(body)
+                    if len(events) == data.count:
+                        return events, []
+                except _UNDECODABLE:
+                    pass  # the slow path below finds the culprits
+        decoded: list[tuple[list[Any], Refusals]] = []
+        at = 0
+        for section in data.sections:
+            decoded.append(self._section(data, section, body[at : at + section.size]))
+            at += section.size
+        if len(decoded) == 1:
+            return decoded[0]
+        merged: list[Any] = []
+        refusals: Refusals = []
+        cursors = [0] * len(decoded)
+        reasons = [dict(refused) for _, refused in decoded]
+        for index, which in enumerate(data.order):
+            at, cursors[which] = cursors[which], cursors[which] + 1
+            merged.append(decoded[which][0][at])
+            if at in reasons[which]:
+                refusals.append((index, reasons[which][at]))
+        return merged, refusals
+
+    def _section(
+        self, data: wire.Data, section: wire.Section, body: memoryview
+    ) -> tuple[list[Any], Refusals]:
+        reader = self._readers.get(section.fingerprint)
+        reason = f"no event type of fingerprint {section.fingerprint} was declared in a hello"
+        if reader is not None:
+            try:
+                json = data.encoding == wire.JSON
+                events, refusals = reader.decode_json(body) if json else reader.decode_slowly(body)
+                if len(events) == section.count:
+                    return events, refusals
+                reason = f"a section announces {section.count} events and holds {len(events)}"
+            except _UNDECODABLE as error:
+                reason = f"a section does not decode: {error}"
+        return [None] * section.count, [(index, reason) for index in range(section.count)]

@@ -1,0 +1,345 @@
+"""A partition task: the PE instances of its keys, their inputs, timers, and what they emit.
+
+Rules
+- One step does one thing: a slice of a batch, or a slice of a timer's instances. The gate says
+  which; the loop says when and how much.
+- Internal streams go before inputs, and no task takes from its inputs while an internal stage of
+  the container is over capacity: what the app makes itself is worked off before it takes in more.
+- What handlers put on streams is handed on after each slice.
+- A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
+  refuses that event only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from s4node import graph
+from s4node.app import App
+from s4node.container.chooser import MessageChooser, RoundRobin
+from s4node.container.gate import Gate, Op
+from s4node.errors import ProcessingError
+from s4node.event import EventBatch
+from s4node.executors.stage import Stage, StageStatistics
+from s4node.pe.element import ProcessingElement
+from s4node.pe.instances import Instances
+from s4node.routing import culprit, key_failure
+from s4node.stream import InputStream, OutputStream, Stream, emitted
+
+Deliver = Callable[["Task", Stream, list[Any]], None]
+
+
+@dataclass
+class Timer:
+    """The next firing of a prototype's ``on_time``."""
+
+    instances: Instances
+    on_time: Callable[[Any], Any]
+    interval: float
+    due: float
+
+
+@dataclass(frozen=True)
+class TaskStatistics:
+    """What one task has done. Counts are events."""
+
+    partition: int
+    processed: int
+    refused: int
+    stages: dict[str, StageStatistics]
+    instances: dict[str, int]
+    unhandled: dict[str, int]
+
+
+class Task:
+    """One partition of an app."""
+
+    def __init__(
+        self,
+        app: App,
+        partition: int,
+        *,
+        queue_size: int,
+        clock: Callable[[], float],
+        deliver: Deliver,
+        inputs_held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.app = app
+        self.partition = partition
+        self.gate = Gate()
+        self.ready = False
+        self.processed = 0
+        self.refused = 0
+        self._clock = clock
+        self._deliver = deliver
+        self._inputs_held = inputs_held
+        self.instances = {
+            name: graph.make_instances(prototype, partition, clock)
+            for name, (prototype, _) in app.prototypes.items()
+        }
+        self._triggers = {
+            name: graph.TriggerState(prototype, clock)
+            for name, (prototype, _) in app.prototypes.items()
+            if prototype.triggers
+        }
+        for name, trigger in self._triggers.items():
+            self.instances[name].gone = trigger.forget
+        fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
+        self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
+        self.stages = {s.name: Stage(queue_size) for s in fed}
+        self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
+        self._outer = [s.name for s in fed if isinstance(s, InputStream)]
+        self._inner_chooser: MessageChooser[str] = RoundRobin()
+        self._outer_chooser: MessageChooser[str] = RoundRobin()
+        self._offered: set[str] = set()
+        self.emitted: list[list[Any]] = [[] for _ in app.streams]
+        self._streams = list(app.streams.values())
+        self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
+        self._leaving = [
+            i
+            for i in self.instances.values()
+            if inspect.iscoroutinefunction(i.prototype.on_remove)
+        ]
+        self._batch: EventBatch | None = None
+        self._at = 0
+        self.timers = [
+            Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
+            for name, (p, _) in app.prototypes.items()
+            if p.timer_interval and p.on_time is not None
+        ]
+        self.timed = bool(self.timers) or any(p.cache_idle for p, _ in app.prototypes.values())
+        self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+
+    # -- feeding -----------------------------------------------------------------------------
+
+    def offer(self, batch: EventBatch) -> None:
+        """Put a batch into its stream's stage; the caller wakes the loop."""
+        self.stages[batch.stream].offer(batch)
+        if batch.stream not in self._offered:
+            self._update(batch.stream)
+
+    def _update(self, name: str) -> None:
+        """Let the stage offer its next batch to its chooser."""
+        batch = self.stages[name].take()
+        if batch is None:
+            self._offered.discard(name)
+            return
+        self._offered.add(name)
+        chooser = self._inner_chooser if name in self._inner else self._outer_chooser
+        chooser.update(name, batch)
+
+    def _choose(self) -> bool:
+        """Have a batch at hand, if there is one to process."""
+        if self._batch is not None:
+            return True
+        chosen = self._inner_chooser.choose()
+        if chosen is None and not self._inputs_held():
+            chosen = self._outer_chooser.choose()
+        if chosen is None:
+            return False
+        self._batch, self._at = chosen[1], 0
+        return True
+
+    # -- stepping ----------------------------------------------------------------------------
+
+    def next_op(self) -> Op:
+        """What the task may do now."""
+        return self.gate.next_op(self._choose())
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the batch at hand, or the timer that is due, has ``async`` handlers."""
+        if self.gate.timer_due:
+            return any(inspect.iscoroutinefunction(timer.on_time) for timer in self.timers)
+        return self._batch is not None and self.plans[self._batch.stream].is_async
+
+    def process(self, limit: int) -> int:
+        """Process up to ``limit`` events of the batch at hand; returns how many."""
+        batch, events = self._slice(limit)
+        run = self.plans[batch.stream].run
+        token = emitted.set(self.emitted)
+        try:
+            it = iter(events)
+            while True:
+                try:
+                    run(it)
+                    break
+                except Exception as error:  # noqa: BLE001 - the handlers are the user's
+                    self._failed(batch, error, self._at + culprit(it, len(events)))
+        finally:
+            emitted.reset(token)
+        return self._processed(batch, len(events))
+
+    async def process_async(self, limit: int) -> int:
+        """As process, for plans with ``async`` handlers."""
+        batch, events = self._slice(limit)
+        run = self.plans[batch.stream].run
+        token = emitted.set(self.emitted)
+        try:
+            it = iter(events)
+            while True:
+                try:
+                    await run(it)
+                    break
+                except Exception as error:  # noqa: BLE001 - the handlers are the user's
+                    self._failed(batch, error, self._at + culprit(it, len(events)))
+            for instances in self._leaving:
+                await instances.finish_leaving()
+        finally:
+            emitted.reset(token)
+        return self._processed(batch, len(events))
+
+    def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
+        batch = self._batch
+        assert batch is not None
+        events = batch.events
+        if self._at or limit < len(events):
+            events = events[self._at : self._at + limit]
+        return batch, events
+
+    def _processed(self, batch: EventBatch, count: int) -> int:
+        """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
+        self.hand_on()
+        for instances in self._bounded:
+            instances.trim()
+        self._at += count
+        self.processed += count
+        self.stages[batch.stream].passed(count)
+        if self._at >= len(batch.events):
+            self._batch = None
+            self._update(batch.stream)
+            if batch.receipt is not None:
+                batch.receipt.done()
+        return count
+
+    def hand_on(self) -> None:
+        """Hand on what handlers have put on streams."""
+        for index, events in enumerate(self.emitted):
+            if events:
+                self.emitted[index] = []
+                self._deliver(self, self._streams[index], events)
+
+    def _failed(self, batch: EventBatch, error: Exception, index: int) -> None:
+        """Refuse the culprit if its key was not found, or raise what stops the app."""
+        event, position = batch.events[index], batch.position(index)
+        if graph.is_key_failure(error):
+            if batch.receipt is None:
+                raise ProcessingError(
+                    self.app.name, f"KeyFinder of {batch.stream!r}", None, position, error
+                )
+            self.refused += 1
+            batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
+            return
+        pe = graph.blame(error)
+        name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
+        raise ProcessingError(
+            self.app.name, name, pe.key if pe is not None else None, position, error
+        )
+
+    # -- timers ------------------------------------------------------------------------------
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer or expiry is due; None if there is none."""
+        due = [timer.due for timer in self.timers]
+        due += [at for i in self._bounded if (at := i.next_expiry) is not None]
+        return min(due, default=None)
+
+    def check_timers(self, now: float) -> bool:
+        """Mark a due timer for the gate; True if there is one."""
+        if any(timer.due <= now for timer in self.timers):
+            self.gate.timer_due = True
+        for instances in self._bounded:
+            at = instances.next_expiry
+            if at is not None and at <= now and not self.gate.in_flight:
+                instances.trim()
+        return self.gate.timer_due
+
+    def fire(self, limit: int) -> bool:
+        """Call ``on_time`` of up to ``limit`` instances; True when all have been called."""
+        token = emitted.set(self.emitted)
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    timer.on_time(instance)
+                except Exception as error:
+                    raise self._timer_failed(instance, error) from error
+        finally:
+            emitted.reset(token)
+        self.hand_on()
+        return self._timing is None
+
+    async def fire_async(self, limit: int) -> bool:
+        """As fire, where some ``on_time`` is ``async``."""
+        token = emitted.set(self.emitted)
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    result = timer.on_time(instance)
+                    if inspect.isawaitable(result):
+                        await result
+                except Exception as error:
+                    raise self._timer_failed(instance, error) from error
+        finally:
+            emitted.reset(token)
+        self.hand_on()
+        return self._timing is None
+
+    def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
+        if self._timing is None:
+            self._timing = self._timed()
+        for _ in range(limit):
+            pair = next(self._timing, None)
+            if pair is None:
+                self._timing = None
+                return
+            yield pair
+
+    def _timed(self) -> Iterator[tuple[Timer, ProcessingElement]]:
+        now = self._clock()
+        for timer in self.timers:
+            if timer.due <= now:
+                missed = int((now - timer.due) // timer.interval)  # ticks coalesce
+                timer.due += (missed + 1) * timer.interval
+                for instance in list(timer.instances.values()):
+                    yield timer, instance
+
+    def _timer_failed(self, instance: ProcessingElement, error: Exception) -> ProcessingError:
+        place = f"on_time in partition {self.partition}"
+        return ProcessingError(
+            self.app.name, type(instance).__name__, instance.key, place, error
+        )
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Call ``on_create`` of the singletons."""
+        token = emitted.set(self.emitted)
+        try:
+            for instances in self.instances.values():
+                prototype = instances.prototype
+                if prototype.singleton and prototype.on_create is not None:
+                    result = prototype.on_create(instances.singleton())
+                    if inspect.isawaitable(result):
+                        await result
+        finally:
+            emitted.reset(token)
+        self.hand_on()
+
+    def statistics(self) -> TaskStatistics:
+        """Counts since the start."""
+        unhandled: dict[str, int] = {}
+        for instances in self.instances.values():
+            for cls, count in instances.prototype.on_event.unhandled.items():
+                unhandled[f"{instances.prototype.name}:{cls.__name__}"] = count
+        return TaskStatistics(
+            self.partition,
+            self.processed,
+            self.refused,
+            {name: stage.statistics() for name, stage in self.stages.items()},
+            {name: len(instances) for name, instances in self.instances.items()},
+            unhandled,
+        )

@@ -1,0 +1,88 @@
+"""What can go wrong, named by who did it.
+
+Rules: this module imports nothing. A message states the fact, the value and the place, and ends
+with the fix. An error is for what stops something; shedding, end of stream and "need more bytes"
+are values.
+"""
+
+from __future__ import annotations
+
+
+class S4Error(Exception):
+    """The base of every error that s4node raises on purpose."""
+
+
+class ConfigError(S4Error):
+    """The configuration cannot be used; ``problems`` lists every mistake found, together."""
+
+    def __init__(self, message: str, problems: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+class GraphError(S4Error):
+    """The app's graph of streams and PEs cannot run; the message lists every mistake found."""
+
+
+class FrameError(S4Error):
+    """A frame or envelope breaks the wire format. Never raised itself: see its two subclasses."""
+
+
+class LocalFrameError(FrameError):
+    """We were about to build a bad frame: a bug here, or an event too large to send."""
+
+
+class RemoteFrameError(FrameError):
+    """The peer sent a bad frame: count it, answer it, keep the peer."""
+
+
+class EventError(S4Error):
+    """An event or an event type is not fit for its stream."""
+
+
+class KeyFinderError(S4Error):
+    """A KeyFinder raised, returned nothing, or returned what cannot be a key."""
+
+
+class UnknownStream(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
+    """The cluster has no input stream of that name."""
+
+
+class NotOwner(S4Error):  # noqa: N818
+    """The node does not run the partition that the frame is for."""
+
+
+class ProcessingError(S4Error):
+    """A PE's handler raised; ``__cause__`` is the user's own exception.
+
+    Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None where no instance was
+    reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``).
+    """
+
+    def __init__(self, app: str, pe: str, key: object, position: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{pe} of app {app!r} raised {type(cause).__name__}: {cause}; "
+            f"key {key!r}, event at {position}. The app stops here: mend the handler, or catch "
+            f"the exception in it"
+        )
+        self.app = app
+        self.pe = pe
+        self.key = key
+        self.position = position
+        self.__cause__ = cause
+
+
+class ConnectionRefused(S4Error):  # noqa: N818
+    """The peer turned this connection down for good; the message carries its reason."""
+
+
+class StageClosed(S4Error):  # noqa: N818
+    """You closed this stage, stream or client, and then used it."""
+
+
+class StageBroken(S4Error):  # noqa: N818
+    """What this stage feeds is gone for good; what was not admitted is still with the sender."""
+
+
+class WouldBlock(S4Error):  # noqa: N818
+    """The ``_nowait`` call found no room; nothing was sent."""

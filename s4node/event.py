@@ -1,0 +1,167 @@
+"""Events, and the batches in which they travel.
+
+Rules
+- An event never changes once it is sent: typed events are frozen structs, a GenericEvent freezes
+  when it is put on a stream. The same object may go to several streams.
+- A typed event is an array on the wire; new fields are appended at the end with a default.
+- Every boundary passes an EventBatch; nothing in the house handles one event at a time but the
+  dispatch loop and the user's own handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from s4node.errors import EventError
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The base of typed events: annotate the fields, as in a dataclass.
+
+    ::
+
+        class Click(Event):
+            user: str
+            millis: int = 0
+
+    Fields may be anything that msgspec encodes: numbers, text, bytes, dates, lists, dicts, other
+    structs. The name on the wire is the class's name, or ``event_name`` where you set it. Append
+    new fields at the end with a default, and old and new programs understand each other.
+    """
+
+    event_name: ClassVar[str] = ""
+
+
+class GenericEvent:
+    """An event with dynamic attributes, for programs that share no classes.
+
+    ``event["name"]`` and ``event.name`` read an attribute, ``event.put("name", value)`` sets one
+    until the event is sent. Values are what msgpack knows: None, bool, int, float, str, bytes,
+    lists and dicts of those, dates.
+    """
+
+    __slots__ = ("_attributes", "_frozen")
+
+    def __init__(self, **attributes: Any) -> None:
+        self._attributes: dict[str, Any] = attributes
+        self._frozen = False
+
+    @classmethod
+    def of(cls, attributes: dict[str, Any]) -> GenericEvent:
+        """A frozen event that takes ``attributes`` over without copying them."""
+        event = cls.__new__(cls)
+        event._attributes = attributes
+        event._frozen = True
+        return event
+
+    def put(self, name: str, value: Any) -> None:
+        """Set an attribute; raises EventError once the event has been sent."""
+        if self._frozen:
+            raise EventError(
+                f"attribute {name!r} put on an event that was already sent; make a new event"
+            )
+        self._attributes[name] = value
+
+    def freeze(self) -> None:
+        """Refuse further changes; sending does this."""
+        self._frozen = True
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """All attributes by name; do not change it."""
+        return self._attributes
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or ``default`` if the event has none of that name."""
+        return self._attributes.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._attributes[name]
+        except KeyError:
+            raise KeyError(f"{name!r}: the event has {', '.join(self._attributes) or 'no'} "
+                           f"attributes") from None  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if name in GenericEvent.__slots__:  # not initialised yet, while it is being unpickled
+            raise AttributeError(name)
+        try:
+            return self._attributes[name]
+        except KeyError:
+            known = ", ".join(self._attributes) or "none"
+            raise AttributeError(f"no attribute {name!r}; the event has: {known}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._attributes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._attributes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GenericEvent) and self._attributes == other._attributes
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self._attributes.items())
+        return f"GenericEvent({inside})"
+
+
+class Receipt(Protocol):
+    """What a batch owes to where it came from."""
+
+    def done(self) -> None:
+        """One part of the frame is fully processed."""
+        ...
+
+    def refuse(self, number: int, reason: str) -> None:
+        """The event of this number was not processed; the sender will be told why."""
+        ...
+
+    def describe(self, number: int) -> str:
+        """The event's position in words, for messages."""
+        ...
+
+
+class EventBatch:
+    """Events of one stream for one partition, in order.
+
+    ``first`` is the number of ``events[0]`` at its source, so a position is ``first + index``;
+    where a batch has holes (events refused or sent elsewhere) ``numbers`` lists every number.
+    ``receipt`` is None for batches that were emitted inside the process.
+    """
+
+    __slots__ = ("events", "first", "numbers", "partition", "receipt", "stream")
+
+    def __init__(
+        self,
+        stream: str,
+        partition: int,
+        events: list[Any],
+        receipt: Receipt | None = None,
+        first: int = 0,
+        numbers: list[int] | None = None,
+    ) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.events = events
+        self.receipt = receipt
+        self.first = first
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def number(self, index: int) -> int:
+        """The number of ``events[index]`` at its source."""
+        return self.first + index if self.numbers is None else self.numbers[index]
+
+    def position(self, index: int) -> str:
+        """The position of ``events[index]`` in words, such as ``clicks[0]@spark-1:4711``."""
+        place = f"{self.stream}[{self.partition}]"
+        if self.receipt is None:
+            return f"{place} (emitted in this process)"
+        return f"{place}@{self.receipt.describe(self.number(index))}"

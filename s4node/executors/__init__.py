@@ -1,0 +1,1 @@
+"""The stages of the pipeline: bounded queues of batches, and the credit that fills them."""

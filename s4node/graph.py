@@ -1,0 +1,239 @@
+"""An app's graph: its checks, and the dispatch plan compiled from it.
+
+Rules
+- All mistakes of a graph are reported together, before anything runs.
+- A plan is one generated loop a stream: key, instance, handler; nothing else per event. What is
+  known when the app starts (single handler, singleton, no trigger, no async) costs nothing later.
+- A failing event is found from how far the loop's iterator came, not by counting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from s4node.app import App
+from s4node.errors import GraphError, KeyFinderError
+from s4node.pe.element import ProcessingElement
+from s4node.pe.instances import BoundedInstances, Instances
+from s4node.pe.prototype import HandlerTable, Prototype
+from s4node.routing import KeyRule, compiled, is_generic
+from s4node.stream import OutputStream, Stream
+
+
+def check(app: App) -> None:
+    """Raise one GraphError with every mistake in the app's graph."""
+    problems = [problem for stream in app.streams.values() for problem in _problems(app, stream)]
+    for prototype, _ in app.prototypes.values():
+        if not prototype.on_event.declared and not prototype.on_time:
+            problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise GraphError(f"app {app.name!r} cannot run:\n{lines}")
+
+
+def _problems(app: App, stream: Stream) -> Iterable[str]:
+    where = f"stream {stream.name!r}"
+    if not stream.targets and not isinstance(stream, OutputStream):
+        yield f"{where} leads to no PE"
+    if stream.broadcast and stream.key is not None:
+        yield f"{where} has a key and broadcast; choose one"
+    for target in stream.targets:
+        keyed_elsewhere = any(
+            target in other.targets and other.key is not None for other in app.streams.values()
+        )
+        if stream.key is None and not target.singleton and not keyed_elsewhere:
+            yield (
+                f"{where} has no key, so {target.name!r} would never get an instance; "
+                f"give the stream a key or call set_singleton() on the PE"
+            )
+    rule = rule_of(stream)
+    for kind in stream.types if rule else ():
+        if issubclass(kind.cls, msgspec.Struct):
+            fields = kind.cls.__struct_fields__
+            for name in rule.attributes if rule else ():
+                if not hasattr(kind.cls, name):
+                    yield (
+                        f"{where} is keyed by {name!r}, which {kind.name} does not have; "
+                        f"it has {', '.join(fields) or 'no fields'}"
+                    )
+
+
+def rule_of(stream: Stream) -> KeyRule | None:
+    """The stream's compiled key, or None without one."""
+    if stream.key is None:
+        return None
+    return KeyRule(stream.key, generic=is_generic([kind.cls for kind in stream.types]))
+
+
+class TriggerState:
+    """Counts for each key since its trigger last fired, in one task and for one prototype."""
+
+    __slots__ = ("_clock", "_fire", "_rules", "_state")
+
+    def __init__(self, prototype: Prototype, clock: Callable[[], float]) -> None:
+        self._rules = prototype.triggers
+        self._fire = prototype.on_trigger
+        self._clock = clock
+        self._state: dict[tuple[Any, int], list[float]] = {}
+
+    def __call__(self, instance: ProcessingElement, event: Any) -> Any:
+        """Count the event; call ``on_trigger`` if it fires, and return what that returned."""
+        for index, rule in enumerate(self._rules):
+            if not isinstance(event, rule.event_type):
+                continue
+            now = self._clock()
+            state = self._state.get((instance.key, index))
+            if state is None:
+                state = self._state[instance.key, index] = [0, now]
+            state[0] += 1
+            by_count = rule.events and state[0] >= rule.events
+            if by_count or (rule.seconds and now - state[1] >= rule.seconds):
+                state[0], state[1] = 0, now
+                return self._fire[event.__class__](instance, event)
+        return None
+
+    def forget(self, key: Any) -> None:
+        """The key's instance is gone."""
+        for index in range(len(self._rules)):
+            self._state.pop((key, index), None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The compiled dispatch of one stream in one task.
+
+    ``run(iterator)`` handles events until the iterator ends or something raises; it is a
+    coroutine function if ``is_async``.
+    """
+
+    run: Callable[[Any], Any]
+    is_async: bool
+    source: str
+
+
+def make_instances(prototype: Prototype, partition: int, clock: Callable[[], float]) -> Instances:
+    """The instance map that the prototype's configuration asks for."""
+    if prototype.cache_size or prototype.cache_idle:
+        return BoundedInstances(prototype, partition, clock)
+    return Instances(prototype, partition)
+
+
+def compile_plan(
+    stream: Stream,
+    instances: dict[str, Instances],
+    triggers: dict[str, TriggerState],
+) -> Plan:
+    """The dispatch loop of ``stream`` over one task's instances (by prototype name)."""
+    rule = rule_of(stream)
+    is_async = any(target.is_async for target in stream.targets)
+    bindings: dict[str, Any] = {"_isawaitable": inspect.isawaitable}
+    body: list[str] = []
+    if rule is not None and not all(target.singleton for target in stream.targets):
+        bindings |= rule.bindings
+        body.append(f"k = {rule.expression('e')}")
+    for number, target in enumerate(stream.targets):
+        body += _target_lines(
+            stream, target, number, instances[target.name], triggers.get(target.name), bindings
+        )
+    head = ["async def run(it):" if is_async else "def run(it):", "    for e in it:"]
+    lines = head + [f"        {line}" for line in body]
+    return Plan(compiled("run", lines, bindings), is_async, "\n".join(lines))
+
+
+def _target_lines(
+    stream: Stream,
+    target: Prototype,
+    number: int,
+    home: Instances,
+    trigger: TriggerState | None,
+    bindings: dict[str, Any],
+) -> list[str]:
+    """Source of one PE's share of the loop body."""
+    instances, handler = f"_i{number}", f"_h{number}"
+    bindings[instances] = home
+    direct = _only_handler(stream, target.on_event)
+    if direct is not None:
+        bindings[handler] = direct
+        call = f"{handler}({{i}}, e)"
+    else:
+        bindings[handler] = target.on_event
+        call = f"{handler}[e.__class__]({{i}}, e)"
+    lines: list[str] = []
+    indent = ""
+    if target.singleton:
+        bindings[f"_s{number}"] = home.singleton()
+        instance = f"_s{number}"
+    elif stream.key is None:
+        lines.append(f"for i in list({instances}.values()):")
+        indent, instance = "    ", "i"
+    elif inspect.iscoroutinefunction(target.on_create):
+        bindings[f"_o{number}"] = home.obtain
+        lines.append(f"i = await _o{number}(k)")
+        instance = "i"
+    elif target.is_async or trigger is not None:
+        lines.append(f"i = {instances}[k]")
+        instance = "i"
+    else:
+        instance = f"{instances}[k]"
+    if target.is_async:
+        lines += [
+            f"{indent}r = {call.format(i=instance)}",
+            f"{indent}if _isawaitable(r): await r",
+        ]
+    else:
+        lines.append(indent + call.format(i=instance))
+    if trigger is not None:
+        bindings[f"_t{number}"] = trigger
+        lines.append(f"{indent}r = _t{number}({instance}, e)")
+        if target.is_async:
+            lines.append(f"{indent}if _isawaitable(r): await r")
+    return lines
+
+
+def _only_handler(stream: Stream, table: HandlerTable) -> Any:
+    """The one handler that takes every event of the stream, or None if they differ."""
+    found = {table.find(kind.cls) for kind in stream.types}
+    return found.pop() if len(found) == 1 else None
+
+
+_PLAN_FILE = "<s4node run>"
+
+
+def _below_plan(error: BaseException) -> list[FrameType]:
+    """The frames that the dispatch loop called, outermost first."""
+    frames: list[FrameType] = []
+    below = False
+    trace = error.__traceback__
+    while trace is not None:
+        if below:
+            frames.append(trace.tb_frame)
+        elif trace.tb_frame.f_code.co_filename == _PLAN_FILE:
+            below = True
+        trace = trace.tb_next
+    return frames
+
+
+def is_key_failure(error: BaseException) -> bool:
+    """Whether what a plan raised came from finding the key, not from a handler."""
+    frames = _below_plan(error)
+    if not frames:  # raised in the loop itself: no such attribute, or a key that cannot be hashed
+        return True
+    if isinstance(error, KeyFinderError) and frames[0].f_code.co_name in ("__missing__", "obtain"):
+        return True
+    return frames[0].f_code.co_name == "canonical"
+
+
+def blame(error: BaseException) -> ProcessingElement | None:
+    """The PE instance whose handler raised, if it can be told."""
+    for frame in _below_plan(error):
+        names = frame.f_code.co_varnames
+        candidate = frame.f_locals.get(names[0]) if names else None
+        if isinstance(candidate, ProcessingElement):
+            return candidate
+    return None

@@ -1,0 +1,161 @@
+"""Keys: what tells one PE instance from another, and one partition from another.
+
+Rules
+- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those. Nothing else: ``True == 1 == 1.0``
+  would silently share one instance, and ``None`` means that the KeyFinder found nothing.
+- A composite key is a tuple, so ``("a^b",)`` and ``("a", "b")`` never meet. A list is taken as a
+  tuple, and a tuple of one part is that part.
+- A key is hashed from its bytes: a ``str`` from its UTF-8, anything else from its msgpack. So any
+  language computes the same partition, in every process and release.
+- key group = hash mod 4096; partition = group * T // 4096. Another T is only another slicing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from s4node.errors import ConfigError, KeyFinderError
+
+KEY_GROUPS = 4096
+"""How many slices the key space has; the largest number of partitions of an app."""
+
+Key: TypeAlias = str | int | bytes | tuple[str | int | bytes, ...]
+
+_PART_TYPES = (str, int, bytes)
+_MEMO_LIMIT = 65_536
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@runtime_checkable
+class KeyFinder(Protocol):
+    """Finds the key of an event.
+
+    An object with ``get(event)`` that returns a :data:`Key` (or a list of its parts). Give it a
+    ``name`` if producers and nodes use the same one: frames routed by a finder of the same name
+    are trusted and not hashed again.
+    """
+
+    def get(self, event: Any, /) -> Key | list[Any]:
+        """The key of ``event``; raise, or return None, and the event is refused."""
+        ...
+
+
+KeySpec: TypeAlias = str | Sequence[str] | KeyFinder | Callable[[Any], Any]
+"""How a stream finds keys: an attribute's name, several names, a KeyFinder, or a function."""
+
+
+def check_key(key: Any) -> Key:
+    """``key`` as a :data:`Key`, lists made tuples; raises :class:`KeyFinderError` if it is none."""
+    if type(key) in _PART_TYPES:
+        return key  # type: ignore[no-any-return]
+    if isinstance(key, (list, tuple)):
+        if len(key) == 1:
+            return check_key(key[0])
+        if key and all(type(part) in _PART_TYPES for part in key):
+            return tuple(key)
+    what = "nothing" if key is None or key in ((), []) else f"{key!r} ({type(key).__name__})"
+    raise KeyFinderError(
+        f"the KeyFinder returned {what}; a key is a str, an int, bytes, or a tuple of those"
+    )
+
+
+def key_bytes(key: Key) -> bytes:
+    """The bytes that a hasher sees: UTF-8 of a ``str``, msgpack of anything else."""
+    return key.encode() if type(key) is str else _encode(key)
+
+
+class Hasher(Protocol):
+    """Maps a key to a whole number >= 0, the same in every process and release."""
+
+    def __call__(self, key: Key, /) -> int: ...
+
+
+def crc32(key: Key) -> int:
+    """The default hasher: CRC-32 (IEEE 802.3) of the key's bytes. 0 <= hash < 2**32."""
+    return zlib.crc32(key_bytes(key))
+
+
+def s4(key: Key) -> int:
+    """Apache S4's ``DefaultHasher``, for clusters whose keys must stay where S4 put them.
+
+    Sedgewick's RS hash over UTF-16 code units with Java's wrap-around. The parts of a composite
+    key are joined with ``^`` as S4 does.
+    """
+    text = key if type(key) is str else "^".join(map(_text, key if type(key) is tuple else (key,)))
+    units = text.encode("utf-16-be", "surrogatepass")
+    a, b, value = 63689, 378551, 0
+    for i in range(0, len(units), 2):
+        value = (value * a + (units[i] << 8 | units[i + 1])) & 0xFFFF_FFFF_FFFF_FFFF
+        a = (a * b) & 0xFFFF_FFFF
+        if a >= 0x8000_0000:  # a Java int: sign-extended before it meets the long
+            a -= 0x1_0000_0000
+    if value >= 0x8000_0000_0000_0000:
+        value = 0x1_0000_0000_0000_0000 - value
+    return value
+
+
+def _text(part: str | int | bytes) -> str:
+    return part.decode("latin-1") if isinstance(part, bytes) else str(part)
+
+
+_HASHERS: dict[str, Hasher] = {"crc32": crc32, "s4": s4}
+
+
+def hasher_named(name: str) -> Hasher:
+    """The hasher ``crc32``, ``s4``, or your own as ``package.module:function``."""
+    if name in _HASHERS:
+        return _HASHERS[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigError(
+            f"no hasher {name!r}; known are {', '.join(_HASHERS)}, or package.module:function"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"hasher {name!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"hasher {name!r} is not callable; give a function of one key")
+    return found  # type: ignore[no-any-return]
+
+
+class Partitioner:
+    """Where each key lives, among ``partitions`` (1 to 4096) partitions."""
+
+    __slots__ = ("_memo", "hasher", "partitions")
+
+    def __init__(self, partitions: int, hasher: Hasher = crc32) -> None:
+        if not 1 <= partitions <= KEY_GROUPS:
+            raise ConfigError(f"{partitions} partitions; give 1 to {KEY_GROUPS}")
+        self.partitions = partitions
+        self.hasher = hasher
+        self._memo = _Memo(self)
+
+    @property
+    def memo(self) -> dict[Key, int]:
+        """``memo[key]`` is the key's partition: a dict lookup for the keys seen lately."""
+        return self._memo
+
+    def partition_of(self, key: Key) -> int:
+        """The partition of ``key``, from 0 to ``partitions - 1``."""
+        return self.hasher(check_key(key)) % KEY_GROUPS * self.partitions // KEY_GROUPS
+
+
+class _Memo(dict[Key, int]):
+    __slots__ = ("_partitioner",)
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+
+    def __missing__(self, key: Key) -> int:
+        partition = self._partitioner.partition_of(key)
+        if len(self) >= _MEMO_LIMIT:  # hot keys come back at once; cold ones were no use
+            self.clear()
+        self[key] = partition
+        return partition

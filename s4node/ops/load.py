@@ -1,0 +1,84 @@
+"""Finds the app that a command names.
+
+Rules
+- ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class in it.
+- Without a name the module must hold exactly one: one App object, or else one App class that the
+  module defines itself.
+- A file is loaded as a module of its own name, with its folder importable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from s4node.app import AdapterApp, App
+from s4node.errors import ConfigError
+
+
+def load_app(target: str) -> App:
+    """The app that ``target`` names, made anew if it is a class; raises ConfigError."""
+    place, _, name = target.partition(":")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if name:
+        if not hasattr(module, name):
+            raise ConfigError(f"{place} has no {name!r}; it has: {', '.join(_apps(module)) or '-'}")
+        return _made(getattr(module, name), target)
+    objects = {n: v for n, v in vars(module).items() if isinstance(v, App)}
+    classes = {
+        n: v
+        for n, v in vars(module).items()
+        if isinstance(v, type)
+        and issubclass(v, App)
+        and v not in (App, AdapterApp)
+        and v.__module__ == module.__name__
+    }
+    found = objects or classes
+    if len(found) == 1:
+        return _made(next(iter(found.values())), target)
+    if not found:
+        raise ConfigError(f"{place} has no App object and no App class; write app = App('name')")
+    raise ConfigError(f"{place} has several apps: name one as {place}:{sorted(found)[0]}")
+
+
+def _apps(module: ModuleType) -> list[str]:
+    return [
+        n
+        for n, v in vars(module).items()
+        if isinstance(v, App) or (isinstance(v, type) and issubclass(v, App))
+    ]
+
+
+def _made(found: object, target: str) -> App:
+    if isinstance(found, App):
+        return found
+    if isinstance(found, type) and issubclass(found, App):
+        return found()
+    raise ConfigError(f"{target} is not an App object or class")
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"no file {path}; give a Python file or package.module:App")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"no module {name!r}: {error}; give FILE.py or package.module") from error

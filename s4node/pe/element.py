@@ -1,0 +1,94 @@
+"""ProcessingElement: the class that an app's author subclasses.
+
+Rules
+- A prototype is configured once, before the app starts; an instance is made for each key at the
+  key's first event. The constructor runs for the prototype only; ``on_create`` for each instance.
+- Annotated attributes with defaults are the state of an instance; a mutable default is copied for
+  each. What is set on the prototype is shared by all its instances.
+- One instance runs one handler at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from s4node.app import App
+    from s4node.keys import Key
+    from s4node.pe.instances import Instances
+    from s4node.pe.prototype import Prototype
+
+
+class ProcessingElement:
+    """The state and the handlers of one key.
+
+    Write the handlers that you need; each may be plain or ``async``:
+
+    - ``on_event(self, event: Click)``: any number of them, named ``on_event`` or ``on_event_...``,
+      each annotated with the event type it takes (none means every type). The most specific one
+      that fits is called. An event that none fits is counted, and reported once for its type.
+    - ``on_trigger(self, event: Click)``, named likewise: after ``on_event``, when the trigger set
+      with :meth:`set_trigger` fires.
+    - ``on_time(self)``: every :meth:`set_timer_interval` seconds, on each instance.
+    - ``on_create(self)`` before an instance's first event, ``on_remove(self)`` when the instance
+      leaves its cache or is removed. They are not called when the app starts or stops.
+
+    A handler sends with ``stream.put(event)``, which never waits. A plain handler holds up its
+    process while it runs: use an ``async`` one for whatever waits.
+    """
+
+    __slots__ = ("_home", "key")
+
+    _prototype: ClassVar[Prototype]
+
+    app: ClassVar[App]
+    """The app that this PE belongs to."""
+
+    key: Key | None
+    """The instance's key; None in a prototype and in a singleton."""
+
+    _home: Instances
+
+    @property
+    def partition(self) -> int:
+        """The partition in which this instance lives, from 0."""
+        return self._home.partition
+
+    # -- for the prototype, before the app starts --------------------------------------------
+
+    def set_trigger(self, event_type: type, *, events: int = 0, seconds: float = 0) -> None:
+        """Call ``on_trigger`` for events of this type (or a subclass), counted for each key.
+
+        It fires with the event that is the ``events``-th since the last firing, or that arrives
+        ``seconds`` or more after the last firing (the first time: after the instance was made),
+        whichever comes first. 0 leaves that condition out.
+        """
+        self._prototype.set_trigger(event_type, events, seconds)
+
+    def set_timer_interval(self, seconds: float) -> None:
+        """Call ``on_time`` on each instance every ``seconds`` (processing time); 0 for never."""
+        self._prototype.set_timer_interval(seconds)
+
+    def set_singleton(self, singleton: bool = True) -> None:
+        """Have one instance in each partition, made at the start, for every event."""
+        self._prototype.set_singleton(singleton)
+
+    def set_pe_cache(self, max_size: int = 0, idle_seconds: float = 0) -> None:
+        """Keep at most ``max_size`` instances in a partition, and none unused for so long.
+
+        The least recently used go first. 0 leaves that bound out. Bounds are applied between
+        batches. Without a store the state of what goes is gone; ``on_remove`` is called.
+        """
+        self._prototype.set_cache(max_size, idle_seconds)
+
+    # -- for an instance ---------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """Remove this instance: its ``on_remove`` is called, the key's next event makes a new one.
+
+        A handler that removes its own instance goes on to its end.
+        """
+        self._home.remove(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {getattr(self, 'key', None)!r}>"

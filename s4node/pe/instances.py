@@ -1,0 +1,132 @@
+"""The instances of one prototype in one task, by key.
+
+Rules
+- Reading a key makes its instance; that is all that the dispatch loop does.
+- Bounds are applied between batches, never while a handler runs, so an instance never vanishes
+  under its own handler.
+- ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
+  is ``async`` is awaited at the end of the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from s4node.keys import Key, check_key
+from s4node.pe.element import ProcessingElement
+from s4node.pe.prototype import Prototype
+
+PE = ProcessingElement
+
+
+class Instances(dict[Any, PE]):
+    """An unbounded map from key to instance."""
+
+    __slots__ = ("_async_create", "_async_remove", "gone", "leaving", "partition", "prototype", "removed")
+
+    def __init__(self, prototype: Prototype, partition: int) -> None:
+        super().__init__()
+        self.prototype = prototype
+        self.partition = partition
+        self.removed = 0
+        self.leaving: list[PE] = []
+        self.gone: Callable[[Any], None] | None = None
+        self._async_create = inspect.iscoroutinefunction(prototype.on_create)
+        self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
+
+    def __missing__(self, key: Key) -> PE:
+        prototype = self.prototype
+        instance = prototype.make(check_key(key), self)
+        if prototype.on_create is not None:
+            assert not self._async_create, "async on_create goes through obtain()"
+            prototype.on_create(instance)
+        self[key] = instance
+        return instance
+
+    async def obtain(self, key: Key) -> PE:
+        """The key's instance where ``on_create`` is async."""
+        if key in self:
+            return self[key]
+        instance = self.prototype.make(check_key(key), self)
+        assert self.prototype.on_create is not None
+        await self.prototype.on_create(instance)
+        self[key] = instance
+        return instance
+
+    def singleton(self) -> PE:
+        """The one instance, made on the first call; its ``on_create`` is the caller's business."""
+        if None not in self:
+            self[None] = self.prototype.make(None, self)
+        return self[None]
+
+    def remove(self, instance: PE) -> None:
+        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
+        if self.pop(instance.key, None) is None:
+            return
+        self.removed += 1
+        if self.gone is not None:
+            self.gone(instance.key)
+        if self._async_remove:
+            self.leaving.append(instance)
+        elif self.prototype.on_remove is not None:
+            self.prototype.on_remove(instance)
+
+    async def finish_leaving(self) -> None:
+        """Await the ``on_remove`` of what was removed."""
+        on_remove = self.prototype.on_remove
+        assert on_remove is not None
+        while self.leaving:
+            await on_remove(self.leaving.pop(0))
+
+    def trim(self) -> None:
+        """Apply the bounds; an unbounded map has none."""
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the first instance may have been idle for too long; None if none ever is."""
+        return None
+
+
+class BoundedInstances(Instances):
+    """A map that keeps the instances used last: at most so many, none idle for so long."""
+
+    __slots__ = ("_clock", "_used")
+
+    def __init__(self, prototype: Prototype, partition: int, clock: Callable[[], float]) -> None:
+        super().__init__(prototype, partition)
+        self._clock = clock
+        self._used: dict[Any, float] = {}
+
+    def __getitem__(self, key: Any) -> PE:
+        instance = super().pop(key, None)
+        if instance is None:
+            instance = self.__missing__(key)
+        else:
+            super().__setitem__(key, instance)  # now the youngest
+        if self.prototype.cache_idle:
+            self._used.pop(key, None)
+            self._used[key] = self._clock()
+        return instance
+
+    def trim(self) -> None:
+        """Remove the least recently used beyond the size, and all that are idle for too long."""
+        prototype = self.prototype
+        while prototype.cache_size and len(self) > prototype.cache_size:
+            self.remove(next(iter(self.values())))
+        if prototype.cache_idle:
+            before = self._clock() - prototype.cache_idle
+            for key, used in list(self._used.items()):
+                if used > before:
+                    break
+                if key in self:
+                    self.remove(self.get(key))  # type: ignore[arg-type]
+                self._used.pop(key, None)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the instance unused for longest is due."""
+        if not self._used or not self.prototype.cache_idle:
+            return None
+        return next(iter(self._used.values())) + self.prototype.cache_idle

@@ -1,0 +1,241 @@
+"""A prototype: what the instances of one PE of one app have in common.
+
+Rules
+- Handlers are found by their name and the annotation of their first parameter, once, when the
+  prototype is made. An event's handler is the one for the nearest class in its method resolution
+  order, so the most specific type wins in any hierarchy.
+- Every mistake in a PE class is a GraphError when the PE is created, not a surprise at an event.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from s4node.errors import GraphError
+from s4node.event import Event, GenericEvent
+
+if TYPE_CHECKING:
+    from s4node.app import App
+    from s4node.pe.element import ProcessingElement
+
+Handler: TypeAlias = Callable[[Any, Any], Any]
+P = TypeVar("P", bound="ProcessingElement")
+
+_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, type, range)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When ``on_trigger`` fires for a type of event; 0 leaves a condition out."""
+
+    event_type: type
+    events: int
+    seconds: float
+
+
+class HandlerTable(dict[type, Handler]):
+    """From an event's class to the handler that fits best; fills itself as classes appear."""
+
+    def __init__(self, name: str, handlers: dict[type, Handler]) -> None:
+        super().__init__()
+        self.name = name
+        self.declared = handlers
+        self.unhandled: Counter[type] = Counter()
+        self.on_unhandled: Callable[[type], None] = lambda _: None
+
+    def find(self, cls: type) -> Handler | None:
+        """The handler of the nearest base class, or None."""
+        for base in cls.__mro__:
+            if base in self.declared:
+                return self.declared[base]
+        return None
+
+    def __missing__(self, cls: type) -> Handler:
+        found = self.find(cls)
+        if found is None:
+            found = self._count_unhandled
+            self.on_unhandled(cls)
+        self[cls] = found
+        return found
+
+    def _count_unhandled(self, _instance: Any, event: Any) -> None:
+        self.unhandled[event.__class__] += 1
+
+    @property
+    def any_async(self) -> bool:
+        """Whether some handler is ``async``."""
+        return any(map(inspect.iscoroutinefunction, self.declared.values()))
+
+
+class Prototype:
+    """The bound class of one PE: the user's class with the app and the configuration on it."""
+
+    def __init__(self, cls: type[ProcessingElement], app: App, name: str) -> None:
+        self.name = name
+        self.app = app
+        self.singleton = False
+        self.timer_interval = 0.0
+        self.cache_size = 0
+        self.cache_idle = 0.0
+        self.triggers: list[Trigger] = []
+        self.started = False
+        self.on_event = HandlerTable("on_event", _handlers(cls, "on_event"))
+        self.on_trigger = HandlerTable("on_trigger", _handlers(cls, "on_trigger"))
+        self.on_time = _plain_hook(cls, "on_time")
+        self.on_create = _plain_hook(cls, "on_create")
+        self.on_remove = _plain_hook(cls, "on_remove")
+        self.defaults = dict(_mutable_defaults(cls))
+        body: dict[str, Any] = {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "__slots__": (),
+            "_prototype": self,
+            "app": app,
+        }
+        self.cls: type[ProcessingElement] = type(cls.__name__, (cls,), body)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether anything that runs for an event is ``async``."""
+        return (
+            self.on_event.any_async
+            or self.on_trigger.any_async
+            or inspect.iscoroutinefunction(self.on_create)
+            or inspect.iscoroutinefunction(self.on_remove)
+        )
+
+    def event_types(self) -> tuple[type, ...]:
+        """The concrete event types that the handlers name."""
+        return tuple(
+            cls
+            for cls in self.on_event.declared
+            if cls is GenericEvent or (issubclass(cls, Event) and cls is not Event)
+        )
+
+    def set_trigger(self, event_type: type, events: int, seconds: float) -> None:
+        """See ProcessingElement.set_trigger."""
+        self._check_not_started()
+        if events <= 0 and seconds <= 0:
+            raise GraphError(f"{self.name}: a trigger needs events > 0 or seconds > 0")
+        if not self.on_trigger.declared:
+            raise GraphError(f"{self.name}: a trigger is set but there is no on_trigger method")
+        self.triggers.append(Trigger(event_type, events, seconds))
+
+    def set_timer_interval(self, seconds: float) -> None:
+        """See ProcessingElement.set_timer_interval."""
+        self._check_not_started()
+        if seconds < 0:
+            raise GraphError(f"{self.name}: the timer interval is {seconds}; give seconds >= 0")
+        if self.on_time is None:
+            raise GraphError(f"{self.name}: a timer is set but there is no on_time method")
+        self.timer_interval = seconds
+
+    def set_singleton(self, singleton: bool) -> None:
+        """See ProcessingElement.set_singleton."""
+        self._check_not_started()
+        self.singleton = singleton
+
+    def set_cache(self, max_size: int, idle_seconds: float) -> None:
+        """See ProcessingElement.set_pe_cache."""
+        self._check_not_started()
+        if max_size < 0 or idle_seconds < 0 or not (max_size or idle_seconds):
+            raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
+        self.cache_size, self.cache_idle = max_size, idle_seconds
+
+    def freeze(self, element: ProcessingElement) -> None:
+        """The app starts: what was set on the prototype becomes common to its instances."""
+        for name, value in vars(element).items() if hasattr(element, "__dict__") else ():
+            setattr(self.cls, name, value)
+            self.defaults.pop(name, None)
+        self.started = True
+
+    def make(self, key: Any, home: Any) -> ProcessingElement:
+        """A new instance; its ``on_create`` is the caller's business."""
+        instance = self.cls.__new__(self.cls)
+        instance.key = key
+        instance._home = home
+        for name, value in self.defaults.items():
+            setattr(instance, name, copy.deepcopy(value))
+        return instance
+
+    def _check_not_started(self) -> None:
+        if self.started:
+            raise GraphError(
+                f"{self.name} is configured after the app has started; do it in on_init"
+            )
+
+
+def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
+    hook = getattr(cls, name, None)
+    if hook is not None and not callable(hook):
+        raise GraphError(f"{cls.__name__}.{name} is not a method")
+    return hook
+
+
+def _mutable_defaults(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in reversed(cls.__mro__):
+        for name in inspect.get_annotations(base):
+            if name in base.__dict__ and not name.startswith("__"):
+                value = base.__dict__[name]
+                if not isinstance(value, (*_IMMUTABLE, types.MemberDescriptorType)):
+                    yield name, value
+
+
+def _handlers(cls: type, word: str) -> dict[type, Handler]:
+    """Handlers by event type; of two for one type in one class hierarchy the subclass's wins."""
+    found: dict[type, Handler] = {}
+    owner: dict[type, str] = {}
+    names = [n for n in dir(cls) if n == word or n.startswith(f"{word}_")]
+    depth = {n: next(i for i, c in enumerate(cls.__mro__) if n in c.__dict__) for n in names}
+    for name in sorted(names, key=lambda n: depth[n]):
+        function = inspect.getattr_static(cls, name)
+        if not inspect.isfunction(function):
+            raise GraphError(f"{cls.__name__}.{name} is not a method")
+        for event_type in _event_types_of(cls, function):
+            if event_type not in found:
+                found[event_type], owner[event_type] = function, name
+            elif depth[owner[event_type]] == depth[name]:
+                raise GraphError(
+                    f"{cls.__name__}.{owner[event_type]} and {cls.__name__}.{name} both take "
+                    f"{event_type.__name__}; keep one"
+                )
+    return found
+
+
+def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]:
+    """What a handler's first parameter is annotated with; ``object`` if with nothing."""
+    place = f"{cls.__name__}.{function.__name__}"
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 2:
+        raise GraphError(f"{place} takes {len(parameters)} parameters; write (self, event: Type)")
+    annotation = parameters[1].annotation
+    if annotation is inspect.Parameter.empty:
+        return (object,)
+    if isinstance(annotation, str):
+        closure = inspect.getclosurevars(function)
+        try:
+            annotation = typing.get_type_hints(
+                function, localns={**closure.nonlocals, cls.__name__: cls}
+            )[parameters[1].name]
+        except NameError as error:
+            raise GraphError(
+                f"{place}: the annotation {annotation!r} cannot be resolved ({error}); define "
+                f"the event type at the top of the module"
+            ) from error
+    if annotation is Any:
+        return (object,)
+    kinds = typing.get_args(annotation) or (annotation,)
+    for kind in kinds:
+        if kind is not object and not (
+            isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
+        ):
+            raise GraphError(f"{place} takes {kind!r}, which is not an event type")
+    return tuple(kinds)

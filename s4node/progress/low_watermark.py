@@ -1,0 +1,44 @@
+"""The low watermark: up to where everything is done, whatever the order of completion.
+
+Rules
+- Ranges of numbers are completed each once; ``safe`` never goes back and never passes a hole.
+- A completed range behind a hole waits; when the hole closes, all that is contiguous is released.
+"""
+
+from __future__ import annotations
+
+
+class LowWatermark:
+    """Contiguous completion of one producer's or one partition's numbers.
+
+    ``safe`` is the first number that is not known to be done: everything below is.
+    """
+
+    __slots__ = ("_waiting", "safe")
+
+    def __init__(self, start: int = 0) -> None:
+        self.safe = start
+        self._waiting: dict[int, int] = {}
+
+    def complete(self, first: int, end: int) -> bool:
+        """The numbers ``first <= n < end`` are done; True if ``safe`` moved."""
+        if first != self.safe:
+            assert first > self.safe, f"{first}..{end} completed twice; safe is {self.safe}"
+            self._waiting[first] = end
+            return False
+        waiting = self._waiting
+        while waiting and end in waiting:
+            end = waiting.pop(end)
+        self.safe = end
+        return True
+
+    @property
+    def behind_holes(self) -> int:
+        """How many completed ranges wait for a hole to close."""
+        return len(self._waiting)
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        ends = sorted(self._waiting.items())
+        assert all(first > self.safe for first, _ in ends)
+        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))

@@ -1,0 +1,219 @@
+"""Event types on the wire: stable names, schema fingerprints, and the codec of a whole batch.
+
+Rules
+- A type is told apart by its name and a fingerprint of its ordered fields.
+- Two versions of a type understand each other when the shorter field list is the beginning of
+  the longer one and what the shorter lacks has defaults on the reader's side.
+- One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
+  then only the culprits are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from s4node.errors import EventError
+from s4node.event import Event, GenericEvent
+
+GENERIC = "GenericEvent"
+
+FieldDecl: TypeAlias = tuple[str, str, bool]
+"""A field's name, its type in words, and whether it must be present."""
+
+_encoder = msgspec.msgpack.Encoder()
+_raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_maps_decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
+_map_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_json_map_decoder = msgspec.json.Decoder(dict[str, Any])
+
+Refusals: TypeAlias = list[tuple[int, str]]
+"""Index in the batch and the reason, for each event that did not decode."""
+
+
+class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
+    """A type as it is declared on the wire."""
+
+    name: str
+    fingerprint: int
+    fields: tuple[FieldDecl, ...]
+
+
+def fingerprint_of(name: str, fields: Sequence[FieldDecl]) -> int:
+    """The first 8 bytes of SHA-256 over ``name(field:type,...)``, as a number >= 0."""
+    text = f"{name}({','.join(f'{field}:{kind}' for field, kind, _ in fields)})"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class JsonText(bytes):
+    """One event as the text of a JSON object, to be read by the node."""
+
+
+class JsonType:
+    """Stands for the node's type as which JsonText is to be read."""
+
+    __slots__ = ("declaration", "encoding", "name")
+
+    def __init__(self, declaration: TypeDecl) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.encoding = 1
+
+    @property
+    def fingerprint(self) -> int:
+        """The node's type."""
+        return self.declaration.fingerprint
+
+    def encode(self, events: Sequence[JsonText]) -> bytes:
+        """The texts as one JSON array."""
+        return b"[" + b",".join(events) + b"]"
+
+
+class EventType:
+    """An event class with its wire name, its schema, and its codec."""
+
+    __slots__ = ("_decoder", "_json_twin", "_one", "cls", "declaration", "encoding", "name")
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.encoding = 0
+        self._json_twin: msgspec.json.Decoder[Any] | None = None
+        if cls is GenericEvent:
+            self.name = GENERIC
+            fields: tuple[FieldDecl, ...] = ()
+        else:
+            self.name, fields = _read(cls)
+            self._decoder = msgspec.msgpack.Decoder(list[cls])  # type: ignore[valid-type]
+            self._one = msgspec.msgpack.Decoder(cls)
+        self.declaration = TypeDecl(self.name, fingerprint_of(self.name, fields), fields)
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells this version of this type apart from every other."""
+        return self.declaration.fingerprint
+
+    def refusal_of(self, other: TypeDecl) -> str | None:
+        """Why events of the peer's version cannot be read as ours, or None if they can."""
+        if other.name != self.name:
+            return f"type {other.name!r} is not {self.name!r}"
+        ours, theirs = self.declaration.fields, other.fields
+        for mine, its in zip(ours, theirs, strict=False):
+            if mine[:2] != its[:2]:
+                return (
+                    f"{self.name}: field {its[0]}: {its[1]} where this side has "
+                    f"{mine[0]}: {mine[1]}; fields may only be appended"
+                )
+        for name, kind, required in ours[len(theirs) :]:
+            if required:
+                return (
+                    f"{self.name}: field {name}: {kind} is missing and has no default here; "
+                    f"give it one"
+                )
+        return None
+
+    def encode(self, events: Sequence[Any]) -> bytes:
+        """The events as one msgpack array; raises EventError for what msgpack cannot hold."""
+        try:
+            if self.cls is GenericEvent:
+                return _encoder.encode([event._attributes for event in events])
+            return _encoder.encode(events)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EventError(f"a {self.name} cannot be encoded: {error}") from error
+
+    def decode(self, body: bytes | memoryview) -> list[Any]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        if self.cls is GenericEvent:
+            return list(map(GenericEvent.of, _maps_decoder.decode(body)))
+        return self._decoder.decode(body)  # type: ignore[no-any-return]
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return self._each(_json_list_decoder.decode(body), self._from_json)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return self._each(_raw_decoder.decode(body), self._from_msgpack)
+
+    def _each(self, raws: Iterable[Any], decode: Any) -> tuple[list[Any], Refusals]:
+        events: list[Any] = []
+        refusals: Refusals = []
+        for index, raw in enumerate(raws):
+            try:
+                events.append(decode(raw))
+            except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+                events.append(None)
+                refusals.append((index, f"{self.name} does not decode: {error}"))
+        return events, refusals
+
+    def _from_msgpack(self, raw: Any) -> Any:
+        if self.cls is GenericEvent:
+            return GenericEvent.of(_map_decoder.decode(raw))
+        return self._one.decode(raw)
+
+    def _from_json(self, raw: Any) -> Any:
+        if self.cls is GenericEvent:
+            return GenericEvent.of(_json_map_decoder.decode(raw))
+        if self._json_twin is None:
+            self._json_twin = msgspec.json.Decoder(_twin(self.cls))
+        twin = self._json_twin.decode(raw)
+        return self.cls(*(getattr(twin, name) for name in self.cls.__struct_fields__))
+
+
+def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
+    if not (isinstance(cls, type) and issubclass(cls, Event)):
+        raise EventError(
+            f"{cls!r} is not an event type; subclass s4node.Event, or use GenericEvent"
+        )
+    try:
+        info = inspect.type_info(cls)
+        assert isinstance(info, inspect.StructType)
+        fields = tuple((f.encode_name, _words(f.type, (cls,)), f.required) for f in info.fields)
+    except (TypeError, NameError) as error:
+        raise EventError(f"event type {cls.__name__}: {error}") from error
+    return cls.event_name or cls.__name__, fields
+
+
+def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
+    """A type in words that do not depend on Python's spelling of it."""
+    match kind:
+        case inspect.AnyType():
+            return "any"
+        case inspect.UnionType(types=types):
+            return "|".join(_words(part, seen) for part in types)
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            return f"[{_words(item, seen)}]"
+        case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
+            return f"[{_words(item, seen)}]"
+        case inspect.TupleType(item_types=items):
+            return f"[{','.join(_words(item, seen) for item in items)}]"
+        case inspect.DictType(key_type=key, value_type=value):
+            return f"{{{_words(key, seen)}:{_words(value, seen)}}}"
+        case inspect.StructType(cls=cls, fields=fields):
+            if cls in seen:
+                return cls.__name__
+            inside = ",".join(f"{f.encode_name}:{_words(f.type, (*seen, cls))}" for f in fields)
+            return f"({inside})"
+        case inspect.EnumType(cls=cls):
+            return f"enum({','.join(str(member.value) for member in cls)})"
+        case inspect.LiteralType(values=values):
+            return f"literal({','.join(map(str, values))})"
+    return type(kind).__name__.removesuffix("Type").lower()
+
+
+def _twin(cls: Any) -> type:
+    """The same fields as a JSON object instead of an array."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(cls):
+        if field.required:
+            fields.append((field.encode_name, field.type))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.field(default_factory=field.default_factory)
+            fields.append((field.encode_name, field.type, default))
+        else:
+            fields.append((field.encode_name, field.type, field.default))
+    return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True)
