@@ -86,3 +86,10 @@ class StageBroken(S4Error):  # noqa: N818
 
 class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions inside nested groups, in order; ``[error]`` if it is no group."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

@@ -20,7 +20,7 @@ import trio
 
 from s4node.comm.link import Link
 from s4node.comm.outbox import Outbox, Refusal
-from s4node.errors import ConnectionRefused, EventError, StageClosed, WouldBlock
+from s4node.errors import ConnectionRefused, EventError, StageClosed, WouldBlock, leaves
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 from s4node.schema import TypeDecl
@@ -77,6 +77,7 @@ class Client:
         traceback: TracebackType | None,
     ) -> bool | None:
         assert self._nursery is not None
+        cancelled = value is not None and any(isinstance(e, trio.Cancelled) for e in leaves(value))
         try:
             if kind is None and not self._abandoned:
                 await self.flush()
@@ -87,8 +88,10 @@ class Client:
         finally:
             self._nursery.cancel_scope.cancel()
             self._nursery = None
-            handled = await self._nursery_manager.__aexit__(kind, value, traceback)
-        return bool(handled)
+            # the block's own error goes on as it is, not inside the nursery's group
+            ours = (kind, value, traceback) if cancelled else (None, None, None)
+            handled = await self._nursery_manager.__aexit__(*ours)
+        return bool(handled) and cancelled
 
     def abandon(self) -> None:
         """Leave the block without flushing: what has no verdict is given up."""
@@ -222,6 +225,10 @@ class ClientStream:
         self._admit((event,))
         self._put(event)
         self._link.wake()
+
+    def take_refusals(self) -> list[Refusal]:
+        """What was refused or shed since the last call, without waiting."""
+        return self._outbox.take_refusals()
 
     def extend_nowait(self, events: list[Any]) -> None:
         """Take events whether or not there is room; for callers that bound them themselves."""

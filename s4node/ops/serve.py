@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 
 import trio
@@ -18,7 +19,7 @@ from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
 from s4node.container.container import Container
-from s4node.errors import ConfigError, GraphError, S4Error
+from s4node.errors import ConfigError, GraphError, ProcessingError, S4Error, leaves
 from s4node.ops import logging
 
 
@@ -27,14 +28,24 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> in
     logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     try:
         return trio.run(_serve, app, config, on_ready)
-    except* (ConfigError, GraphError) as group:
-        _print(group)
-        return 2
-    except* S4Error as group:
-        _print(group)
-        return 1
-    except* KeyboardInterrupt:
+    except BaseException as error:
+        return exit_status(error)
+
+
+def exit_status(error: BaseException) -> int:
+    """Print our own errors and return the exit status; raises what is not ours."""
+    found = leaves(error)
+    for leaf in found:
+        if isinstance(leaf, S4Error):
+            cause = leaf.__cause__
+            if isinstance(leaf, ProcessingError) and cause is not None:
+                traceback.print_exception(cause, limit=-4, file=sys.stderr)
+            print(f"s4: {leaf}", file=sys.stderr)
+        elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
+            raise error
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
+    return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -69,16 +80,3 @@ async def _watch_signals(
             name = signal.Signals(number).name
             print(f"{name}: draining; once more to stop at once", file=sys.stderr)
             container.stop()
-
-
-def _print(group: BaseExceptionGroup[S4Error]) -> None:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            _print(error)
-            continue
-        cause = error.__cause__
-        if cause is not None and not isinstance(cause, (S4Error, OSError)):
-            import traceback
-
-            traceback.print_exception(cause, limit=-4, file=sys.stderr)
-        print(f"s4: {error}", file=sys.stderr)

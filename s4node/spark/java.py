@@ -101,9 +101,9 @@ def java_home() -> Path:
 def spark_session(app_name: str, cores: int = 2) -> SparkSession:
     """A quiet local Spark session for tests and demos, with ``cores`` threads; 4 s to start.
 
-    Sets JAVA_HOME, PYSPARK_PYTHON, SPARK_HOME and SPARK_LOCAL_IP in ``os.environ``. A process has
-    one session: if one is running, that one is returned as it is. Raises RuntimeError when Spark is not
-    installed or there is no Java.
+    A process has one session: if one is running, that one is returned as it is. Sets JAVA_HOME,
+    PYSPARK_PYTHON, SPARK_HOME and SPARK_LOCAL_IP in ``os.environ``. Raises RuntimeError when Spark
+    is not installed or there is no Java.
     """
     try:
         import pyspark

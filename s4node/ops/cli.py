@@ -1,0 +1,238 @@
+"""The ``s4`` command.
+
+Rules
+- This module imports nothing heavy: each command loads what it needs, so ``--help`` is quick.
+- Every command has an example in its help, says what it is doing on standard error, and puts only
+  its results on standard output.
+- Exit status: 0 done, 1 something was refused or failed, 2 the command or configuration is wrong,
+  130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from s4node import __version__
+from s4node.errors import ConfigError, S4Error
+
+if TYPE_CHECKING:
+    from s4node.config import Config
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 2
+    command: Callable[[argparse.Namespace], int] = parsed.function
+    try:
+        return command(parsed)
+    except ConfigError as error:
+        print(f"s4: {error}", file=sys.stderr)
+        return 2
+    except S4Error as error:
+        print(f"s4: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has gone
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="s4",
+        description="Run event-processing apps on nodes, and send events to them.",
+        epilog="example: s4 run hello.py, then in another terminal: "
+        """echo '{"name": "joe"}' | s4 send names""",
+    )
+    parser.add_argument("--version", action="version", version=f"s4node {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    run = _command(
+        commands, "run", _run, "run an app in this process", "s4 run hello.py --partitions 4"
+    )
+    run.add_argument("app", metavar="APP", help="FILE.py or package.module, then :name if several")
+    run.add_argument("--listen", metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}")
+    run.add_argument("--partitions", metavar="N", help="partition tasks of the app (default 1)")
+    _config_options(run)
+
+    node = _command(
+        commands,
+        "node",
+        _node,
+        "run a cluster's node with an app",
+        "s4 node flights --config config/flights.properties --app apps.flights.app",
+    )
+    node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
+    node.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
+    _config_options(node)
+
+    adapter = _command(
+        commands,
+        "adapter",
+        _adapter,
+        "run an adapter: an app that feeds other clusters",
+        "s4 adapter lines --app apps.lines.adapter -p s4.adapter.output.stream=names "
+        "-p s4.stream.names.consumers=hello -p s4.cluster.hello.address=tcp://127.0.0.1:12000",
+    )
+    adapter.add_argument("cluster", metavar="CLUSTER", help="the adapter's own cluster")
+    adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
+    _config_options(adapter)
+
+    send = _command(
+        commands,
+        "send",
+        _send,
+        "send events from standard input, one JSON object a line",
+        """echo '{"name": "joe"}' | s4 send names""",
+    )
+    send.add_argument("stream", metavar="STREAM", help="an input stream of the app")
+    send.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)")
+    send.add_argument("--type", default="", help="event type, where the stream takes several")
+    send.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS",
+                      help="for connecting (default %(default)g)")  # fmt: skip
+    send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
+
+    bench = _command(
+        commands, "bench", _bench, "measure; without a name, list what can be measured",
+        "s4 bench keyed-count --json",
+    )  # fmt: skip
+    bench.add_argument("name", nargs="?", metavar="NAME", help="what to measure")
+    bench.add_argument("--all", action="store_true", help="measure everything")
+    bench.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    bench.add_argument("--quick", action="store_true",
+                       help="a short run that checks correctness; its figures mean little")  # fmt: skip
+
+    config = _command(
+        commands, "config", _config, "show or check the configuration",
+        "s4 config check config/flights.properties",
+    )  # fmt: skip
+    config.add_argument("action", choices=("show", "check", "default"),
+                        help="show: every key and where its value comes from; check: only report "
+                        "mistakes; default: print default.s4.comm.properties")  # fmt: skip
+    config.add_argument("files", nargs="*", metavar="FILE", help="property files, later ones win")
+    config.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    config.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    function: Callable[[argparse.Namespace], int],
+    summary: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example: {example}",
+    )
+    parser.set_defaults(function=function)
+    return parser
+
+
+def _config_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", action="append", default=[], metavar="FILE",
+                        help="property file; later ones win")  # fmt: skip
+    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+                        help="one setting; wins over files")  # fmt: skip
+
+
+def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:
+    from pathlib import Path
+
+    from s4node.config import Config
+
+    overrides = {name.replace("_", "."): value for name, value in extra.items() if value}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"-p {setting}: write KEY=VALUE")
+        overrides[key.strip()] = value.strip()
+    return Config.load([Path(file) for file in files], overrides)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    config = _load(
+        parsed.config,
+        parsed.settings,
+        s4_listener_address=parsed.listen,
+        s4_cluster_partitions=parsed.partitions,
+    )
+    return _serve(parsed.app, config, adapter=False)
+
+
+def _node(parsed: argparse.Namespace) -> int:
+    config = _load(parsed.config, parsed.settings, s4_cluster_name=parsed.cluster)
+    return _serve(parsed.app, config, adapter=False)
+
+
+def _adapter(parsed: argparse.Namespace) -> int:
+    config = _load(parsed.config, parsed.settings, s4_cluster_name=parsed.cluster)
+    return _serve(parsed.app, config, adapter=True)
+
+
+def _serve(target: str, config: Config, *, adapter: bool) -> int:
+    from s4node.app import AdapterApp
+    from s4node.container.container import Container
+    from s4node.ops.load import load_app
+    from s4node.ops.serve import serve
+
+    app = load_app(target)
+    if adapter and not isinstance(app, AdapterApp):
+        raise ConfigError(f"{target} is no AdapterApp; run it with 's4 run' or 's4 node'")
+
+    def announce(container: Container) -> None:
+        to = "" if container.address == DEFAULT_ADDRESS else f" --to {container.address}"
+        sends = [f"  send events:  s4 send {name}{to}" for name in container.ports]
+        lines = [f"{app.name} runs at {container.address} (Ctrl-C stops it)", *sends]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    return serve(app, config, announce)
+
+
+def _send(parsed: argparse.Namespace) -> int:
+    from s4node.ops.send import send
+
+    return send(parsed.stream, parsed.to, parsed.type, parsed.timeout, as_json=parsed.json)
+
+
+def _bench(parsed: argparse.Namespace) -> int:
+    from s4node.bench import command
+
+    return command.bench(parsed.name, everything=parsed.all, as_json=parsed.json, quick=parsed.quick)
+
+
+def _config(parsed: argparse.Namespace) -> int:
+    from s4node import config as settings
+
+    if parsed.action == "default":
+        print(settings.render(), end="")
+        return 0
+    config = _load(parsed.files, parsed.settings)
+    if parsed.action == "check":
+        print(f"{len(parsed.files)} files, no mistakes", file=sys.stderr)
+        return 0
+    entries = list(config.items())
+    if parsed.json:
+        import json
+
+        print(json.dumps([
+            {"key": e.name, "value": e.text, "origin": e.origin} for e in entries
+        ], indent=2))  # fmt: skip
+        return 0
+    width = max(len(f"{e.name} = {e.text}") for e in entries)
+    for entry in entries:
+        text = f"{entry.name} = {entry.text}"
+        print(f"{text:<{width}}  # {entry.origin}" if entry.origin != "default" else text)
+    return 0
