@@ -131,10 +131,11 @@ class EventBatch:
 
     ``first`` is the number of ``events[0]`` at its source, so a position is ``first + index``;
     where a batch has holes (events refused or sent elsewhere) ``numbers`` lists every number.
-    ``receipt`` is None for batches that were emitted inside the process.
+    ``receipt`` is None for batches that were emitted inside the process. ``size`` is what the
+    batch counts for in a queue; it stays when events turn out to be refused.
     """
 
-    __slots__ = ("events", "first", "numbers", "partition", "receipt", "stream")
+    __slots__ = ("events", "first", "numbers", "partition", "receipt", "size", "stream")
 
     def __init__(
         self,
@@ -148,12 +149,13 @@ class EventBatch:
         self.stream = stream
         self.partition = partition
         self.events = events
+        self.size = len(events)
         self.receipt = receipt
         self.first = first
         self.numbers = numbers
 
-    def __len__(self) -> int:
-        return len(self.events)
+    def load(self) -> None:
+        """Have ``events`` ready; called once, right before the batch is processed."""
 
     def number(self, index: int) -> int:
         """The number of ``events[index]`` at its source."""

@@ -37,6 +37,7 @@ class ProducerLane:
         "gap_told",
         "limit",
         "partition",
+        "press_at",
         "producer",
         "seen",
         "gap_untold",
@@ -61,16 +62,13 @@ class ProducerLane:
         self.urgent = False
         self.told_upto = start
         self.told_limit = start
+        self.press_at = start
         self.seen = 0.0
 
     @property
     def safe(self) -> int:
         """Everything below has been dealt with."""
         return self._low.safe
-
-    def receipt(self, first: int, end: int, parts: int = 1) -> FrameReceipt:
-        """What the batches of an admitted frame hold."""
-        return FrameReceipt(self, first, end, parts)
 
     def complete(self, first: int, end: int) -> None:
         """The numbers ``first <= n < end`` are done."""
@@ -84,10 +82,15 @@ class ProducerLane:
         self.urgent = True
         self.admission.touched(self)
 
+    def told(self) -> None:
+        """The producer knows ``safe`` and ``limit`` as they are now."""
+        self.told_upto, self.told_limit = self.safe, self.limit
+        self.press_at = self.limit - self.admission.share(self) * 3 // 4
+
     def ruling(self) -> wire.Ruling:
         """What the producer is to know now; counts as told."""
         self.limit = self.admission.new_limit(self)
-        self.told_upto, self.told_limit = self.safe, self.limit
+        self.told()
         self.urgent = False
         self._ruled = []
         outcome, exceptions = wire.ADMITTED, self.unprocessed
@@ -116,38 +119,31 @@ class ProducerLane:
     @property
     def pressing(self) -> bool:
         """Whether the producer should hear now: it waits, or its window is a quarter used up."""
-        return self.urgent or (self.told_limit - self.safe) * 4 <= self.admission.share(self) * 3
+        return self.urgent or self.safe >= self.press_at
 
 
 class FrameReceipt:
-    """Counts the parts of a frame that are still being processed."""
+    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
 
-    __slots__ = ("_end", "_first", "_lane", "_parts")
+    __slots__ = ("end", "first", "lane", "parts", "skip")
 
-    def __init__(self, lane: ProducerLane, first: int, end: int, parts: int) -> None:
-        self._lane, self._first, self._end, self._parts = lane, first, end, parts
+    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
+        self.lane, self.first, self.end, self.skip = lane, first, end, skip
+        self.parts = 1
 
     def done(self) -> None:
         """One part is fully processed; with the last the frame is."""
-        self._parts -= 1
-        if not self._parts:
-            self._lane.complete(self._first, self._end)
+        self.parts -= 1
+        if self.parts <= 0:
+            self.lane.complete(self.first, self.end)
 
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""
-        self._lane.refuse(number, 1, reason)
+        self.lane.refuse(number, 1, reason)
 
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
-        return f"{self._lane.producer}:{number}"
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A frame's events from ``skip`` on are admitted to ``lane``."""
-
-    lane: ProducerLane
-    skip: int
+        return f"{self.lane.producer}:{number}"
 
 
 @dataclass
@@ -162,6 +158,7 @@ class StreamAdmission:
     stages: list[Stage]
     notify: Callable[[ProducerLane], None]
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
+    frames: int = 0
     admitted: int = 0
     duplicates: int = 0
     gaps: int = 0
@@ -208,11 +205,11 @@ class StreamAdmission:
         for partition in range(len(self.stages)):  # after all joined, so that shares are right
             lane = self.lanes[hello.peer, partition]
             lane.limit = self.new_limit(lane)
-            lane.told_upto, lane.told_limit = lane.safe, lane.limit
+            lane.told()
             positions.append(wire.Position(partition, lane.expected, lane.limit, lane.safe))
         return tuple(positions)
 
-    def admit(self, data: wire.Data, connection: Hashable, now: float) -> Admitted | None:
+    def admit(self, data: wire.Data, connection: Hashable, now: float) -> FrameReceipt | None:
         """Decide on a data frame by its header; None if nothing of it is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
         if lane is None or lane.connection != connection:
@@ -239,8 +236,9 @@ class StreamAdmission:
             return None
         lane.gap_told = False
         lane.expected = end
+        self.frames += 1
         self.admitted += data.count - skip
-        return Admitted(lane, skip)
+        return FrameReceipt(lane, data.first + skip, end, skip)
 
     def _tell_expected(self, lane: ProducerLane) -> None:
         lane.gap_told = lane.gap_untold = lane.urgent = True

@@ -40,7 +40,7 @@ class Client:
 
     ``producer`` is this producer's id. Choose a stable one to let the node recognise it after a
     reconnect from another process; left out, it is random. ``timeout`` bounds connecting and
-    opening a stream, in seconds. Leaving the block flushes first.
+    opening a stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the block flushes first.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Client:
         *,
         producer: str = "",
         timeout: float = 10.0,
-        queue_size: int = 10_000,
+        queue_size: int = 32_768,
     ) -> None:
         self.address = address
         self.producer = producer or f"client-{secrets.token_hex(5)}"
@@ -57,7 +57,7 @@ class Client:
         self.queue_size = queue_size
         self._incarnation = secrets.token_hex(6)
         self._streams: dict[str, ClientStream] = {}
-        self._link = Link(address, on_news=self._heard)
+        self._link = Link(address, queue_size=queue_size, on_news=self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None

@@ -9,6 +9,8 @@ Rules
 from __future__ import annotations
 
 _BUSY_EVENTS = 64
+_FRAME_EVENTS = 2048
+_LANE_EVENTS = 256
 
 
 class Coalescer:
@@ -16,11 +18,16 @@ class Coalescer:
 
     __slots__ = ("_last_events", "_last_time", "linger", "target")
 
-    def __init__(self, target: int, linger: float = 0.004) -> None:
+    def __init__(self, target: int = _FRAME_EVENTS, linger: float = 0.002) -> None:
         self.target = target
         self.linger = linger
         self._last_events = 0
         self._last_time = float("-inf")
+
+    def for_lanes(self, lanes: int, queue_size: int) -> None:
+        """Gather enough for a fair frame in each of so many lanes, within half of the queue."""
+        self.target = max(1, min(max(_FRAME_EVENTS, lanes * _LANE_EVENTS), queue_size // 2))
+        self.linger = 0.002 + 0.0001 * lanes
 
     def due(self, pending: int, now: float) -> float:
         """When to flush ``pending`` events (> 0); at or before ``now`` means at once."""

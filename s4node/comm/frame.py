@@ -246,7 +246,11 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
 
 def check_sections(header: Data, body: memoryview) -> str:
     """Why the sections of a data frame do not add up, or an empty text if they do."""
-    if not header.sections:
+    sections = header.sections
+    if len(sections) == 1 and header.first >= 0 and header.count > 0 and header.partition >= 0:
+        if sections[0].count == header.count and sections[0].size == len(body):
+            return ""
+    if not sections:
         return "a data frame has at least one section"
     if min(header.first, header.partition, header.count - 1) < 0:
         return "first and partition are 0 or more, count is 1 or more"

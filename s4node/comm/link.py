@@ -23,7 +23,6 @@ from s4node.errors import RemoteFrameError, StageBroken
 log = structlog.get_logger("s4node.link")
 
 _ENVELOPE_BYTES = 262_144
-_EVENTS_PER_LANE = 160
 
 
 class Link:
@@ -37,6 +36,7 @@ class Link:
         address: str,
         *,
         max_bytes: int = 16_777_216,
+        queue_size: int = 10_000,
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
@@ -51,7 +51,8 @@ class Link:
         self._work = trio.lowlevel.ParkingLot()
         self._awake = False
         self._hurry = False
-        self._coalescer = Coalescer(2048)
+        self._queue_size = queue_size
+        self._coalescer = Coalescer()
 
     @property
     def connected(self) -> bool:
@@ -150,7 +151,7 @@ class Link:
                     if isinstance(header, wire.Hello):
                         outbox.on_hello(header)
                         lanes = len(outbox.lanes)
-                        self._coalescer.target = max(2048, lanes * _EVENTS_PER_LANE)
+                        self._coalescer.for_lanes(lanes, self._queue_size)
                     elif outbox.producer == header.producer:
                         outbox.on_verdict(header)
 

@@ -51,6 +51,7 @@ class Connection:
         self.socket: PairSocket | None = None
         self.errors = 0
         self.dirty: dict[ProducerLane, None] = {}
+        self.pressing: dict[ProducerLane, None] = {}
         self.due = 0.0
         self.answers: deque[bytes] = deque()
         self.arrived = trio.Event()
@@ -59,18 +60,19 @@ class Connection:
 
     def notify(self, lane: ProducerLane) -> None:
         """The lane's producer should hear something."""
-        if not self.dirty:
+        if lane.pressing:
+            self.pressing[lane] = None
+            self._listener.has_news(self)
+        elif not self.dirty:
+            self.due = trio.current_time() + self._listener.verdict_delay
             self._listener.has_news(self)
         self.dirty[lane] = None
-        if lane.pressing:
-            self.due = 0.0
 
     def answer(self, frame: bytes) -> None:
         """Send a frame soon, before any verdict."""
         if len(self.answers) >= _MAX_ANSWERS:
             return  # a peer that asks without reading; it will ask again
         self.answers.append(frame)
-        self.due = 0.0
         self._listener.has_news(self)
 
     def bad_frame(self, reason: str, answer: bool = True) -> None:
@@ -83,36 +85,45 @@ class Connection:
         if answer:
             self.answer(wire.encode_frame(wire.Verdict("", "", error=reason)))
 
-    def flush(self, now: float, delay: float) -> float | None:
-        """Send what is due; returns when to come back, None if there is nothing left."""
-        if not self.answers and self.due > now:
-            return self.due
-        frames = list(self.answers)
-        lanes = list(self.dirty)
+    def flush(self, now: float) -> float | None:
+        """Send what is due; returns when to come back, None if there is nothing left.
+
+        Lanes that press go at once, the others together when the delay is over.
+        """
+        waited = bool(self.dirty) and now >= self.due
+        lanes = list(self.dirty if waited else self.pressing)
+        if not lanes and not self.answers:
+            return self.due if self.dirty else None
         by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
         for lane in lanes:
             ruling = lane.ruling()
             by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
-        frames += [
-            wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
-            for (stream, producer), rulings in by_producer.items()
+        frames = [
+            *self.answers,
+            *(
+                wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
+                for (stream, producer), rulings in by_producer.items()
+            ),
         ]
-        if not frames:
-            return None
-        assert self.socket is not None
-        try:
-            sent = self.socket.send_nowait(wire.envelope(frames))
-        except StageBroken:
-            sent = False
-        if not sent:
+        if not self._send(frames):
             for lane in lanes:
                 lane.untold()
-            self.due = now + delay
-            return self.due
+            return now + self._listener.verdict_delay
         self.answers.clear()
-        self.dirty = {lane: None for lane in lanes if lane.urgent}
-        self.due = now
+        for lane in lanes:
+            if not lane.urgent:
+                self.dirty.pop(lane, None)
+                self.pressing.pop(lane, None)
+        if self.pressing:
+            return now
         return self.due if self.dirty else None
+
+    def _send(self, frames: list[bytes]) -> bool:
+        assert self.socket is not None
+        try:
+            return self.socket.send_nowait(wire.envelope(frames))
+        except StageBroken:
+            return False
 
     def changed(self, connected: bool) -> None:
         """The peer has come or gone."""
@@ -142,7 +153,7 @@ class Listener:
         self._max_frame = max_frame_bytes
         self._max_connections = max_connections
         self._handshake = handshake_seconds
-        self._delay = verdict_delay
+        self.verdict_delay = verdict_delay
         self._nudge = nudge
         self._news: set[Connection] = set()
         self._accepting = trio.CancelScope()
@@ -184,15 +195,13 @@ class Listener:
         """The connection has something to send; it goes with the next flush."""
         if connection not in self._news:
             self._news.add(connection)
-            if not connection.answers:
-                connection.due = trio.current_time() + self._delay
         self._nudge()
 
     def flush(self, now: float) -> float | None:
         """Send what is due to all peers; returns when the next is due, or None."""
         earliest: float | None = None
         for connection in list(self._news):
-            due = connection.flush(now, self._delay)
+            due = connection.flush(now)
             if due is None:
                 self._news.discard(connection)
             elif earliest is None or due < earliest:

@@ -42,7 +42,7 @@ class SyncClient:
         *,
         producer: str = "",
         timeout: float = 10.0,
-        queue_size: int = 10_000,
+        queue_size: int = 32_768,
     ) -> None:
         self._arguments = (address, producer, timeout, queue_size)
         self._started = threading.Event()

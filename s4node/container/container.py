@@ -235,7 +235,11 @@ class Container:
         routes = []
         for address in Topology(self.config).consumers(stream.name).values():
             if address not in self._links:
-                self._links[address] = Link(address, on_news=self._heard)
+                self._links[address] = Link(
+                    address,
+                    queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
+                    on_news=self._heard,
+                )
             outbox = Outbox(
                 stream.name,
                 self.node,

@@ -48,7 +48,8 @@ class EventLoop:
         self._max_seconds = max_seconds
         self._clock = clock
         self._after_turn = after_turn
-        self._paces = {id(task): Pace(max_events, max_seconds) for task in tasks}
+        for task in tasks:
+            task.pace = Pace(max_events, max_seconds)
         self._ready: deque[Task] = deque()
         self._lot = trio.lowlevel.ParkingLot()
         self._nudged = False
@@ -102,26 +103,24 @@ class EventLoop:
     def _turn(self, nursery: trio.Nursery) -> None:
         self.turns += 1
         budget = self._max_events
-        began = time.perf_counter()
+        began = now = time.perf_counter()
         ready = self._ready
         while ready and budget > 0:
             task = ready.popleft()
-            self.step_began = time.perf_counter()
-            budget -= self._step(task, nursery, budget)
-            now = time.perf_counter()
-            self.step_began = 0.0
-            if task.next_op() in _RESTING:
+            op = task.next_op()
+            if op in _RESTING:
                 task.ready = False
-            else:
-                ready.append(task)
+                continue
+            ready.append(task)
+            self.step_began = now
+            budget -= self._step(task, op, nursery, budget)
+            now = time.perf_counter()
             if now - began > self._max_seconds:
                 break
+        self.step_began = 0.0
 
-    def _step(self, task: Task, nursery: trio.Nursery, budget: int) -> int:
-        op = task.next_op()
-        if op in _RESTING:
-            return 0
-        pace = self._paces[id(task)]
+    def _step(self, task: Task, op: Op, nursery: trio.Nursery, budget: int) -> int:
+        pace = task.pace
         limit = min(pace.events, budget)
         if task.awaits:
             task.gate.begin(op)
@@ -148,7 +147,7 @@ class EventLoop:
         else:
             count = await task.process_async(limit)
             task.gate.end(op)
-            self._paces[id(task)].took(count, time.perf_counter() - began)
+            task.pace.took(count, time.perf_counter() - began)
         self._async_steps -= 1
         self.wake(task)
         self.nudge()

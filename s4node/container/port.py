@@ -2,10 +2,11 @@
 
 Rules
 - Admission decides by the header alone, before anything is decoded.
-- A whole batch is decoded in one call. If that fails, the culprits are found and refused; the
-  others go on.
+- A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
+  came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
+  decoding fails, the culprits are found and refused; the others go on.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
-  same key, each event is hashed here and goes to its own partition.
+  same key, each event is decoded and hashed at once and goes to its own partition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import ProducerLane, StreamAdmission
+from s4node.comm.admission import FrameReceipt, ProducerLane, StreamAdmission
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 from s4node.graph import rule_of
@@ -26,6 +27,41 @@ from s4node.schema import EventType, Refusals
 from s4node.stream import InputStream
 
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)
+
+
+class FrameBatch(EventBatch):
+    """The admitted events of a data frame, not yet decoded."""
+
+    __slots__ = ("_body", "_data", "_port", "frame")
+
+    def __init__(
+        self, port: InputPort, data: wire.Data, body: memoryview, frame: FrameReceipt
+    ) -> None:
+        self.stream = data.stream
+        self.partition = data.partition
+        self.events = []
+        self.numbers = None
+        self.first = frame.first
+        self.size = frame.end - frame.first
+        self.receipt = self.frame = frame
+        self._port, self._data, self._body = port, data, body
+
+    def load(self) -> None:
+        """Decode; events that do not decode are refused and left out."""
+        events, refusals = self._port.decode(self._data, self._body)
+        self._body = self._body[:0]
+        skip = self.frame.skip
+        if not refusals:
+            self.events = events[skip:] if skip else events
+            return
+        first = self._data.first
+        bad = dict(refusals)
+        for index, reason in refusals:
+            if index >= skip:
+                self.frame.lane.refuse(first + index, 1, reason)
+        good = [index for index in range(skip, len(events)) if index not in bad]
+        self.events = [events[index] for index in good]
+        self.numbers = [first + index for index in good]
 
 
 class InputPort:
@@ -105,56 +141,20 @@ class InputPort:
         admitted = self.admission.admit(data, connection, now)
         if admitted is None:
             return ""
-        lane, skip = admitted.lane, admitted.skip
-        try:
-            events, refusals = self._decode(data, body)
-        except _UNDECODABLE as error:
-            reason = f"the frame's body does not decode: {error}"
-            events, refusals = [], [(index, reason) for index in range(data.count)]
-        first, end = data.first + skip, data.first + data.count
-        if not refusals:
-            if skip:
-                events = events[skip:]
-            self._dispatch(data, lane, events, None, first, end)
-            return ""
-        for index, reason in refusals:
-            if index >= skip:
-                lane.refuse(data.first + index, 1, reason)
-        bad = {index for index, _ in refusals}
-        good = [i for i in range(skip, len(events)) if i not in bad]
-        numbers = [data.first + i for i in good]
-        self._dispatch(data, lane, [events[i] for i in good], numbers, first, end)
+        batch = FrameBatch(self, data, body, admitted)
+        if self._find is not None and (not self.routing or data.routing != self.routing):
+            self._redispatch(batch)
+        else:
+            self._deliver(batch)
         return ""
 
-    def _dispatch(
-        self,
-        data: wire.Data,
-        lane: ProducerLane,
-        events: list[Any],
-        numbers: list[int] | None,
-        first: int,
-        end: int,
-    ) -> None:
-        """Hand the events to their partitions' stages; the frame is done when all parts are."""
-        name, partition = self.stream.name, data.partition
-        if not events:
-            lane.complete(first, end)
-        elif self._find is None or (self.routing and data.routing == self.routing):
-            receipt = lane.receipt(first, end)
-            self._deliver(EventBatch(name, partition, events, receipt, first, numbers))
-        else:
-            self._redispatch(lane, events, numbers, first, end)
-
-    def _redispatch(
-        self,
-        lane: ProducerLane,
-        events: list[Any],
-        numbers: list[int] | None,
-        first: int,
-        end: int,
-    ) -> None:
+    def _redispatch(self, batch: FrameBatch) -> None:
+        """Send each event of a frame to its own partition; done when all parts are."""
         assert self._find is not None
-        numbers = numbers or list(range(first, end))
+        batch.load()
+        events, receipt = batch.events, batch.frame
+        lane = receipt.lane
+        numbers = batch.numbers or list(range(batch.first, batch.first + len(events)))
         targets: list[list[int]] = [[] for _ in range(self._partitions)]
         for index, event in enumerate(events):
             try:
@@ -163,9 +163,9 @@ class InputPort:
                 lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
         parts = [(p, indices) for p, indices in enumerate(targets) if indices]
         if not parts:
-            lane.complete(first, end)
+            receipt.done()
             return
-        receipt = lane.receipt(first, end, len(parts))
+        receipt.parts = len(parts)
         for partition, indices in parts:
             if partition != lane.partition:
                 self.redispatched += len(indices)
@@ -175,13 +175,20 @@ class InputPort:
                     partition,
                     [events[i] for i in indices],
                     receipt,
-                    first,
+                    batch.first,
                     [numbers[i] for i in indices],
                 )
             )
 
-    def _decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
+    def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
         """The frame's events in order (None where refused), and what did not decode."""
+        try:
+            return self._decode(data, body)
+        except _UNDECODABLE as error:
+            reason = f"the frame's body does not decode: {error}"
+            return [None] * data.count, [(index, reason) for index in range(data.count)]
+
+    def _decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
         if len(data.sections) == 1 and data.encoding == wire.MSGPACK:
             reader = self._readers.get(data.sections[0].fingerprint)
             if reader is not None:

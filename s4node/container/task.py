@@ -21,6 +21,7 @@ from s4node import graph
 from s4node.app import App
 from s4node.container.chooser import MessageChooser, RoundRobin
 from s4node.container.gate import Gate, Op
+from s4node.container.pace import Pace
 from s4node.errors import ProcessingError
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage, StageStatistics
@@ -70,6 +71,7 @@ class Task:
         self.app = app
         self.partition = partition
         self.gate = Gate()
+        self.pace: Pace
         self.ready = False
         self.processed = 0
         self.refused = 0
@@ -140,7 +142,9 @@ class Task:
             chosen = self._outer_chooser.choose()
         if chosen is None:
             return False
-        self._batch, self._at = chosen[1], 0
+        batch = chosen[1]
+        batch.load()
+        self._batch, self._at = batch, 0
         return True
 
     # -- stepping ----------------------------------------------------------------------------
@@ -207,8 +211,10 @@ class Task:
             instances.trim()
         self._at += count
         self.processed += count
-        self.stages[batch.stream].passed(count)
-        if self._at >= len(batch.events):
+        if self._at < len(batch.events):
+            self.stages[batch.stream].passed(count)
+        else:
+            self.stages[batch.stream].passed(batch.size - self._at + count)
             self._batch = None
             self._update(batch.stream)
             if batch.receipt is not None:

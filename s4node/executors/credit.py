@@ -4,6 +4,7 @@ Rules
 - A limit is a number of the producer's own sequence: it may send events below it. A limit never
   goes back, so a verdict that comes late does no harm.
 - The producers of a stage share its capacity evenly; each may always have one event under way.
+- A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While the stage is over capacity nobody's limit grows; whoever was held back is remembered and
   served when there is room again.
 """
@@ -46,7 +47,9 @@ class Credit(Generic[P]):
         if self._stage.full and limit > safe:
             self._held.add(producer)
             return limit
-        return max(limit, safe + self.share)
+        share = self.share
+        grown = safe + share
+        return grown if (grown - limit) * 4 >= share else limit
 
     @property
     def holding(self) -> bool:

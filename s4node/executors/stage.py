@@ -38,7 +38,7 @@ class Stage:
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch behind the others."""
-        size = len(batch.events)
+        size = batch.size
         self._batches.append(batch)
         self.admitted += size
         self.depth += size

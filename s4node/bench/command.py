@@ -1,0 +1,77 @@
+"""``s4 bench``: lists, runs and prints the benchmarks.
+
+Rules
+- With ``--json`` standard output holds one JSON value and nothing else; progress goes to standard
+  error.
+- The exit status is 1 when a benchmark's own correctness check failed. Speed never fails a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from s4node.bench.result import Result
+from s4node.errors import ConfigError
+
+BENCHMARKS = {
+    "keyed-count": "a producer process over TCP to per-key counts, beside the bare loop",
+    "single-events": "send(event) one at a time, trio and synchronous client",
+    "latency": "one-by-one sends from intended time to on_event, beside bare pynng",
+    "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
+}
+
+
+def bench(name: str | None, *, everything: bool, as_json: bool, quick: bool) -> int:
+    """Run the benchmark ``name``, or all, or list them; returns the exit status."""
+    if name is None and not everything:
+        if as_json:
+            print(json.dumps(BENCHMARKS, indent=2))
+        else:
+            for known, what in BENCHMARKS.items():
+                print(f"{known:<15} {what}")
+        return 0
+    names = list(BENCHMARKS) if everything else [name or ""]
+    results: list[Result] = []
+    for each in names:
+        if each not in BENCHMARKS:
+            raise ConfigError(f"no benchmark {each!r}; known are {', '.join(BENCHMARKS)}")
+        print(f"{each}: {BENCHMARKS[each]} ...", file=sys.stderr, flush=True)
+        module = importlib.import_module(f"s4node.bench.{each.replace('-', '_')}")
+        results += module.run(quick=quick)
+    if as_json:
+        rows = [result.row() for result in results]
+        print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=2))
+    else:
+        _print_table(results)
+    return 1 if any(result.checked is False for result in results) else 0
+
+
+def _print_table(results: Sequence[Result]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("benchmark", "events/s", "limit/s", "ratio", "CPU s/M", "p50 ms", "p99 ms",
+                 "MB", "checked", "also"):  # fmt: skip
+        table.add_column(head, justify="left" if head in ("benchmark", "also") else "right")
+    for result in results:
+        row = result.row()
+        also = ", ".join(f"{key}={value}" for key, value in result.notes.items() for value in [row[key]])
+        table.add_row(
+            result.name,
+            *(_cell(row[key]) for key in ("events_per_s", "limit_events_per_s", "ratio",
+                                          "cpu_s_per_million", "p50_ms", "p99_ms", "rss_mb")),
+            {True: "yes", False: "NO", None: "-"}[result.checked],
+            also,
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,66 @@
+"""keyed-count: from a producer process over TCP through every stage to ``on_event``.
+
+The limit is the bare loop (decode, look up, call) over the same frames in a process of its own,
+run in turn with the system.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from s4node.bench import workload
+from s4node.bench.process import Role
+from s4node.bench.result import Result, middle
+
+
+def run(*, quick: bool = False) -> list[Result]:
+    """A row for 1 partition and one for 64."""
+    runs, seconds = (1, 0.5) if quick else (5, 5.5)
+    rows: dict[int, list[dict[str, Any]]] = {1: [], 64: []}
+    limits = []
+    for _ in range(runs):
+        with Role("limit", seconds=seconds) as limit:
+            limits.append(limit.hear())
+        for partitions, found in rows.items():
+            found.append(system(partitions, seconds))
+    limit_rate = middle([one["events"] / one["seconds"] for one in limits])
+    results = []
+    for partitions, found in rows.items():
+        rate = middle([one["sent"] / one["seconds"] for one in found])
+        results.append(
+            Result(
+                "keyed-count",
+                events=sum(one["sent"] for one in found),
+                seconds=sum(one["seconds"] for one in found),
+                events_per_s=rate,
+                limit_events_per_s=limit_rate,
+                ratio=rate / limit_rate,
+                cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
+                rss_mb=max(one["rss_mb"] for one in found),
+                checked=all(one["checked"] for one in found),
+                notes={"partitions": partitions},
+            )
+        )
+    results[1].notes["ratio_to_1_partition"] = results[1].events_per_s / results[0].events_per_s  # type: ignore[operator]
+    return results
+
+
+def system(
+    partitions: int, seconds: float, role: str = "producer", **task: Any
+) -> dict[str, Any]:
+    """One run of a node and a producer: what was sent, how fast, and whether it was counted."""
+    wanted = {"s4.cluster.partitions": str(partitions)}
+    with Role("node", settings=wanted) as node:
+        address = node.hear()["address"]
+        with Role(role, address=address, seconds=seconds, **task) as producer:
+            sent = producer.hear()
+        node.tell({})
+        counted = node.hear()
+    expected = workload.truth(workload.key_sequence(), sent["sent"])
+    digest = workload.digest((key, count, total) for key, (count, total) in expected.items())
+    return {
+        **sent,
+        "cpu_s": sent["cpu_s"] + counted["cpu_s"],
+        "rss_mb": counted["rss_mb"],
+        "checked": counted["events"] == sent["sent"] and counted["digest"] == digest,
+    }

@@ -1,0 +1,182 @@
+"""What the processes of the benchmarks do. Run as ``python -m s4node.bench.roles NAME``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.bench import workload
+from s4node.bench.process import resident_mb, tune_gc, usage
+from s4node.comm.client import Client
+from s4node.comm.sync_client import SyncClient
+from s4node.config import Config
+from s4node.container.container import Container
+from s4node.ops import logging
+
+CHUNK = 2048
+
+
+def say(**message: Any) -> None:
+    """Answer the benchmark."""
+    print(json.dumps(message), flush=True)
+
+
+def listen() -> dict[str, Any]:
+    """The benchmark's next message."""
+    return json.loads(sys.stdin.readline() or "{}")  # type: ignore[no-any-return]
+
+
+def tally_app() -> App:
+    """The keyed count: one input stream, keyed by the word, to one PE class."""
+    app = App("keyed-count")
+    app.create_input_stream("readings", app.create_pe(workload.Tally), key="key")
+    return app
+
+
+def node(task: dict[str, Any]) -> None:
+    """A node with the keyed count; says its address, on a message what it counted."""
+
+    async def main() -> None:
+        app = tally_app()
+        own = {"s4.listener.address": "tcp://127.0.0.1:0"}
+        container = Container(app, Config.of({**own, **task["settings"]}))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await container.ready.wait()
+            say(address=container.address)
+            await trio.to_thread.run_sync(listen, abandon_on_cancel=True)
+            tallies = [
+                (pe.key, pe.count, pe.total)  # type: ignore[attr-defined]
+                for one in container.tasks
+                for pe in one.instances["Tally"].values()
+            ]
+            say(
+                events=sum(count for _, count, _ in tallies),
+                digest=workload.digest(tallies),
+                **usage(),
+            )
+            container.stop()
+
+    trio.run(main)
+
+
+def producer(task: dict[str, Any]) -> None:
+    """Sends for so many seconds, many events a call; says how many and how long it took."""
+
+    async def main() -> None:
+        keys = workload.key_sequence()
+        async with Client(task["address"]) as client:
+            stream = await client.stream("readings")
+            source = workload.batches(keys, CHUNK)
+            sent = 0
+            before = usage()["cpu_s"]
+            began = time.perf_counter()
+            until = began + task["seconds"]
+            while time.perf_counter() < until:
+                await stream.send_many(next(source))
+                sent += CHUNK
+            refused = await stream.flush()
+            seconds = time.perf_counter() - began
+            say(sent=sent, seconds=seconds, refused=len(refused),
+                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+
+    trio.run(main)
+
+
+def single(task: dict[str, Any]) -> None:
+    """Sends for so many seconds, one event a call, with the trio or the synchronous client."""
+    keys = workload.key_sequence()
+    chunks = workload.batches(keys, CHUNK)
+
+    async def main() -> None:
+        async with Client(task["address"]) as client:
+            stream = await client.stream("readings")
+            sent, began = 0, time.perf_counter()
+            before = usage()["cpu_s"]
+            while time.perf_counter() - began < task["seconds"]:
+                for event in next(chunks):
+                    await stream.send(event)
+                sent += CHUNK
+            await stream.flush()
+            say(sent=sent, seconds=time.perf_counter() - began,
+                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+
+    def plain() -> None:
+        with SyncClient(task["address"]) as client:
+            stream = client.stream("readings")
+            sent, began = 0, time.perf_counter()
+            before = usage()["cpu_s"]
+            while time.perf_counter() - began < task["seconds"]:
+                for event in next(chunks):
+                    stream.send(event)
+                sent += CHUNK
+            stream.flush()
+            say(sent=sent, seconds=time.perf_counter() - began,
+                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+
+    trio.run(main) if task["client"] == "trio" else plain()
+
+
+def limit(task: dict[str, Any]) -> None:
+    """The bare loop over the same frames, classes and garbage collector settings."""
+    tune_gc(Config.of({})[settings.GC_THRESHOLD])
+    keys = workload.key_sequence()
+    encode = msgspec.msgpack.Encoder().encode
+    source = workload.batches(keys, CHUNK)
+    bodies = [encode(next(source)) for _ in range(len(keys) // CHUNK)]
+    app = tally_app()
+    prototype, _ = app.prototypes["Tally"]
+    app.freeze()
+    create = prototype.make
+    decoder = msgspec.msgpack.Decoder(list[workload.Reading])
+    instances: dict[str, Any] = {}
+    seconds, passes = 0.0, 0
+    before = usage()["cpu_s"]
+    while seconds < task["seconds"]:
+        began = time.perf_counter()
+        _bare_loop(bodies, decoder, instances, create)
+        seconds += time.perf_counter() - began
+        passes += 1
+    tallies = [(key, pe.count, pe.total) for key, pe in instances.items()]
+    say(
+        events=passes * len(keys),
+        seconds=seconds,
+        cpu_s=usage()["cpu_s"] - before,
+        digest=workload.digest(tallies),
+    )
+
+
+def _bare_loop(
+    bodies: list[bytes],
+    decoder: msgspec.msgpack.Decoder[list[workload.Reading]],
+    instances: dict[str, Any],
+    create: Callable[[str, None], Any],
+) -> None:
+    for body in bodies:
+        for e in decoder.decode(body):
+            k = e.key
+            pe = instances.get(k)
+            if pe is None:
+                pe = instances[k] = create(k, None)
+            pe.on_event(e)
+
+
+ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "node": node,
+    "producer": producer,
+    "single": single,
+    "limit": limit,
+}
+
+
+if __name__ == "__main__":
+    logging.configure("warning", "auto")
+    ROLES[sys.argv[1]](listen())
