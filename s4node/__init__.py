@@ -5,6 +5,7 @@ An app is a graph of streams and processing elements (PEs); each key has its own
 - Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
   :class:`GenericEvent`, :class:`KeyFinder`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
+- Run an app inside your own trio program with :class:`Container` and :class:`Config`.
 - Every error is an :class:`S4Error`.
 
 Names are loaded when they are first used, so that the command line starts quickly.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from s4node.comm.client import Client, ClientStream
     from s4node.comm.outbox import Refusal
     from s4node.comm.sync_client import SyncClient, SyncStream
+    from s4node.config import Config
+    from s4node.container.container import Container
     from s4node.errors import S4Error
     from s4node.event import Event, GenericEvent
     from s4node.keys import Key, KeyFinder
@@ -44,6 +47,8 @@ __all__ = [
     "SyncClient",
     "SyncStream",
     "Refusal",
+    "Container",
+    "Config",
     "S4Error",
 ]
 
@@ -63,6 +68,8 @@ _HOMES = {
     "SyncClient": "comm.sync_client",
     "SyncStream": "comm.sync_client",
     "Refusal": "comm.outbox",
+    "Container": "container.container",
+    "Config": "config",
     "S4Error": "errors",
 }
 

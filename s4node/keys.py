@@ -65,8 +65,16 @@ def check_key(key: Any) -> Key:
 
 
 def key_bytes(key: Key) -> bytes:
-    """The bytes that a hasher sees: UTF-8 of a ``str``, msgpack of anything else."""
-    return key.encode() if type(key) is str else _encode(key)
+    """The bytes that a hasher sees: UTF-8 of a ``str``, msgpack of anything else.
+
+    Raises :class:`KeyFinderError` for a number beyond 64 bits and for text that is not Unicode.
+    """
+    try:
+        return key.encode() if type(key) is str else _encode(key)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise KeyFinderError(
+            f"the KeyFinder returned {key!r}, which has no bytes: {error}"
+        ) from error
 
 
 class Hasher(Protocol):
@@ -117,7 +125,7 @@ def hasher_named(name: str) -> Hasher:
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"hasher {name!r} cannot be loaded: {error}") from error
     if not callable(found):
         raise ConfigError(f"hasher {name!r} is not callable; give a function of one key")

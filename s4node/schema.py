@@ -161,7 +161,7 @@ class EventType:
         if self._json_twin is None:
             self._json_twin = msgspec.json.Decoder(_twin(self.cls))
         twin = self._json_twin.decode(raw)
-        return self.cls(*(getattr(twin, name) for name in self.cls.__struct_fields__))
+        return self.cls(**{name: getattr(twin, name) for name in self.cls.__struct_fields__})
 
 
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
@@ -175,7 +175,7 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
         fields = tuple((f.encode_name, _words(f.type, (cls,)), f.required) for f in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
-    return cls.event_name or cls.__name__, fields
+    return cls.__dict__.get("event_name") or cls.__name__, fields  # not a base's name
 
 
 def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
@@ -184,7 +184,8 @@ def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
         case inspect.AnyType():
             return "any"
         case inspect.UnionType(types=types):
-            return "|".join(_words(part, seen) for part in types)
+            # sorted: typing may give an equal union that another module wrote the other way round
+            return "|".join(sorted(_words(part, seen) for part in types))
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             return f"[{_words(item, seen)}]"
         case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
@@ -193,7 +194,12 @@ def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
             return f"[{','.join(_words(item, seen) for item in items)}]"
         case inspect.DictType(key_type=key, value_type=value):
             return f"{{{_words(key, seen)}:{_words(value, seen)}}}"
-        case inspect.StructType(cls=cls, fields=fields):
+        case (
+            inspect.StructType(cls=cls, fields=fields)
+            | inspect.DataclassType(cls=cls, fields=fields)
+            | inspect.TypedDictType(cls=cls, fields=fields)
+            | inspect.NamedTupleType(cls=cls, fields=fields)
+        ):
             if cls in seen:
                 return cls.__name__
             inside = ",".join(f"{f.encode_name}:{_words(f.type, (*seen, cls))}" for f in fields)
@@ -209,11 +215,8 @@ def _twin(cls: Any) -> type:
     """The same fields as a JSON object instead of an array."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(cls):
-        if field.required:
-            fields.append((field.encode_name, field.type))
-        elif field.default_factory is not msgspec.NODEFAULT:
-            default = msgspec.field(default_factory=field.default_factory)
-            fields.append((field.encode_name, field.type, default))
-        else:
-            fields.append((field.encode_name, field.type, field.default))
-    return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True)
+        named = msgspec.field(
+            name=field.encode_name, default=field.default, default_factory=field.default_factory
+        )
+        fields.append((field.name, field.type, named))
+    return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True, kw_only=True)

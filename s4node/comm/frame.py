@@ -36,6 +36,12 @@ ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
 
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
+MAX_NUMBER = (1 << 62) - 1
+"""The highest number of an event: every sum of two numbers still fits into a header."""
+
+MAX_SECTIONS = 256
+"""The most sections of a frame: ``order`` has a byte for each event."""
+
 Headers: TypeAlias = dict[str, Any]
 
 
@@ -190,6 +196,7 @@ class BadFrame(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def encode_frame(header: Header, body: bytes = b"") -> bytes:
@@ -239,7 +246,7 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
         else:
             try:
                 yield Frame(_decoder.decode(view[at + 8 : body_at]), view[body_at : at + size])
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except _UNDECODABLE as error:  # text that is not UTF-8 is a ValueError of its own
                 yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
         at += size
 

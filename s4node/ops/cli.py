@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("app", metavar="APP", help="FILE.py or package.module, then :name if several")
     run.add_argument("--listen", metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}")
     run.add_argument("--partitions", metavar="N", help="partition tasks of the app (default 1)")
-    _config_options(run)
+    _serving_options(run)
 
     node = _command(
         commands,
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
     node.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
-    _config_options(node)
+    _serving_options(node)
 
     adapter = _command(
         commands,
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     adapter.add_argument("cluster", metavar="CLUSTER", help="the adapter's own cluster")
     adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
-    _config_options(adapter)
+    _serving_options(adapter)
 
     send = _command(
         commands,
@@ -141,7 +141,9 @@ def _command(
     return parser
 
 
-def _config_options(parser: argparse.ArgumentParser) -> None:
+def _serving_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true",
+                        help="when ready, print the address as a JSON line")  # fmt: skip
     parser.add_argument("--config", action="append", default=[], metavar="FILE",
                         help="property file; later ones win")  # fmt: skip
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
@@ -169,20 +171,20 @@ def _run(parsed: argparse.Namespace) -> int:
         s4_listener_address=parsed.listen,
         s4_cluster_partitions=parsed.partitions,
     )
-    return _serve(parsed.app, config, adapter=False)
+    return _serve(parsed.app, config, as_json=parsed.json)
 
 
 def _node(parsed: argparse.Namespace) -> int:
     config = _load(parsed.config, parsed.settings, s4_cluster_name=parsed.cluster)
-    return _serve(parsed.app, config, adapter=False)
+    return _serve(parsed.app, config, as_json=parsed.json)
 
 
 def _adapter(parsed: argparse.Namespace) -> int:
     config = _load(parsed.config, parsed.settings, s4_cluster_name=parsed.cluster)
-    return _serve(parsed.app, config, adapter=True)
+    return _serve(parsed.app, config, adapter=True, as_json=parsed.json)
 
 
-def _serve(target: str, config: Config, *, adapter: bool) -> int:
+def _serve(target: str, config: Config, *, as_json: bool, adapter: bool = False) -> int:
     from s4node.app import AdapterApp
     from s4node.container.container import Container
     from s4node.ops.load import load_app
@@ -193,6 +195,11 @@ def _serve(target: str, config: Config, *, adapter: bool) -> int:
         raise ConfigError(f"{target} is no AdapterApp; run it with 's4 run' or 's4 node'")
 
     def announce(container: Container) -> None:
+        if as_json:
+            import json
+
+            print(json.dumps({"app": app.name, "address": container.address}), flush=True)
+            return
         to = "" if container.address == DEFAULT_ADDRESS else f" --to {container.address}"
         sends = [f"  send events:  s4 send {name}{to}" for name in container.ports]
         lines = [f"{app.name} runs at {container.address} (Ctrl-C stops it)", *sends]

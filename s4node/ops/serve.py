@@ -73,10 +73,10 @@ async def _watch_signals(
         asked = False
         async for number in signals:
             if asked:
-                print("stopping at once", file=sys.stderr)
                 scope.cancel()
                 return
             asked = True
-            name = signal.Signals(number).name
-            print(f"{name}: draining; once more to stop at once", file=sys.stderr)
+            if sys.stderr.isatty():
+                name = signal.Signals(number).name
+                print(f"\n{name}: draining; once more to stop at once", file=sys.stderr)
             container.stop()

@@ -1,0 +1,41 @@
+# Every target sets up what it needs; nothing is installed outside .venv, but for Debian's package
+# python3-venv where it is missing. ARGS="..." is passed on to pytest, the demo or the benchmarks.
+
+PYTHON_OF_VENV := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install install-spark test test-fast lint types demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+
+install: ## install the package and its tools into .venv; leaves .venv/bin/s4
+	@bash tools/install
+
+install-spark: ## install Spark, a Java and the demo's data too
+	@bash tools/install spark
+
+test: install-spark ## run all tests
+	$(PYTHON_OF_VENV) -m pytest $(ARGS)
+
+test-fast: install ## run the tests that need neither Spark nor much time
+	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)
+
+lint: install ## check style and formatting
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: install ## check types
+	$(PYTHON_OF_VENV) -m mypy
+
+demo: install-spark ## count a year of flights live, fed by Spark, and compare with Spark's own figures
+	$(PYTHON_OF_VENV) -m apps.flights.demo $(ARGS)
+
+bench: install ## run all benchmarks
+	.venv/bin/s4 bench --all $(ARGS)
+
+clean: ## remove .venv and everything else that was made here
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf metastore_db spark-warehouse derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

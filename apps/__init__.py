@@ -1,0 +1,1 @@
+"""Example apps; each folder is one app."""

@@ -1,0 +1,1 @@
+"""A keyed count in eight lines: how often each user has clicked."""

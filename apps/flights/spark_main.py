@@ -1,0 +1,42 @@
+"""The Spark program: clean the flights, send them to the adapter, print Spark's own figures.
+
+Run as ``python -m apps.flights.spark_main ADDRESS``. Writes JSON lines to standard output: what it
+is doing, how many rows were sent, and at last the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from apps.flights.data import flights_csv
+from apps.flights.spark_job import batch_aggregates, read_flights, send
+from s4node.spark.java import spark_session
+
+
+def main(address: str) -> None:
+    """Do all of it; raises what goes wrong."""
+    _say(stage="starting Spark")
+    spark = spark_session("flights")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _say(stage="reading and cleaning the flights")
+            flights = read_flights(spark, flights_csv(Path(folder)))
+            _say(rows=flights.count())
+            _say(stage="sending")
+            _say(sent=send(flights, address, progress=lambda sent: _say(progress=sent)))
+            _say(stage="counting in one batch")
+            _say(figures=batch_aggregates(flights))
+    finally:
+        spark.stop()
+
+
+def _say(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

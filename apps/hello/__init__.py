@@ -1,0 +1,1 @@
+"""Hello in five lines: greets every name."""

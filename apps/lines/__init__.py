@@ -1,0 +1,1 @@
+"""Events from ``nc``: an adapter that takes lines of text over TCP."""

@@ -1,0 +1,70 @@
+"""The line adapter: each line of text that arrives over TCP becomes an event.
+
+``printf 'joe\\nann\\n' | nc -N 127.0.0.1 15000`` sends two events with the attribute "name".
+
+Parameters (``s4.app.<name>``): ``port`` (15000), ``host`` (127.0.0.1), ``attribute`` ("name") and
+``longest``, the longest line in bytes (65536). A longer line, or one that is no UTF-8, is answered
+with an error on its connection; the other lines go on.
+"""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from s4node import AdapterApp, GenericEvent
+
+log = structlog.get_logger("apps.lines")
+
+
+class LineAdapter(AdapterApp):
+    """Listens for lines and sends them to the stream ``s4.adapter.output.stream``."""
+
+    remote_stream_types = (GenericEvent,)
+
+    def on_init(self) -> None:
+        """Read the parameters; events are routed by their line."""
+        self.host = self.parameters.get("host", "127.0.0.1")
+        self.port = int(self.parameters.get("port", "15000"))
+        self.attribute = self.parameters.get("attribute", "name")
+        self.longest = int(self.parameters.get("longest", "65536"))
+        self.remote_stream_key_finder = self.attribute
+        super().on_init()
+
+    async def on_start(self) -> None:
+        """Listen; from here on lines are taken."""
+        listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        self.port = listeners[0].socket.getsockname()[1]
+        log.info("taking lines", host=self.host, port=self.port)
+        self.start_soon(self._serve, listeners)
+
+    async def _serve(self, listeners: list[trio.SocketListener]) -> None:
+        await trio.serve_listeners(self._take, listeners)
+
+    async def _take(self, peer: trio.SocketStream) -> None:
+        rest = b""
+        try:
+            async for chunk in peer:
+                *lines, rest = (rest + chunk).split(b"\n")
+                await self._send(peer, lines)
+                if len(rest) > self.longest:
+                    await peer.send_all(b"error: the line is too long; closing\n")
+                    return
+            await self._send(peer, [rest] if rest else [])
+        except trio.BrokenResourceError:
+            pass  # the peer is gone; its complete lines have been sent
+        finally:
+            await trio.aclose_forcefully(peer)
+
+    async def _send(self, peer: trio.SocketStream, lines: list[bytes]) -> None:
+        events = []
+        for line in lines:
+            try:
+                text = line.rstrip(b"\r").decode()
+            except UnicodeDecodeError:
+                await peer.send_all(b"error: a line is not UTF-8; it was dropped\n")
+                continue
+            if text:
+                events.append(GenericEvent(**{self.attribute: text}))
+        if events:
+            await self.remote_stream.send_many(events)
