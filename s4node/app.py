@@ -72,9 +72,7 @@ class App:
         if name in self.prototypes:
             raise GraphError(f"app {self.name!r} has a PE {name!r} already; give it another name")
         prototype = Prototype(cls, self, name)
-        element = prototype.cls.__new__(prototype.cls)
-        element.key = None
-        prototype.cls.__init__(element, *arguments, **named)
+        element = prototype.element(*arguments, **named)
         self.prototypes[name] = prototype, element
         return element  # type: ignore[return-value]
 

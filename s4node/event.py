@@ -45,7 +45,7 @@ class GenericEvent:
 
     __slots__ = ("_attributes", "_frozen")
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, /, **attributes: Any) -> None:
         self._attributes: dict[str, Any] = attributes
         self._frozen = False
 

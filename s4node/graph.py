@@ -205,18 +205,23 @@ def _only_handler(stream: Stream, table: HandlerTable) -> Any:
 _PLAN_FILE = "<s4node run>"
 
 
-def _below_plan(error: BaseException) -> list[FrameType]:
-    """The frames that the dispatch loop called, outermost first."""
+def _frames(error: BaseException) -> list[FrameType]:
+    """The frames that the error went through, outermost first."""
     frames: list[FrameType] = []
-    below = False
     trace = error.__traceback__
     while trace is not None:
-        if below:
-            frames.append(trace.tb_frame)
-        elif trace.tb_frame.f_code.co_filename == _PLAN_FILE:
-            below = True
+        frames.append(trace.tb_frame)
         trace = trace.tb_next
     return frames
+
+
+def _below_plan(error: BaseException) -> list[FrameType]:
+    """The frames that the dispatch loop called, outermost first."""
+    frames = _frames(error)
+    for index, frame in enumerate(frames):
+        if frame.f_code.co_filename == _PLAN_FILE:
+            return frames[index + 1 :]
+    return []
 
 
 def is_key_failure(error: BaseException) -> bool:
@@ -224,14 +229,19 @@ def is_key_failure(error: BaseException) -> bool:
     frames = _below_plan(error)
     if not frames:  # raised in the loop itself: no such attribute, or a key that cannot be hashed
         return True
-    if isinstance(error, KeyFinderError) and frames[0].f_code.co_name in ("__missing__", "obtain"):
+    if frames[0].f_code.co_name == "canonical":
         return True
-    return frames[0].f_code.co_name == "canonical"
+    if not isinstance(frames[0].f_locals.get("self"), Instances):
+        return False
+    # raised while the instance was looked up: its key is none, or cannot be hashed
+    return isinstance(error, KeyFinderError) or all(
+        isinstance(frame.f_locals.get("self"), Instances) for frame in frames
+    )
 
 
 def blame(error: BaseException) -> ProcessingElement | None:
     """The PE instance whose handler raised, if it can be told."""
-    for frame in _below_plan(error):
+    for frame in _below_plan(error) or _frames(error):
         names = frame.f_code.co_varnames
         candidate = frame.f_locals.get(names[0]) if names else None
         if isinstance(candidate, ProcessingElement):

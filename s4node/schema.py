@@ -215,7 +215,7 @@ def _twin(cls: Any) -> type:
     """The same fields as a JSON object instead of an array."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(cls):
-        named = msgspec.field(
+        named = msgspec.field(  # type: ignore[call-overload]
             name=field.encode_name, default=field.default, default_factory=field.default_factory
         )
         fields.append((field.name, field.type, named))

@@ -13,7 +13,7 @@ import trio
 
 from s4node import config as settings
 from s4node.app import App
-from s4node.bench import workload
+from s4node.bench import timed, workload
 from s4node.bench.process import resident_mb, tune_gc, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
@@ -42,7 +42,10 @@ def tally_app() -> App:
 
 
 def node(task: dict[str, Any]) -> None:
-    """A node with the keyed count; says its address, on a message what it counted."""
+    """A node with the keyed count.
+
+    Says its address; on ``{"stop": false}`` its memory and CPU so far; on ``{}`` what it counted.
+    """
 
     async def main() -> None:
         app = tally_app()
@@ -52,7 +55,8 @@ def node(task: dict[str, Any]) -> None:
             nursery.start_soon(container.run)
             await container.ready.wait()
             say(address=container.address)
-            await trio.to_thread.run_sync(listen, abandon_on_cancel=True)
+            while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
+                say(rss_mb=resident_mb(), cpu_s=usage()["cpu_s"])
             tallies = [
                 (pe.key, pe.count, pe.total)  # type: ignore[attr-defined]
                 for one in container.tasks
@@ -60,6 +64,7 @@ def node(task: dict[str, Any]) -> None:
             ]
             say(
                 events=sum(count for _, count, _ in tallies),
+                keys=len(tallies),
                 digest=workload.digest(tallies),
                 **usage(),
             )
@@ -89,6 +94,53 @@ def producer(task: dict[str, Any]) -> None:
                 cpu_s=usage()["cpu_s"] - before)  # fmt: skip
 
     trio.run(main)
+
+
+def uniform(task: dict[str, Any]) -> None:
+    """Sends every key once, then keys at random; waits for a message before each part."""
+
+    async def main() -> None:
+        keys = list(workload.uniform_keys(task["keys"]))
+        async with Client(task["address"]) as client:
+            stream = await client.stream("readings")
+            say(ready=True)
+            listen()
+            sent = 0
+            for events in workload.once(keys, CHUNK):
+                await stream.send_many(events)
+                sent += len(events)
+            await stream.flush()
+            say(sent=sent)
+            listen()
+            source = workload.batches(workload.uniform_sequence(keys), CHUNK)
+            began, sent = time.perf_counter(), 0
+            while time.perf_counter() - began < task["seconds"]:
+                await stream.send_many(next(source))
+                sent += CHUNK
+            await stream.flush()
+            say(sent=sent, seconds=time.perf_counter() - began)
+
+    trio.run(main)
+
+
+def plain(task: dict[str, Any]) -> None:
+    """Memory of plain objects with a Tally's attributes, in a dict, made from decoded events."""
+
+    class Plain:
+        def __init__(self) -> None:
+            self.count = 0
+            self.total = 0
+
+    encode = msgspec.msgpack.Encoder().encode
+    decoder = msgspec.msgpack.Decoder(list[workload.Reading])
+    found: dict[str, Plain] = {}
+    before = resident_mb()
+    for events in workload.once(workload.uniform_keys(task["keys"]), CHUNK):
+        for event in decoder.decode(encode(events)):
+            one = found[event.key] = Plain()
+            one.count += 1
+            one.total += event.value
+    say(rss_mb=resident_mb() - before, keys=len(found))
 
 
 def single(task: dict[str, Any]) -> None:
@@ -173,7 +225,13 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "node": node,
     "producer": producer,
     "single": single,
+    "uniform": uniform,
+    "plain": plain,
     "limit": limit,
+    "timed": timed.timed,
+    "bare_timed": timed.bare_timed,
+    "delay": timed.delay,
+    "bare": timed.bare,
 }
 
 

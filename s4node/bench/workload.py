@@ -70,6 +70,26 @@ def batches(keys: list[str], size: int) -> Iterator[list[Reading]]:
             ts += size
 
 
+def uniform_keys(count: int) -> Iterator[str]:
+    """So many distinct keys of 11 characters, in an order without pattern."""
+    step = 7_368_787  # a prime, so every number below ``count`` comes once
+    return (f"key-{number * step % count:07d}" for number in range(count))
+
+
+def once(keys: Iterable[str], size: int) -> Iterator[list[Reading]]:
+    """One event for each key, ``size`` at a time."""
+    remaining = iter(keys)
+    while chunk := list(islice(remaining, size)):
+        yield [Reading(key, 1, FIRST_TS) for key in chunk]
+
+
+def uniform_sequence(keys: Iterable[str]) -> list[str]:
+    """A sequence of keys drawn evenly; its length is a multiple of ``LENGTH``."""
+    known = list(keys)
+    length = LENGTH * (4 if len(known) > LENGTH else 1)
+    return random.Random(13).choices(known, k=length)  # noqa: S311
+
+
 def truth(keys: list[str], events: int) -> dict[str, tuple[int, int]]:
     """Count and total of each key after the first ``events`` events."""
     passes, rest = divmod(events, len(keys))

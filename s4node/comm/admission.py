@@ -6,13 +6,17 @@ Rules
 - A frame that begins below the credit limit owns its place. One that does not is dropped the same
   way, so a producer that ignores its credit costs no memory.
 - A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
-- Verdicts are cumulative: a later one covers an earlier one that could not be sent.
+- Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
+  credit that it did not tell.
+- A producer hears of every refusal: none is passed by the ``upto`` of a verdict that does not tell
+  it, and what was told is kept until the producer shows that it heard, for after a reconnect.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it
   expires or its producer says end of stream.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -24,11 +28,20 @@ from s4node.progress.low_watermark import LowWatermark
 MAX_EXCEPTIONS = 256
 """Refusals told one by one in a verdict; the rest follow in the next."""
 
+_REASON = 500
+"""Characters of a reason."""
+
+
+def shortened(reason: str) -> str:
+    """A reason of bearable length: it may quote an event, and many travel in one verdict."""
+    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
+
 
 class ProducerLane:
     """One producer's numbers in one partition of a stream."""
 
     __slots__ = (
+        "_before",
         "_low",
         "_ruled",
         "admission",
@@ -43,6 +56,7 @@ class ProducerLane:
         "gap_untold",
         "told_limit",
         "told_upto",
+        "unheard",
         "urgent",
         "unprocessed",
     )
@@ -56,7 +70,9 @@ class ProducerLane:
         self._low = LowWatermark(start)
         self.connection: Hashable | None = None
         self.unprocessed: list[tuple[int, int, str]] = []
+        self.unheard: deque[tuple[int, list[tuple[int, int, str]]]] = deque()
         self._ruled: list[tuple[int, int, str]] = []
+        self._before = (start, start, start, start)
         self.gap_told = False
         self.gap_untold = False
         self.urgent = False
@@ -77,34 +93,43 @@ class ProducerLane:
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """The producer will be told that these were not processed."""
-        self.unprocessed.append((number, count, reason))
+        self.unprocessed.append((number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
         self.admission.touched(self)
 
+    @property
+    def upto(self) -> int:
+        """Everything below has been dealt with, and its refusals have been told."""
+        if self.unprocessed:
+            return min(self.safe, min(self.unprocessed)[0])
+        return self.safe
+
     def told(self) -> None:
-        """The producer knows ``safe`` and ``limit`` as they are now."""
-        self.told_upto, self.told_limit = self.safe, self.limit
+        """The producer knows ``upto`` and ``limit`` as they are now."""
+        self.told_upto, self.told_limit = max(self.told_upto, self.upto), self.limit
         self.press_at = self.limit - self.admission.share(self) * 3 // 4
 
     def ruling(self) -> wire.Ruling:
         """What the producer is to know now; counts as told."""
+        self._before = self.limit, self.told_upto, self.told_limit, self.press_at
         self.limit = self.admission.new_limit(self)
-        self.told()
         self.urgent = False
         self._ruled = []
-        outcome, exceptions = wire.ADMITTED, self.unprocessed
-        if exceptions:
+        outcome = wire.ADMITTED
+        if self.unprocessed:
             outcome = wire.REFUSED
-            self._ruled = exceptions[:MAX_EXCEPTIONS]
-            self.unprocessed = exceptions[MAX_EXCEPTIONS:]
+            exceptions = sorted(self.unprocessed)
+            self._ruled, self.unprocessed = exceptions[:MAX_EXCEPTIONS], exceptions[MAX_EXCEPTIONS:]
+            self.unheard.append((self.told_limit, self._ruled))
             self.urgent = bool(self.unprocessed) or self.gap_untold
         elif self.gap_untold:
             outcome, self.gap_untold = wire.EXPECTED, False
+        self.told()
         return wire.Ruling(
             self.partition,
             outcome,
-            self.safe,
+            self.told_upto,
             self.limit,
             self.expected,
             tuple(self._ruled),
@@ -112,9 +137,25 @@ class ProducerLane:
 
     def untold(self) -> None:
         """The last ruling could not be sent: the next one says all of it again."""
+        self.limit, self.told_upto, self.told_limit, self.press_at = self._before
         self.urgent = True
-        self.unprocessed = [*self._ruled, *self.unprocessed]
+        if self._ruled:
+            self.unheard.pop()
+            self.unprocessed = [*self._ruled, *self.unprocessed]
         self.gap_untold = self.gap_told
+
+    def heard(self, end: int) -> None:
+        """The producer has used credit up to ``end``: it heard what had been told before that."""
+        while self.unheard and end > self.unheard[0][0]:
+            self.unheard.popleft()
+
+    def reopened(self, upto: int) -> None:
+        """The producer is back and has heard everything below ``upto``: tell it the rest again."""
+        told = [e for _, exceptions in self.unheard for e in exceptions if e[0] >= upto]
+        self.unheard.clear()
+        self.unprocessed = [*told, *self.unprocessed]
+        self.gap_told = self.gap_untold = False
+        self.urgent = bool(self.unprocessed)
 
     @property
     def pressing(self) -> bool:
@@ -200,13 +241,15 @@ class StreamAdmission:
                 lane = ProducerLane(self, hello.peer, partition, start)
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen = connection, now
-            lane.gap_told = lane.gap_untold = False
+            lane.reopened(starts.get(partition, lane.expected))
             self._credits[partition].join(lane)
         for partition in range(len(self.stages)):  # after all joined, so that shares are right
             lane = self.lanes[hello.peer, partition]
             lane.limit = self.new_limit(lane)
             lane.told()
-            positions.append(wire.Position(partition, lane.expected, lane.limit, lane.safe))
+            positions.append(wire.Position(partition, lane.expected, lane.limit, lane.upto))
+            if lane.urgent:
+                self.touched(lane)
         return tuple(positions)
 
     def admit(self, data: wire.Data, connection: Hashable, now: float) -> FrameReceipt | None:
@@ -236,9 +279,16 @@ class StreamAdmission:
             return None
         lane.gap_told = False
         lane.expected = end
+        if lane.unheard:
+            lane.heard(end)
         self.frames += 1
         self.admitted += data.count - skip
         return FrameReceipt(lane, data.first + skip, end, skip)
+
+    def connection_of(self, producer: str) -> Hashable | None:
+        """The connection that the producer's id belongs to, if it is connected."""
+        lane = self.lanes.get((producer, 0))
+        return None if lane is None else lane.connection
 
     def _tell_expected(self, lane: ProducerLane) -> None:
         lane.gap_told = lane.gap_untold = lane.urgent = True

@@ -188,11 +188,11 @@ class ClientStream:
         if cls not in self._known or cls is GenericEvent:
             self._admit((event,))
         self._put(event)
-        unbreathed = self._unbreathed = self._unbreathed + 1
-        if unbreathed >= _BREATHE:
-            await self._breathe()
-        elif unbreathed == 1:
+        self._unbreathed += 1
+        if not self._link.awake:
             self._link.wake()
+        if self._unbreathed >= _BREATHE:
+            await self._breathe()
 
     async def send_many(self, events: Iterable[Any]) -> None:
         """Send events in order; as send, but one call for all of them."""

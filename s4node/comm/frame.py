@@ -204,7 +204,7 @@ def encode_frame(header: Header, body: bytes = b"") -> bytes:
     try:
         head = _encoder.encode(header)
         return b"".join((_LENGTHS.pack(len(head), len(body)), head, body))
-    except (TypeError, OverflowError, struct.error) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
         raise LocalFrameError(f"{header.kind} frame cannot be encoded: {error}") from error
 
 
@@ -224,10 +224,11 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
         raise RemoteFrameError(
             f"an envelope starts with b'S4', not {bytes(data[:4])!r}; is this an s4node peer?"
         )
-    if len(data) < len(MAGIC) or data[2] != VERSION:
-        spoken = data[2] if len(data) > 2 else "none"
+    if len(data) < len(MAGIC):
+        raise RemoteFrameError(f"truncated: {len(data)} bytes are no envelope")
+    if data[2] != VERSION:
         raise RemoteFrameError(
-            f"protocol version {spoken} is not spoken here; this side speaks version {VERSION}"
+            f"protocol version {data[2]} is not spoken here; this side speaks version {VERSION}"
         )
     view = memoryview(data)
     at, end = len(MAGIC), len(data)
@@ -254,15 +255,23 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
 def check_sections(header: Data, body: memoryview) -> str:
     """Why the sections of a data frame do not add up, or an empty text if they do."""
     sections = header.sections
-    if len(sections) == 1 and header.first >= 0 and header.count > 0 and header.partition >= 0:
-        if sections[0].count == header.count and sections[0].size == len(body):
+    if len(sections) == 1 and 0 <= header.first <= MAX_NUMBER and header.partition >= 0:
+        section = sections[0]
+        if 0 < section.count == header.count <= section.size == len(body):
             return ""
     if not sections:
         return "a data frame has at least one section"
+    if len(sections) > MAX_SECTIONS:
+        return f"{len(sections)} sections are more than {MAX_SECTIONS}"
     if min(header.first, header.partition, header.count - 1) < 0:
         return "first and partition are 0 or more, count is 1 or more"
+    if header.first > MAX_NUMBER:
+        return f"first is {header.first}, over {MAX_NUMBER}"
     if any(section.count < 0 or section.size < 0 for section in header.sections):
         return "a section has a negative count or size"
+    for section in sections:
+        if section.count > section.size:  # an event takes a byte at least
+            return f"a section of {section.size} bytes announces {section.count} events"
     if sum(section.size for section in header.sections) != len(body):
         return f"the sections do not add up to the body's {len(body)} bytes"
     if sum(section.count for section in header.sections) != header.count:

@@ -49,7 +49,7 @@ class Link:
         self._socket: PairSocket | None = None
         self._control: list[bytes] = []
         self._work = trio.lowlevel.ParkingLot()
-        self._awake = False
+        self.awake = False
         self._hurry = False
         self._queue_size = queue_size
         self._coalescer = Coalescer()
@@ -68,8 +68,8 @@ class Link:
 
     def wake(self) -> None:
         """There is something to send."""
-        if not self._awake:
-            self._awake = True
+        if not self.awake:
+            self.awake = True
             self._work.unpark()
 
     def hurry(self) -> None:
@@ -161,13 +161,13 @@ class Link:
         while True:
             pause = self._pause()
             if pause is None:
-                self._awake = False
+                self.awake = False
                 await self._work.park()
             elif pause > 0:
-                self._awake = False
+                self.awake = False
                 with trio.move_on_after(pause):
                     await self._work.park()
-            self._awake = True
+            self.awake = True
             if self._pause() == 0:
                 await self._send()
 

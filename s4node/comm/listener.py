@@ -173,13 +173,15 @@ class Listener:
         actual = listeners[0].socket.getsockname()[1]
         self.address = f"tcp://{host}:{actual}"
         async with trio.open_nursery() as nursery:
-            with self._accepting:
-                async with trio.open_nursery() as accepting:
-                    for listener in listeners:
-                        accepting.start_soon(self._accept, listener, nursery)
-                    task_status.started()
-            for listener in listeners:
-                await listener.aclose()
+            try:
+                with self._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept, listener, nursery)
+                        task_status.started()
+            finally:
+                for listener in listeners:
+                    listener.socket.close()
             await trio.sleep_forever()  # the peers stay until they are cancelled with us
 
     def stop_accepting(self) -> None:
@@ -217,7 +219,11 @@ class Listener:
                 await trio.sleep(0.1)  # out of file descriptors: give others time to go
                 continue
             raw = stream.socket
-            peer = "%s:%s" % raw.getpeername()[:2] if raw.fileno() >= 0 else "?"
+            try:
+                peer = "%s:%s" % raw.getpeername()[:2]
+            except OSError:  # gone again, as port scanners are
+                raw.close()
+                continue
             if len(self.connections) >= self._max_connections:
                 self.counts["connections refused"] += 1
                 log.warning("too many connections; refused", peer=peer,
@@ -229,7 +235,13 @@ class Listener:
 
     async def _serve_peer(self, raw: stdlib.socket, peer: str) -> None:
         connection = Connection(self, peer)
-        connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
+        try:
+            connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
+        except StageBroken as error:
+            raw.close()
+            self.counts["connections refused"] += 1
+            log.warning("a connection cannot be taken; closed", peer=peer, error=str(error))
+            return
         self.connections.add(connection)
         self.counts["connections"] += 1
         try:

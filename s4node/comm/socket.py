@@ -67,10 +67,13 @@ class PairSocket:
         cls, peer: stdlib.socket, max_bytes: int, on_change: Callable[[bool], None]
     ) -> PairSocket:
         """The connection over an accepted TCP socket, which it takes over."""
-        peer.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_NODELAY, 1)
-        peer.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
-        self = cls(max_bytes, on_change)
-        listener = self._socket.listen("socket://")
+        try:
+            peer.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_NODELAY, 1)
+            peer.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
+            self = cls(max_bytes, on_change)
+            listener = self._socket.listen("socket://")
+        except (OSError, pynng.NNGException) as error:
+            raise StageBroken(f"nng does not take an accepted connection: {error}") from error
         code = pynng.lib.nng_listener_set_int(listener.listener, b"socket:fd", peer.detach())
         if code:
             raise StageBroken(f"nng does not take an accepted connection: error {code}")

@@ -77,9 +77,9 @@ class EventLoop:
         self.nudge()
 
     @property
-    def idle(self) -> bool:
-        """Whether no task has anything at hand."""
-        return not self._async_steps and all(task.next_op() in _RESTING for task in self.tasks)
+    def done(self) -> bool:
+        """Whether no draining task has anything left, not even what waits for room."""
+        return not self._async_steps and all(task.next_op() is Op.DONE for task in self.tasks)
 
     async def run(self) -> None:
         """Take turns until drained or cancelled; raises what a handler raised.
@@ -88,7 +88,7 @@ class EventLoop:
         """
         async with trio.open_nursery() as nursery:
             due = self._after_turn()
-            while not (self._draining and not self._ready and self.idle):
+            while not (self._draining and not self._ready and self.done):
                 if not self._ready and not self._nudged:
                     with trio.move_on_at(self._deadline(due)):
                         await self._lot.park()
@@ -160,7 +160,9 @@ class EventLoop:
 
     def _deadline(self, due: float | None) -> float:
         """When to wake at the latest, in trio's time."""
-        dues = [task.next_due for task in self.tasks if task.timed and not task.gate.timer_running]
+        # a busy task's timers wait until it wakes the loop; looking at them would only spin
+        free = (t for t in self.tasks if t.timed and not (t.gate.timer_running or t.gate.in_flight))
+        dues = [task.next_due for task in free]
         earliest = min([d for d in (*dues, due) if d is not None], default=None)
         if earliest is None:
             return float("inf")

@@ -105,6 +105,8 @@ class Task:
             for i in self.instances.values()
             if inspect.iscoroutinefunction(i.prototype.on_remove)
         ]
+        awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
+        self._trimmed = [i for i in self._bounded if id(i) not in awaited]
         self._batch: EventBatch | None = None
         self._at = 0
         self.timers = [
@@ -157,7 +159,9 @@ class Task:
     def awaits(self) -> bool:
         """Whether the batch at hand, or the timer that is due, has ``async`` handlers."""
         if self.gate.timer_due:
-            return any(inspect.iscoroutinefunction(timer.on_time) for timer in self.timers)
+            return bool(self._leaving) or any(
+                inspect.iscoroutinefunction(timer.on_time) for timer in self.timers
+            )
         return self._batch is not None and self.plans[self._batch.stream].is_async
 
     def process(self, limit: int) -> int:
@@ -173,6 +177,7 @@ class Task:
                     break
                 except Exception as error:  # noqa: BLE001 - the handlers are the user's
                     self._failed(batch, error, self._at + culprit(it, len(events)))
+            self._trim()
         finally:
             emitted.reset(token)
         return self._processed(batch, len(events))
@@ -190,8 +195,7 @@ class Task:
                     break
                 except Exception as error:  # noqa: BLE001 - the handlers are the user's
                     self._failed(batch, error, self._at + culprit(it, len(events)))
-            for instances in self._leaving:
-                await instances.finish_leaving()
+            await self._trim_async()
         finally:
             emitted.reset(token)
         return self._processed(batch, len(events))
@@ -207,8 +211,6 @@ class Task:
     def _processed(self, batch: EventBatch, count: int) -> int:
         """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
         self.hand_on()
-        for instances in self._bounded:
-            instances.trim()
         self._at += count
         self.processed += count
         if self._at < len(batch.events):
@@ -220,6 +222,24 @@ class Task:
             if batch.receipt is not None:
                 batch.receipt.done()
         return count
+
+    def _trim(self) -> None:
+        """Apply the caches' bounds, as a part of a step, so that ``on_remove`` may put."""
+        for instances in self._trimmed:
+            try:
+                instances.trim()
+            except Exception as error:
+                raise self._hook_failed("on_remove", error) from error
+
+    async def _trim_async(self) -> None:
+        """As _trim, and await the ``on_remove`` of all that leaves."""
+        self._trim()
+        for instances in self._leaving:
+            try:
+                instances.trim()
+                await instances.finish_leaving()
+            except Exception as error:
+                raise self._hook_failed("on_remove", error) from error
 
     def hand_on(self) -> None:
         """Hand on what handlers have put on streams."""
@@ -240,6 +260,8 @@ class Task:
             batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
             return
         pe = graph.blame(error)
+        if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
+            error.add_note(f"declare it in the PE class: {error.name}: type = default")
         name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
         raise ProcessingError(
             self.app.name, name, pe.key if pe is not None else None, position, error
@@ -255,31 +277,33 @@ class Task:
         return min(due, default=None)
 
     def check_timers(self, now: float) -> bool:
-        """Mark a due timer for the gate; True if there is one."""
-        if any(timer.due <= now for timer in self.timers):
+        """Mark a due timer or expiry for the gate; True if there is one."""
+        due = self.next_due
+        if due is not None and due <= now:
             self.gate.timer_due = True
-        for instances in self._bounded:
-            at = instances.next_expiry
-            if at is not None and at <= now and not self.gate.in_flight:
-                instances.trim()
         return self.gate.timer_due
 
     def fire(self, limit: int) -> bool:
-        """Call ``on_time`` of up to ``limit`` instances; True when all have been called."""
+        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+
+        What has expired goes at the end.
+        """
         token = emitted.set(self.emitted)
         try:
             for timer, instance in self._take_timed(limit):
                 try:
                     timer.on_time(instance)
                 except Exception as error:
-                    raise self._timer_failed(instance, error) from error
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                self._trim()
         finally:
             emitted.reset(token)
         self.hand_on()
         return self._timing is None
 
     async def fire_async(self, limit: int) -> bool:
-        """As fire, where some ``on_time`` is ``async``."""
+        """As fire, where some ``on_time`` or ``on_remove`` is ``async``."""
         token = emitted.set(self.emitted)
         try:
             for timer, instance in self._take_timed(limit):
@@ -288,7 +312,9 @@ class Task:
                     if inspect.isawaitable(result):
                         await result
                 except Exception as error:
-                    raise self._timer_failed(instance, error) from error
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                await self._trim_async()
         finally:
             emitted.reset(token)
         self.hand_on()
@@ -311,12 +337,19 @@ class Task:
                 missed = int((now - timer.due) // timer.interval)  # ticks coalesce
                 timer.due += (missed + 1) * timer.interval
                 for instance in list(timer.instances.values()):
-                    yield timer, instance
+                    if timer.instances.get(instance.key) is instance:  # not removed meanwhile
+                        yield timer, instance
 
-    def _timer_failed(self, instance: ProcessingElement, error: Exception) -> ProcessingError:
-        place = f"on_time in partition {self.partition}"
+    def _hook_failed(
+        self, hook: str, error: Exception, instance: ProcessingElement | None = None
+    ) -> ProcessingError:
+        pe = instance if instance is not None else graph.blame(error)
         return ProcessingError(
-            self.app.name, type(instance).__name__, instance.key, place, error
+            self.app.name,
+            type(pe).__name__ if pe is not None else "a PE",
+            pe.key if pe is not None else None,
+            f"{hook} in partition {self.partition}",
+            error,
         )
 
     # -- life --------------------------------------------------------------------------------
@@ -328,9 +361,13 @@ class Task:
             for instances in self.instances.values():
                 prototype = instances.prototype
                 if prototype.singleton and prototype.on_create is not None:
-                    result = prototype.on_create(instances.singleton())
-                    if inspect.isawaitable(result):
-                        await result
+                    singleton = instances.singleton()
+                    try:
+                        result = prototype.on_create(singleton)
+                        if inspect.isawaitable(result):
+                            await result
+                    except Exception as error:
+                        raise self._hook_failed("on_create", error, singleton) from error
         finally:
             emitted.reset(token)
         self.hand_on()

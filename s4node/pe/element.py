@@ -3,14 +3,20 @@
 Rules
 - A prototype is configured once, before the app starts; an instance is made for each key at the
   key's first event. The constructor runs for the prototype only; ``on_create`` for each instance.
-- Annotated attributes with defaults are the state of an instance; a mutable default is copied for
-  each. What is set on the prototype is shared by all its instances.
+- Annotated attributes with defaults are the state of an instance, and all of it: they become
+  slots, which are small and quick, and an attribute that is not declared cannot be set. A mutable
+  default is copied for each instance.
+- What is set on the prototype holds for all its instances: a state attribute's new default, or
+  anything else (streams, parameters) as a common value.
 - One instance runs one handler at a time.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from s4node.errors import GraphError
 
 if TYPE_CHECKING:
     from s4node.app import App
@@ -19,7 +25,52 @@ if TYPE_CHECKING:
     from s4node.pe.prototype import Prototype
 
 
-class ProcessingElement:
+class ElementType(type):
+    """The class of PE classes: makes slots of annotated attributes with defaults."""
+
+    _state: dict[str, Any]
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
+    ) -> ElementType:
+        inherited: dict[str, Any] = {}
+        for base in reversed(bases):
+            inherited |= getattr(base, "_state", {})
+        own = {
+            attribute: namespace.pop(attribute)
+            for attribute, kind in _annotations(namespace).items()
+            if attribute in namespace and "ClassVar" not in str(kind)
+        }
+        slots = namespace.get("__slots__", ())
+        slots = (slots,) if isinstance(slots, str) else tuple(slots)
+        namespace["__slots__"] = (*slots, *(n for n in own if n not in inherited))
+        try:
+            cls = super().__new__(mcs, name, bases, namespace, **more)
+        except TypeError as error:
+            if "layout" not in str(error) and "lay-out" not in str(error):
+                raise
+            raise GraphError(
+                f"PE class {name}: two of its bases {', '.join(b.__name__ for b in bases)} have "
+                f"state; let one derive from the other, or keep the state in one"
+            ) from error
+        cls._state = inherited | own
+        return cls
+
+
+def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:
+    """The annotations in a class body; from Python 3.14 on they are computed on demand."""
+    if "__annotations__" in namespace or sys.version_info < (3, 14):
+        return dict(namespace.get("__annotations__", {}))
+    import annotationlib
+
+    annotate = annotationlib.get_annotate_from_class_namespace(namespace)
+    if annotate is None:
+        return {}
+    form = annotationlib.Format.FORWARDREF
+    return dict(annotationlib.call_annotate_function(annotate, form))
+
+
+class ProcessingElement(metaclass=ElementType):
     """The state and the handlers of one key.
 
     Write the handlers that you need; each may be plain or ``async``:

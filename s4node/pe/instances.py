@@ -53,7 +53,7 @@ class Instances(dict[Any, PE]):
         assert self.prototype.on_create is not None
         await self.prototype.on_create(instance)
         self[key] = instance
-        return instance
+        return self[key]  # counts as its first use
 
     def singleton(self) -> PE:
         """The one instance, made on the first call; its ``on_create`` is the caller's business."""

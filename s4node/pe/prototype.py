@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from s4node.errors import GraphError
 from s4node.event import Event, GenericEvent
+from s4node.routing import compiled
 
 if TYPE_CHECKING:
     from s4node.app import App
@@ -91,16 +91,30 @@ class Prototype:
         self.on_time = _plain_hook(cls, "on_time")
         self.on_create = _plain_hook(cls, "on_create")
         self.on_remove = _plain_hook(cls, "on_remove")
-        self.defaults = dict(_mutable_defaults(cls))
-        body: dict[str, Any] = {
+        self.cls = self._bound(cls, ())
+        self._element_cls = self._bound(cls, ("__dict__",))
+        self.make: Callable[[Any, Any], ProcessingElement] = _not_started
+        """``make(key, home)`` is a new instance; its ``on_create`` is the caller's business."""
+
+    def _bound(self, cls: type[P], slots: tuple[str, ...]) -> type[P]:
+        body = {
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
-            "__slots__": (),
+            "__slots__": slots,
             "_prototype": self,
-            "app": app,
+            "app": self.app,
         }
-        self.cls: type[ProcessingElement] = type(cls.__name__, (cls,), body)
+        return type(cls)(cls.__name__, (cls,), body)
+
+    def element(self, *arguments: Any, **named: Any) -> ProcessingElement:
+        """The prototype object, which the app's author configures."""
+        element = self._element_cls.__new__(self._element_cls)
+        element.key = None
+        for name, value in self.cls._state.items():
+            setattr(element, name, copy.deepcopy(value))
+        element.__init__(*arguments, **named)  # type: ignore[misc]
+        return element
 
     @property
     def is_async(self) -> bool:
@@ -151,20 +165,17 @@ class Prototype:
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
     def freeze(self, element: ProcessingElement) -> None:
-        """The app starts: what was set on the prototype becomes common to its instances."""
-        for name, value in vars(element).items() if hasattr(element, "__dict__") else ():
+        """The app starts: what was set on the prototype holds for all its instances."""
+        for name, value in vars(element).items():
             setattr(self.cls, name, value)
-            self.defaults.pop(name, None)
+        state = {name: getattr(element, name) for name in self.cls._state}
+        copied = {n: value for n, value in state.items() if not isinstance(value, _IMMUTABLE)}
+        lines = ["def make(key, home):", "    i = new(cls)", "    i.key = key", "    i._home = home"]
+        lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
+        bindings = {"new": self.cls.__new__, "cls": self.cls, "copy": copy.deepcopy}
+        bindings |= {f"_{name}": value for name, value in state.items()}
+        self.make = compiled("make", [*lines, "    return i"], bindings)
         self.started = True
-
-    def make(self, key: Any, home: Any) -> ProcessingElement:
-        """A new instance; its ``on_create`` is the caller's business."""
-        instance = self.cls.__new__(self.cls)
-        instance.key = key
-        instance._home = home
-        for name, value in self.defaults.items():
-            setattr(instance, name, copy.deepcopy(value))
-        return instance
 
     def _check_not_started(self) -> None:
         if self.started:
@@ -180,13 +191,8 @@ def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
     return hook
 
 
-def _mutable_defaults(cls: type) -> Iterator[tuple[str, Any]]:
-    for base in reversed(cls.__mro__):
-        for name in inspect.get_annotations(base):
-            if name in base.__dict__ and not name.startswith("__"):
-                value = base.__dict__[name]
-                if not isinstance(value, (*_IMMUTABLE, types.MemberDescriptorType)):
-                    yield name, value
+def _not_started(_key: Any, _home: Any) -> ProcessingElement:
+    raise GraphError("a PE instance before its app has started")
 
 
 def _handlers(cls: type, word: str) -> dict[type, Handler]:

@@ -1,0 +1,60 @@
+"""latency: one-by-one sends on a fixed schedule, from the intended send time to ``on_event``.
+
+Open loop: a late send does not move the ones behind it. Beside it, in turn, the same frames sent
+bare: pynng's plain blocking send and receive, one way, at the same times.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from s4node.bench.process import Role
+from s4node.bench.result import Result
+
+RATES = (1_000, 5_000, 10_000)
+
+
+def run(*, quick: bool = False) -> list[Result]:
+    """A row a rate; percentiles are medians over the runs, which together last 30 s each."""
+    runs, seconds = (1, 0.5) if quick else (5, 6.0)
+    results = []
+    for rate in RATES:
+        system, bare = [], []
+        for _ in range(runs):
+            bare.append(_measure("bare", rate, seconds))
+            system.append(_measure("delay", rate, seconds))
+        p99, bare_p99 = (median(one["p99_ms"] for one in side) for side in (system, bare))
+        results.append(
+            Result(
+                "latency",
+                events=sum(one["events"] for one in system),
+                seconds=runs * seconds,
+                events_per_s=rate,
+                limit_events_per_s=rate,
+                ratio=p99 / bare_p99,
+                p50_ms=median(one["p50_ms"] for one in system),
+                p99_ms=p99,
+                cpu_s_per_million=median(one["cpu_s"] / one["events"] * 1e6 for one in system),
+                checked=all(one["events"] == int(rate * seconds) for one in (*system, *bare)),
+                notes={
+                    "bare_p50_ms": median(one["p50_ms"] for one in bare),
+                    "bare_p99_ms": bare_p99,
+                    "max_ms": max(one["max_ms"] for one in system),
+                },
+            )
+        )
+    return results
+
+
+def _measure(receiver: str, rate: int, seconds: float) -> dict[str, Any]:
+    """One run; ``delay`` is our node, ``bare`` a plain pynng socket."""
+    count = int(rate * seconds)
+    with Role(receiver, count=count) as receiving:
+        address = receiving.hear()["address"]
+        sender = "timed" if receiver == "delay" else "bare_timed"
+        with Role(sender, address=address, rate=rate, count=count) as sending:
+            cpu = sending.hear()["cpu_s"]
+            measured = receiving.hear()
+    measured["cpu_s"] += cpu
+    return measured

@@ -1,0 +1,27 @@
+"""single-events: a producer that calls ``send(event)`` one at a time, as fast as it can."""
+
+from __future__ import annotations
+
+from s4node.bench.keyed_count import system
+from s4node.bench.result import Result, middle
+
+
+def run(*, quick: bool = False) -> list[Result]:
+    """A row for the trio client and one for the synchronous client."""
+    runs, seconds = (1, 0.5) if quick else (5, 5.5)
+    results = []
+    for client in ("trio", "sync"):
+        found = [system(1, seconds, role="single", client=client) for _ in range(runs)]
+        results.append(
+            Result(
+                "single-events",
+                events=sum(one["sent"] for one in found),
+                seconds=sum(one["seconds"] for one in found),
+                events_per_s=middle([one["sent"] / one["seconds"] for one in found]),
+                cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
+                rss_mb=max(one["rss_mb"] for one in found),
+                checked=all(one["checked"] for one in found),
+                notes={"client": client},
+            )
+        )
+    return results

@@ -1,0 +1,411 @@
+"""What the tests run on: containers, real processes, raw peers, and a proxy that cuts connections.
+
+Nothing here is a mock: everything talks over TCP on a free port of 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pynng
+import trio
+
+from s4node.comm import frame as wire
+from s4node.config import Config
+from s4node.container.container import Container
+from s4node.errors import leaves
+from s4node.event import GenericEvent
+from s4node.schema import EventType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from s4node.app import App
+
+ROOT = Path(__file__).resolve().parent.parent
+ANY_PORT = "tcp://127.0.0.1:0"
+DEADLINE = 30.0
+"""Seconds after which a test has failed; nothing waits for so long where it works."""
+
+
+async def until(condition: Callable[[], object], why: str = "", seconds: float = DEADLINE) -> None:
+    """Return as soon as ``condition()`` is true; fail after ``seconds``."""
+    with trio.move_on_after(seconds) as scope:
+        while not condition():
+            await trio.sleep(0.002)
+    assert not scope.cancelled_caught, f"it did not happen within {seconds:g} s: {why or condition}"
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise an error as it is where it comes alone inside of exception groups."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found = leaves(group)
+        if len(found) > 1:
+            raise
+        alone = found[0]
+    else:
+        return
+    raise alone
+
+
+# -- containers --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(
+    app: App,
+    settings: Mapping[str, str] | None = None,
+    *,
+    partitions: int = 1,
+    address: str = ANY_PORT,
+    deadline: float = DEADLINE,
+) -> AsyncIterator[Container]:
+    """A running container; stopped in order at the end, and its rules checked."""
+    values = {
+        "s4.listener.address": address,
+        "s4.cluster.partitions": str(partitions),
+        "s4.gc.threshold": "0",  # it would change the collector of the test process
+        "s4.watchdog.ms": "0",
+        **(settings or {}),
+    }
+    container = Container(app, Config.of(values))
+    with plain_errors(), trio.fail_after(deadline):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await container.ready.wait()
+            yield container
+            container.stop()
+    for port in container.ports.values():
+        port.admission.validate()
+    for task in container.tasks:
+        task.gate.validate()
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that finds the package, whatever its folder."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+
+
+def s4(*arguments: str | Path) -> list[str]:
+    """The command line of ``s4`` with these arguments."""
+    return [sys.executable, "-m", "s4node", *map(str, arguments)]
+
+
+async def run_s4(
+    *arguments: str | Path, cwd: Path, stdin: bytes = b"", deadline: float = DEADLINE
+) -> subprocess.CompletedProcess[str]:
+    """Run an ``s4`` command to its end."""
+    with trio.fail_after(deadline):
+        done = await trio.run_process(
+            s4(*arguments),
+            stdin=stdin,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            cwd=cwd,
+            env=environment(),
+        )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+class NodeProcess:
+    """A node in a process of its own; ``stdout`` and ``stderr`` are its lines so far."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self.process = process
+        self.address = ""
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """kill -9, and wait until the process is gone."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def wait(self) -> int:
+        """The exit status, once there is one and all output has been read."""
+        status = await self.process.wait()
+        await until(lambda: self._open == 0, "its output ends")
+        return status
+
+    @property
+    def errors(self) -> str:
+        """All of stderr so far."""
+        return "\n".join(self.stderr)
+
+    async def _read(self, pipe: Any, lines: list[str]) -> None:
+        rest = b""
+        async for chunk in pipe:
+            *whole, rest = (rest + chunk).split(b"\n")
+            lines += [line.decode() for line in whole]
+        if rest:
+            lines.append(rest.decode())
+        self._open -= 1
+
+    _open = 2
+
+
+@asynccontextmanager
+async def node_process(
+    file: Path | str,
+    *arguments: str,
+    cwd: Path,
+    listen: str = ANY_PORT,
+    ready: bool = True,
+    limits: Callable[[], None] | None = None,
+) -> AsyncIterator[NodeProcess]:
+    """``s4 run FILE`` as a process, ready (unless told otherwise); killed at the end."""
+    process = await trio.lowlevel.open_process(
+        s4("run", file, "--listen", listen, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=limits,
+    )
+    node = NodeProcess(process)
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node._read, process.stdout, node.stdout)
+            nursery.start_soon(node._read, process.stderr, node.stderr)
+            try:
+                if ready:
+                    await until(
+                        lambda: any(" runs at " in line for line in node.stderr)
+                        or process.returncode is not None,
+                        f"it is ready; it said: {node.stderr}",
+                    )
+                    line = next((line for line in node.stderr if " runs at " in line), "")
+                    assert line, f"it ended with {process.returncode}: {node.errors}"
+                    node.address = line.split(" runs at ")[1].split()[0]
+                yield node
+            finally:
+                with trio.CancelScope(shield=True):
+                    if process.returncode is None:
+                        process.kill()
+                    await process.wait()
+                nursery.cancel_scope.cancel()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            await pipe.aclose()
+
+
+def free_port() -> int:
+    """A port that is free now; for nodes that must come back at the same one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# -- raw peers ---------------------------------------------------------------------------------
+
+
+class RawPeer:
+    """A bare nng Pair0 socket at a node: sends any bytes, reads what comes back."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = pynng.Pair0(recv_max_size=0)
+        self._socket.dial(address, block=True)
+
+    async def send(self, data: bytes) -> None:
+        """Send one nng message, whatever is in it."""
+        await self._socket.asend(data)
+
+    async def send_frames(self, *frames: wire.Header | tuple[wire.Header, bytes]) -> None:
+        """Send one good envelope of these frames."""
+        parts = [frame if isinstance(frame, tuple) else (frame, b"") for frame in frames]
+        await self.send(wire.envelope([wire.encode_frame(*part) for part in parts]))
+
+    async def receive(self) -> list[wire.Header]:
+        """The headers of the next envelope."""
+        with trio.fail_after(DEADLINE):
+            data = await self._socket.arecv()
+        return [
+            frame.header for frame in wire.read_envelope(data, 1 << 30) if isinstance(frame, wire.Frame)
+        ]
+
+    async def receive_until(self, wanted: Callable[[wire.Header], object]) -> wire.Header:
+        """The next frame that is wanted; others are dropped."""
+        while True:
+            for header in await self.receive():
+                if wanted(header):
+                    return header
+
+    async def open(self, stream: str, producer: str, *types: type) -> wire.Hello:
+        """Open a stream; the node's answer."""
+        declared = tuple(EventType(cls).declaration for cls in types)
+        await self.send_frames(wire.Hello(producer, "1", stream, declared))
+        answer = await self.receive_until(lambda header: isinstance(header, wire.Hello))
+        assert isinstance(answer, wire.Hello)
+        return answer
+
+    async def close(self) -> None:
+        await trio.to_thread.run_sync(self._socket.close)
+
+
+@asynccontextmanager
+async def raw_peer(address: str) -> AsyncIterator[RawPeer]:
+    """A raw peer that is connected."""
+    peer = await trio.to_thread.run_sync(RawPeer, address)
+    try:
+        yield peer
+    finally:
+        with trio.CancelScope(shield=True):
+            await peer.close()
+
+
+def data_frame(
+    stream: str,
+    producer: str,
+    first: int,
+    events: Sequence[Any],
+    *,
+    partition: int = 0,
+    flags: int = wire.ANSWER_NOW,
+    routing: str = "",
+) -> tuple[wire.Header, bytes]:
+    """A good data frame of events of one type."""
+    kind = EventType(type(events[0]))
+    body = kind.encode(events)
+    header = wire.Data(
+        stream,
+        partition,
+        producer,
+        first,
+        len(events),
+        (wire.Section(kind.fingerprint, len(events), len(body)),),
+        routing,
+        flags=flags,
+    )
+    return header, body
+
+
+def names(*texts: str) -> list[GenericEvent]:
+    """Generic events with only a name."""
+    return [GenericEvent(name=text) for text in texts]
+
+
+# -- a proxy that cuts and slows connections -----------------------------------------------------
+
+
+class Proxy:
+    """A TCP proxy in front of a node.
+
+    ``budgets`` gives how many bytes each connection may carry (both ways together) before it is
+    cut in the middle of whatever it carries. ``stall`` stops carrying what the node says.
+    """
+
+    def __init__(self, target: str, budgets: Iterator[float]) -> None:
+        self.host, self.port = target.removeprefix("tcp://").rsplit(":", 1)
+        self.address = ""
+        self.cuts = 0
+        self.connections = 0
+        self._budgets = budgets
+        self._open: set[trio.CancelScope] = set()
+
+    def redirect(self, target: str) -> None:
+        """Send further connections to another node."""
+        self.host, self.port = target.removeprefix("tcp://").rsplit(":", 1)
+
+    def cut(self) -> None:
+        """Cut all connections now."""
+        for scope in list(self._open):
+            scope.cancel()
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled."""
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.address = f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"
+        await trio.serve_listeners(self._carry, [listener], task_status=task_status)
+
+    async def _carry(self, near: trio.SocketStream) -> None:
+        self.connections += 1
+        left = [next(self._budgets)]
+        with trio.CancelScope() as scope:
+            self._open.add(scope)
+            try:
+                far = await trio.open_tcp_stream(self.host, int(self.port))
+            except OSError:
+                await trio.aclose_forcefully(near)
+                self._open.discard(scope)
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._one_way, near, far, left, scope)
+                nursery.start_soon(self._one_way, far, near, left, scope)
+        self._open.discard(scope)
+        self.cuts += scope.cancelled_caught
+        for stream in (near, far):
+            linger = struct.pack("ii", 1, 0)  # a reset, as from a machine that is gone
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            stream.socket.close()
+
+    async def _one_way(
+        self, a: trio.SocketStream, b: trio.SocketStream, left: list[float], scope: trio.CancelScope
+    ) -> None:
+        try:
+            while chunk := await a.receive_some(16_384):
+                left[0] -= len(chunk)
+                if left[0] < 0:
+                    await b.send_all(chunk[: len(chunk) // 2])
+                    break
+                await b.send_all(chunk)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        scope.cancel()
+
+
+@asynccontextmanager
+async def proxy(
+    target: str, *, seed: int | None = None, least: int = 1_000, most: int = 40_000, cuts: int = 20
+) -> AsyncIterator[Proxy]:
+    """A proxy; with a seed it cuts the first ``cuts`` connections after random numbers of bytes."""
+
+    def budgets() -> Iterator[float]:
+        if seed is not None:
+            chance = random.Random(seed)
+            for _ in range(cuts):
+                yield chance.randint(least, most)
+        while True:
+            yield math.inf
+
+    between = Proxy(target, budgets())
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(between.serve)
+            yield between
+            nursery.cancel_scope.cancel()
+
+
+async def together(*functions: Callable[[], Awaitable[Any]]) -> None:
+    """Run async functions at the same time; the first error is raised as it is."""
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            for function in functions:
+                nursery.start_soon(function)
