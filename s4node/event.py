@@ -11,14 +11,19 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, dataclass_transform
 
 import msgspec
 
 from s4node.errors import EventError
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _EventType(msgspec.StructMeta):
+    """Tells type checkers that subclasses of Event are frozen without saying so."""
+
+
+class Event(msgspec.Struct, metaclass=_EventType, frozen=True, array_like=True, gc=False):
     """The base of typed events: annotate the fields, as in a dataclass.
 
     ::

@@ -23,6 +23,7 @@ from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import BoundedInstances, Instances
 from s4node.pe.prototype import HandlerTable, Prototype
 from s4node.routing import KeyRule, compiled, is_generic
+from s4node.schema import EventType
 from s4node.stream import OutputStream, Stream
 
 
@@ -68,7 +69,19 @@ def rule_of(stream: Stream) -> KeyRule | None:
     """The stream's compiled key, or None without one."""
     if stream.key is None:
         return None
-    return KeyRule(stream.key, generic=is_generic([kind.cls for kind in stream.types]))
+    generic = is_generic([kind.cls for kind in stream.types])
+    rule = KeyRule(stream.key, generic=generic)
+    # a value of any other type may equal a key and would share its instance: True == 1 == 1.0
+    plain = all(_is_plain(kind, name) for kind in stream.types for name in rule.attributes)
+    return rule if plain else KeyRule(stream.key, generic=generic, checked=True)
+
+
+def _is_plain(kind: EventType, name: str) -> bool:
+    """Whether the event type's field ``name`` holds nothing but keys."""
+    fields = getattr(kind.cls, "__struct_fields__", ())
+    if name not in fields:
+        return False
+    return kind.declaration.fields[fields.index(name)][1] in ("str", "int", "bytes")
 
 
 class TriggerState:

@@ -94,7 +94,8 @@ def s4(key: Key) -> int:
     Sedgewick's RS hash over UTF-16 code units with Java's wrap-around. The parts of a composite
     key are joined with ``^`` as S4 does.
     """
-    text = key if type(key) is str else "^".join(map(_text, key if type(key) is tuple else (key,)))
+    parts = key if isinstance(key, tuple) else (key,)
+    text = "^".join(map(_text, parts))
     units = text.encode("utf-16-be", "surrogatepass")
     a, b, value = 63689, 378551, 0
     for i in range(0, len(units), 2):

@@ -27,14 +27,14 @@ Router: TypeAlias = Callable[[Any, Sequence[Callable[[Any], None]]], None]
 class KeyRule:
     """A compiled KeySpec.
 
-    ``name`` is what both ends compare ("user", "origin+dest", or a KeyFinder's own name; empty if
-    it has none). ``expression(var)`` is Python source for the key of the event ``var``;
-    ``bindings`` are the names it needs.
+    ``name`` is what both ends compare ("user", "origin+dest", or "@" and a KeyFinder's own name;
+    empty if it has none). ``expression(var)`` is Python source for the key of the event ``var``;
+    ``bindings`` are the names it needs. ``checked`` makes attributes pass check_key first.
     """
 
     __slots__ = ("_expression", "attributes", "bindings", "name")
 
-    def __init__(self, spec: KeySpec, *, generic: bool = False) -> None:
+    def __init__(self, spec: KeySpec, *, generic: bool = False, checked: bool = False) -> None:
         self.attributes: tuple[str, ...] = ()
         self.bindings: dict[str, Any] = {}
         if isinstance(spec, str) or (
@@ -48,10 +48,16 @@ class KeyRule:
             self.name = "+".join(names)
             reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
             self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
+            if checked:
+                self.bindings = {"_key": _canonical(lambda key: key)}
+                self._expression = f"_key({self._expression})"
             return
         if isinstance(spec, KeyFinder):
             find: Callable[[Any], Any] = spec.get
-            self.name = str(getattr(spec, "name", ""))
+            name = str(getattr(spec, "name", ""))
+            if ":" in name:
+                raise GraphError(f"KeyFinder name {name!r} has a ':' in it; leave that out")
+            self.name = f"@{name}" if name else ""
         elif callable(spec):
             find = spec
             self.name = ""
@@ -69,9 +75,10 @@ class KeyRule:
 
     def finder(self) -> Callable[[Any], Any]:
         """The key of one event, for the slow paths."""
-        if self.bindings:
+        if "_find" in self.bindings:
             return self.bindings["_find"]  # type: ignore[no-any-return]
-        return compiled("key_of", ["def key_of(e):", f"    return {self.expression('e')}"], {})
+        lines = ["def key_of(e):", f"    return {self.expression('e')}"]
+        return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
 
 
 def _canonical(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -111,7 +118,7 @@ def route(
     while True:
         try:
             run(it, appends)
-        except Exception as error:  # noqa: BLE001 - the KeyFinder is the user's
+        except Exception as error:
             failures.append((culprit(it, len(events)), key_failure(error)))
         else:
             return lanes, failures

@@ -83,6 +83,8 @@ class EventType:
         self.cls = cls
         self.encoding = 0
         self._json_twin: msgspec.json.Decoder[Any] | None = None
+        self._one: msgspec.msgpack.Decoder[Any]
+        self._decoder: msgspec.msgpack.Decoder[list[Any]]
         if cls is GenericEvent:
             self.name = GENERIC
             fields: tuple[FieldDecl, ...] = ()
@@ -129,7 +131,7 @@ class EventType:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         if self.cls is GenericEvent:
             return list(map(GenericEvent.of, _maps_decoder.decode(body)))
-        return self._decoder.decode(body)  # type: ignore[no-any-return]
+        return self._decoder.decode(body)
 
     def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
@@ -161,7 +163,7 @@ class EventType:
         if self._json_twin is None:
             self._json_twin = msgspec.json.Decoder(_twin(self.cls))
         twin = self._json_twin.decode(raw)
-        return self.cls(**{name: getattr(twin, name) for name in self.cls.__struct_fields__})
+        return self.cls(**msgspec.structs.asdict(twin))
 
 
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:

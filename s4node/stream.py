@@ -131,7 +131,8 @@ class Stream:
             return
         declared = ", ".join(kind.name for kind in self.types)
         raise EventError(
-            f"stream {self.name!r} takes {declared}, not {cls.__name__}; declare it with types=(...)"
+            f"stream {self.name!r} takes {declared}, not {cls.__name__}; declare it with "
+            f"types=(...)"
         )
 
     def __repr__(self) -> str:

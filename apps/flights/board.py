@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from apps.flights.events import KINDS, Figures, Report
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from apps.flights.events import KINDS, Figures, Report
 from s4node import App, ProcessingElement
 
 WORST = 8
@@ -61,7 +61,9 @@ def picture(board: Board, stage: str, sent: int, total: int, rate: float) -> Ren
     head.add_row("Spark has sent", _bar(sent, total))
     head.add_row("PEs have counted", _bar(board.complete_to, total))
     head.add_row("Throughput", f"{rate:,.0f} flights/s")
-    head.add_row("PE instances", "  ".join(f"{len(board.figures[kind]):,} {kind}" for kind in KINDS))
+    head.add_row(
+        "PE instances", "  ".join(f"{len(board.figures[kind]):,} {kind}" for kind in KINDS)
+    )
     return Group(head, Text(), worst_routes(board))
 
 
@@ -89,7 +91,9 @@ def worst_routes(board: Board) -> Table:
 
 def comparison(ours: dict[str, dict[str, Figures]], sparks: dict[str, dict[str, Figures]]) -> Table:
     """Both sides' figures, added up over the keys of each kind, and how many keys are equal."""
-    table = Table(title="Streamed by s4node, and counted by Spark in one batch", title_justify="left")
+    table = Table(
+        title="Streamed by s4node, and counted by Spark in one batch", title_justify="left"
+    )
     table.add_column("Over all keys")
     for kind in KINDS:
         table.add_column(f"{kind}\ns4node", justify="right")

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from apps.flights.board import Board, comparison, differences, picture, worst_routes
-from apps.flights.data import ROWS
-from apps.flights.events import Figures
 from rich.console import Console
 from rich.live import Live
 
+from apps.flights.board import Board, comparison, differences, picture, worst_routes
+from apps.flights.data import ROWS
+from apps.flights.events import Figures
 from s4node import Config, Container
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ async def _run(job: Job, board: str) -> None:
                 raise SystemExit(f"the Spark program failed with status {spark.returncode}")
             job.stage = "waiting for the last reports"
             with trio.move_on_after(SETTLE_SECONDS):
-                while job.board.complete_to < job.rows:
+                while job.board.complete_to < job.rows:  # noqa: ASYNC110 - PEs change it
                     await trio.sleep(0.02)
 
 
@@ -118,8 +118,9 @@ def _compare(console: Console, job: Job) -> int:
     assert job.figures is not None
     ours, sparks = job.board.figures, job.figures
     console.print(worst_routes(job.board))
-    console.print(f"{job.rows:,} flights at {job.rate:,.0f} a second, from Spark's first row to the "
-                  f"last PE")  # fmt: skip
+    console.print(
+        f"{job.rows:,} flights at {job.rate:,.0f} a second, from Spark's first row to the last PE"
+    )
     console.print(comparison(ours, sparks))
     wrong = differences(ours, sparks)
     for line in wrong[:20]:
@@ -173,8 +174,8 @@ async def _end(process: trio.Process) -> None:
 @asynccontextmanager
 async def _node(*arguments: str) -> AsyncIterator[str]:
     """A node or adapter process; gives its address once it is ready."""
-    command = (sys.executable, "-m", "s4node", *arguments, "--json",
-               "-p", "s4.listener.address=tcp://127.0.0.1:0", "-p", "s4.logger_level=warning")  # fmt: skip
+    quiet = ("-p", "s4.listener.address=tcp://127.0.0.1:0", "-p", "s4.logger_level=warning")
+    command = (sys.executable, "-m", "s4node", *arguments, "--json", *quiet)
     async with _process(*command) as process:
         ready = b""
         assert process.stdout is not None
@@ -227,8 +228,10 @@ class _shown:  # noqa: N801 - reads as a word in 'with'
         job, now = self._job, time.perf_counter()
         if job.stage != self._said[0] or now - self._said[1] > 2:
             self._said = job.stage, now
-            self._console.print(f"{job.stage}: {job.sent:,} sent, {job.board.complete_to:,} counted, "
-                                f"{job.rate:,.0f} flights/s")  # fmt: skip
+            self._console.print(
+                f"{job.stage}: {job.sent:,} sent, {job.board.complete_to:,} counted, "
+                f"{job.rate:,.0f} flights/s"
+            )
 
 
 async def _refresh(update: Callable[[], None]) -> None:

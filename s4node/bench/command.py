@@ -60,7 +60,9 @@ def _print_table(results: Sequence[Result]) -> None:
         table.add_column(head, justify="left" if head in ("benchmark", "also") else "right")
     for result in results:
         row = result.row()
-        also = ", ".join(f"{key}={value}" for key, value in result.notes.items() for value in [row[key]])
+        also = ", ".join(
+            f"{key}={value}" for key, value in result.notes.items() for value in [row[key]]
+        )
         table.add_row(
             result.name,
             *(_cell(row[key]) for key in ("events_per_s", "limit_events_per_s", "ratio",

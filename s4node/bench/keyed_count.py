@@ -45,9 +45,7 @@ def run(*, quick: bool = False) -> list[Result]:
     return results
 
 
-def system(
-    partitions: int, seconds: float, role: str = "producer", **task: Any
-) -> dict[str, Any]:
+def system(partitions: int, seconds: float, role: str = "producer", **task: Any) -> dict[str, Any]:
     """One run of a node and a producer: what was sent, how fast, and whether it was counted."""
     wanted = {"s4.cluster.partitions": str(partitions)}
     with Role("node", settings=wanted) as node:

@@ -58,7 +58,7 @@ def node(task: dict[str, Any]) -> None:
             while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
                 say(rss_mb=resident_mb(), cpu_s=usage()["cpu_s"])
             tallies = [
-                (pe.key, pe.count, pe.total)  # type: ignore[attr-defined]
+                (str(pe.key), pe.count, pe.total)  # type: ignore[attr-defined]
                 for one in container.tasks
                 for pe in one.instances["Tally"].values()
             ]
@@ -96,8 +96,8 @@ def producer(task: dict[str, Any]) -> None:
     trio.run(main)
 
 
-def uniform(task: dict[str, Any]) -> None:
-    """Sends every key once, then keys at random; waits for a message before each part."""
+def live_keys(task: dict[str, Any]) -> None:
+    """Sends every key once, then keys by ``law``; waits for a message before each part."""
 
     async def main() -> None:
         keys = list(workload.uniform_keys(task["keys"]))
@@ -112,7 +112,7 @@ def uniform(task: dict[str, Any]) -> None:
             await stream.flush()
             say(sent=sent)
             listen()
-            source = workload.batches(workload.uniform_sequence(keys), CHUNK)
+            source = workload.batches(workload.drawn(keys, task["law"]), CHUNK)
             began, sent = time.perf_counter(), 0
             while time.perf_counter() - began < task["seconds"]:
                 await stream.send_many(next(source))
@@ -141,6 +141,28 @@ def plain(task: dict[str, Any]) -> None:
             one.count += 1
             one.total += event.value
     say(rss_mb=resident_mb() - before, keys=len(found))
+
+
+def plain_loop(task: dict[str, Any]) -> None:
+    """CPU time of the bare loop over the same keys by the same law."""
+    keys = list(workload.uniform_keys(task["keys"]))
+    encode = msgspec.msgpack.Encoder().encode
+    decoder = msgspec.msgpack.Decoder(list[workload.Reading])
+    app = tally_app()
+    app.freeze()
+    create = app.prototypes["Tally"][0].make
+    instances: dict[str, Any] = {}
+    _bare_loop([encode(e) for e in workload.once(keys, CHUNK)], decoder, instances, create)
+    sequence = workload.drawn(keys, task["law"])
+    source = workload.batches(sequence, CHUNK)
+    bodies = [encode(next(source)) for _ in range(len(sequence) // CHUNK)]
+    del keys
+    tune_gc()
+    before, passes = usage()["cpu_s"], 0
+    while usage()["cpu_s"] - before < task["seconds"]:
+        _bare_loop(bodies, decoder, instances, create)
+        passes += 1
+    say(cpu_s=usage()["cpu_s"] - before, events=passes * len(sequence))
 
 
 def single(task: dict[str, Any]) -> None:
@@ -225,8 +247,9 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "node": node,
     "producer": producer,
     "single": single,
-    "uniform": uniform,
+    "live_keys": live_keys,
     "plain": plain,
+    "plain_loop": plain_loop,
     "limit": limit,
     "timed": timed.timed,
     "bare_timed": timed.bare_timed,

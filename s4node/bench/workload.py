@@ -83,11 +83,16 @@ def once(keys: Iterable[str], size: int) -> Iterator[list[Reading]]:
         yield [Reading(key, 1, FIRST_TS) for key in chunk]
 
 
-def uniform_sequence(keys: Iterable[str]) -> list[str]:
-    """A sequence of keys drawn evenly; its length is a multiple of ``LENGTH``."""
+def drawn(keys: Iterable[str], law: str) -> list[str]:
+    """A sequence of keys, drawn by Zipf's law ("zipf") or evenly ("uniform").
+
+    Its length is a multiple of ``LENGTH``.
+    """
     known = list(keys)
+    weights = [1 / rank for rank in range(1, len(known) + 1)] if law == "zipf" else None
+    cumulated = list(accumulate(weights)) if weights else None
     length = LENGTH * (4 if len(known) > LENGTH else 1)
-    return random.Random(13).choices(known, k=length)  # noqa: S311
+    return random.Random(13).choices(known, cum_weights=cumulated, k=length)  # noqa: S311
 
 
 def truth(keys: list[str], events: int) -> dict[str, tuple[int, int]]:

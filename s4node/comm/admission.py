@@ -48,17 +48,17 @@ class ProducerLane:
         "connection",
         "expected",
         "gap_told",
+        "gap_untold",
         "limit",
         "partition",
         "press_at",
         "producer",
         "seen",
-        "gap_untold",
         "told_limit",
         "told_upto",
         "unheard",
-        "urgent",
         "unprocessed",
+        "urgent",
     )
 
     def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
@@ -107,7 +107,7 @@ class ProducerLane:
 
     def told(self) -> None:
         """The producer knows ``upto`` and ``limit`` as they are now."""
-        self.told_upto, self.told_limit = max(self.told_upto, self.upto), self.limit
+        self.told_upto, self.told_limit = self.upto, self.limit
         self.press_at = self.limit - self.admission.share(self) * 3 // 4
 
     def ruling(self) -> wire.Ruling:

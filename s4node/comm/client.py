@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+import structlog
 import trio
 
 from s4node.comm.link import Link
@@ -24,6 +25,8 @@ from s4node.errors import ConnectionRefused, EventError, StageClosed, WouldBlock
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 from s4node.schema import TypeDecl
+
+log = structlog.get_logger("s4node.client")
 
 _BREATHE = 256
 
@@ -40,7 +43,8 @@ class Client:
 
     ``producer`` is this producer's id. Choose a stable one to let the node recognise it after a
     reconnect from another process; left out, it is random. ``timeout`` bounds connecting and
-    opening a stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the block flushes first.
+    opening a stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the
+    block flushes first.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Client:
         self.queue_size = queue_size
         self._incarnation = secrets.token_hex(6)
         self._streams: dict[str, ClientStream] = {}
+        self._opening: dict[str, trio.Lock] = {}
         self._link = Link(address, queue_size=queue_size, on_news=self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
@@ -66,8 +71,13 @@ class Client:
     async def __aenter__(self) -> Client:
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
+        try:
+            await nursery.start(self._link.run)
+        except BaseException:
+            nursery.cancel_scope.cancel()
+            await self._nursery_manager.__aexit__(None, None, None)
+            raise
         self._nursery = nursery
-        await nursery.start(self._link.run)
         return self
 
     async def __aexit__(
@@ -80,11 +90,10 @@ class Client:
         cancelled = value is not None and any(isinstance(e, trio.Cancelled) for e in leaves(value))
         try:
             if kind is None and not self._abandoned:
-                await self.flush()
+                warn_of(await self.flush())
                 self._link.finish()
                 with trio.move_on_after(1):
-                    while not self._link.quiet and self._link.connected:
-                        await trio.sleep(0.001)
+                    await self._link.wait_quiet()
         finally:
             self._nursery.cancel_scope.cancel()
             self._nursery = None
@@ -110,32 +119,47 @@ class Client:
         ``types`` need not be given: the node hears of an event type with its first event. Raises
         ConnectionRefused if the app has no such stream or nobody answers in time.
         """
-        if name in self._streams:
-            return self._streams[name]
         if self._nursery is None:
             raise StageClosed("the client is not open; use it in 'async with'")
+        async with self._opening.setdefault(name, trio.Lock()):
+            if name not in self._streams:
+                self._streams[name] = await self._open(name, key, types)
+            return self._streams[name]
+
+    async def _open(
+        self, name: str, key: KeySpec | None, types: Sequence[type] | type
+    ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
         outbox = Outbox(name, self.producer, self._incarnation, key=key, types=types)
         stream = ClientStream(self, outbox, self._link, self._news)
         self._link.add(outbox)
-        with trio.move_on_after(self.timeout):
-            while not outbox.opened and not outbox.error:
-                await self._news.park()
+        try:
+            with trio.move_on_after(self.timeout):
+                while not outbox.opened and not outbox.error:
+                    await self._news.park()
+        finally:
+            if outbox.error or not outbox.opened:
+                self._link.outboxes.remove(outbox)
         if outbox.error or not outbox.opened:
-            self._link.outboxes.remove(outbox)
             raise ConnectionRefused(
                 f"stream {name!r} at {self.address}: "
                 + (outbox.error or f"no answer within {self.timeout:g} s; is the node running?")
             )
-        self._streams[name] = stream
         return stream
 
     async def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; returns what was refused or shed."""
-        return [r for stream in self._streams.values() for r in await stream.flush()]
+        return [r for stream in list(self._streams.values()) for r in await stream.flush()]
 
     def _heard(self) -> None:
         self._news.unpark_all()
+
+
+def warn_of(refusals: list[Refusal]) -> None:
+    """Tell what nobody asked for before the client was left."""
+    if refusals:
+        log.warning("events were not processed; call flush() to know which",
+                    events=len(refusals), reason=refusals[0].reason)  # fmt: skip
 
 
 class ClientStream:

@@ -34,6 +34,12 @@ ANSWER_NOW = 1
 ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
 """Outcomes in a verdict."""
 
+UNNAMED_KEY = "?"
+"""Stands in a node's routing for a key that has no name: the stream is keyed, nobody knows how."""
+
+MAX_FRAME_BYTES = "max_frame_bytes"
+"""Header of a node's hello: the longest frame that it takes, in bytes."""
+
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
 MAX_NUMBER = (1 << 62) - 1
@@ -66,7 +72,9 @@ class Hello(_Header, tag=0, frozen=True):
     ``peer`` is the producer's id or the node's name, ``incarnation`` changes with every start of
     the peer's process. ``types`` are the event types that will travel (producer) or that the
     stream takes (node). ``routing`` names hasher and key finder, as in ``crc32:user``; empty where
-    the sender does not route by key. ``error`` says why a node turns the stream down.
+    the sender does not route by key. A node's ends in ``:`` if the stream has no key, in ``:?`` if
+    its key has no name, and a KeyFinder's name begins with ``@``. ``error`` says why a node turns
+    the stream down.
     """
 
     kind: ClassVar[str] = "hello"

@@ -4,6 +4,7 @@ Rules
 - Hellos first, after every connect; the outboxes decide what may leave.
 - One envelope at a time: while the socket is busy events gather, when it is free they leave.
 - Losing the peer is no error: nng dials again, the outboxes send again what had no verdict.
+- A node that says that it drains gets no further events on this connection.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from s4node.errors import RemoteFrameError, StageBroken
 
 log = structlog.get_logger("s4node.link")
 
-_ENVELOPE_BYTES = 262_144
+_ENVELOPE_BYTES = 131_072
 
 
 class Link:
@@ -49,6 +50,7 @@ class Link:
         self._socket: PairSocket | None = None
         self._control: list[bytes] = []
         self._work = trio.lowlevel.ParkingLot()
+        self._sent = trio.lowlevel.ParkingLot()
         self.awake = False
         self._hurry = False
         self._queue_size = queue_size
@@ -84,6 +86,11 @@ class Link:
         self._hurry = True
         self.wake()
 
+    async def wait_quiet(self) -> None:
+        """Return once every frame that may leave has left, or the peer is gone."""
+        while not self.quiet and self.connected:
+            await self._sent.park()
+
     @property
     def quiet(self) -> bool:
         """Whether every frame that may leave has been given to the socket."""
@@ -112,6 +119,7 @@ class Link:
             log.info("connection lost; dialling again", address=self.address)
         for outbox in self.outboxes:
             outbox.disconnected()
+        self._sent.unpark_all()
         self.on_news()
 
     # -- in ----------------------------------------------------------------------------------
@@ -142,6 +150,8 @@ class Link:
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):
             self.draining = header.reason or "the node is stopping"
+            log.info("the node is stopping; what it has not taken waits for the next connection",
+                     address=self.address)  # fmt: skip
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 self.error = header.error
@@ -177,29 +187,29 @@ class Link:
             return None
         if self._control:
             return 0
-        pending = sum(outbox.pending for outbox in self.outboxes if outbox.sendable)
-        if not pending:
-            if any(outbox.sendable for outbox in self.outboxes):
-                return 0  # frames to send again
+        if self.draining:
+            return None
+        sendable = sum(outbox.sendable for outbox in self.outboxes)
+        if not sendable:
             self._hurry = False
             return None
         if self._hurry:
             return 0
         now = time.perf_counter()
-        return max(0.0, self._coalescer.due(pending, now) - now)
+        return max(0.0, self._coalescer.due(sendable, now) - now)
 
     async def _send(self) -> None:
         """Send one envelope; events gather while the socket is busy."""
         assert self._socket is not None
         socket = self._socket
-        before = sum(outbox.pending for outbox in self.outboxes)
+        before = sum(outbox.sendable for outbox in self.outboxes)
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
-        for outbox in self.outboxes:
+        for outbox in self.outboxes if not self.draining else ():
             frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
         if not frames:
             return
-        left = before - sum(outbox.pending for outbox in self.outboxes)
+        left = before - sum(outbox.sendable for outbox in self.outboxes)
         envelope = wire.envelope(frames)
         try:
             while not socket.send_nowait(envelope):
@@ -209,3 +219,4 @@ class Link:
         except StageBroken:
             log.warning("sending failed; what has no verdict is sent again", address=self.address)
         self._coalescer.flushed(left, time.perf_counter())
+        self._sent.unpark_all()

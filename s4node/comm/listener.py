@@ -15,6 +15,7 @@ import socket as stdlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -91,7 +92,13 @@ class Connection:
         Lanes that press go at once, the others together when the delay is over.
         """
         waited = bool(self.dirty) and now >= self.due
-        lanes = list(self.dirty if waited else self.pressing)
+        lanes = []
+        for lane in list(self.dirty if waited else self.pressing):
+            if lane.connection is self:
+                lanes.append(lane)
+            else:  # its producer has connected anew
+                self.dirty.pop(lane, None)
+                self.pressing.pop(lane, None)
         if not lanes and not self.answers:
             return self.due if self.dirty else None
         by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
@@ -124,6 +131,11 @@ class Connection:
             return self.socket.send_nowait(wire.envelope(frames))
         except StageBroken:
             return False
+
+    @property
+    def live(self) -> bool:
+        """Whether the peer is there now."""
+        return self.arrived.is_set() and not self.ended.is_set()
 
     def changed(self, connected: bool) -> None:
         """The peer has come or gone."""
@@ -158,9 +170,7 @@ class Listener:
         self._news: set[Connection] = set()
         self._accepting = trio.CancelScope()
 
-    async def serve(
-        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve peers until cancelled; ready once the socket listens."""
         host, port = host_and_port(self.address)
         try:
@@ -210,6 +220,16 @@ class Listener:
                 earliest = due
         return earliest
 
+    async def tell_all(self) -> None:
+        """Send every verdict that is left; returns once the sockets have taken them."""
+        for connection in list(self.connections):
+            assert connection.socket is not None
+            with suppress(trio.ClosedResourceError):
+                while connection.live and connection.flush(float("inf")) is not None:
+                    await connection.socket.wait_writable()
+                if connection.live:
+                    await connection.socket.wait_writable()
+
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         while True:
             try:
@@ -220,7 +240,7 @@ class Listener:
                 continue
             raw = stream.socket
             try:
-                peer = "%s:%s" % raw.getpeername()[:2]
+                peer = "{}:{}".format(*raw.getpeername()[:2])
             except OSError:  # gone again, as port scanners are
                 raw.close()
                 continue

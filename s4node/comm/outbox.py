@@ -8,7 +8,8 @@ Rules
   reconnect.
 - ``hello`` first: nothing leaves before the node has answered it.
 - Without a key, events go round robin over the partitions; the choice is made once, before the
-  first send.
+  first send. A stream with a key that we cannot route by gets everything in one lane, so that the
+  node, which sends each event on to its own partition, sees each key's events in order.
 - An event that cannot be sent at all (no key, too large, not encodable) is refused here, with the
   same word that the node would use.
 """
@@ -20,10 +21,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.comm import frame as wire
-from s4node.errors import EventError
-from s4node.keys import KeySpec, Partitioner, hasher_named
-from s4node.routing import KeyRule, Router, is_generic, route, router
-from s4node.schema import EventType, JsonText, JsonType, TypeDecl
+from s4node.errors import ConfigError, EventError, GraphError
+from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
+from s4node.routing import KeyRule, Router, route, router
+from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl
 
 
 class Refusal(NamedTuple):
@@ -47,12 +48,23 @@ class Kept(NamedTuple):
 class Lane:
     """One partition's share of an outbox."""
 
-    __slots__ = ("cursor", "kept", "limit", "next_number", "partition", "pending", "start", "upto")
+    __slots__ = (
+        "cursor",
+        "excepted",
+        "kept",
+        "limit",
+        "next_number",
+        "partition",
+        "pending",
+        "start",
+        "upto",
+    )
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
+        self.excepted: set[int] = set()
         self.cursor = 0
         self.start = 0
         self.next_number = 0
@@ -67,6 +79,8 @@ class Lane:
         """The node has ruled on everything below ``upto``."""
         kept = self.kept
         self.upto = max(self.upto, upto)
+        if self.excepted:
+            self.excepted = {number for number in self.excepted if number >= self.upto}
         while kept and kept[0].end <= upto:
             kept.popleft()
             self.cursor = max(0, self.cursor - 1)
@@ -76,9 +90,7 @@ class Lane:
         assert 0 <= self.cursor <= len(self.kept)
         numbers = [n for kept in self.kept for n in (kept.first, kept.end)]
         assert numbers == sorted(numbers)
-        assert all(
-            a.end == b.first for a, b in zip(self.kept, list(self.kept)[1:], strict=False)
-        )
+        assert all(a.end == b.first for a, b in zip(self.kept, list(self.kept)[1:], strict=False))
         assert not self.kept or self.kept[-1].end == self.next_number
         assert self.start <= self.upto <= self.next_number
 
@@ -114,9 +126,12 @@ class Outbox:
         self._key = key
         self._routing = ""
         self._router: Router | None = None
+        self._only: Lane | None = None
         self._incoming: list[Any] = []
         self._ready_events = 0
         self._turn = 0
+        self._first_lane = 0
+        self._node_frame_bytes = 0
         self._types: dict[type, EventType | JsonType] = {}
         self._declared: set[type] = set()
         self.lanes: list[Lane] = []
@@ -138,7 +153,8 @@ class Outbox:
     def declare_json(self, declaration: TypeDecl) -> None:
         """Send JsonText from now on, to be read as the node's type ``declaration``."""
         self._types[JsonText] = JsonType(declaration)
-        self._router = None
+        if self.answer is not None:
+            self._set_routing(self.answer)
 
     def put(self, event: Any) -> None:
         """Take one event; its class must be declared."""
@@ -161,7 +177,7 @@ class Outbox:
     @property
     def admitted(self) -> int:
         """Events that the node has processed."""
-        settled = sum(lane.upto - lane.start for lane in self.lanes)
+        settled = sum(lane.upto - lane.start + len(lane.excepted) for lane in self.lanes)
         return settled - self.counts["shed"] - self.counts["refused"]
 
     @property
@@ -215,7 +231,11 @@ class Outbox:
             self.lanes = [Lane(partition) for partition in range(answer.partitions)]
             self._set_routing(answer)
         self.answer = answer
+        limit = answer.headers.get(wire.MAX_FRAME_BYTES)
+        self._node_frame_bytes = limit if isinstance(limit, int) else 0
         for position in answer.positions:
+            if not 0 <= position.partition < len(self.lanes):
+                continue
             lane = self.lanes[position.partition]
             if position.number > lane.next_number:  # an earlier life of this producer
                 lane.kept.clear()
@@ -233,8 +253,8 @@ class Outbox:
             if not 0 <= ruling.partition < len(self.lanes):
                 continue
             lane = self.lanes[ruling.partition]
-            upto = min(ruling.upto, lane.next_number)
-            lane.settle(upto)
+            self._take_exceptions(lane, ruling)
+            lane.settle(min(ruling.upto, lane.next_number))
             lane.limit = ruling.limit
             if ruling.outcome == wire.EXPECTED:
                 lane.go_back(ruling.expected)
@@ -243,13 +263,16 @@ class Outbox:
                     f"partition {lane.partition} of {self.stream!r} is run by "
                     f"{ruling.owner or 'another node'}"
                 )
-            for number, count, reason in ruling.exceptions:
-                shed = ruling.outcome == wire.SHED
-                self.counts["shed" if shed else "refused"] += count
-                self.refusals.extend(
-                    Refusal(self.stream, lane.partition, number + i, reason, shed)
-                    for i in range(count)
-                )
+
+    def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
+        """Count what was refused or shed; a node says it again after a reconnect."""
+        shed = ruling.outcome == wire.SHED
+        for first, count, reason in ruling.exceptions:
+            for number in range(max(first, lane.upto), min(first + count, lane.next_number)):
+                if number not in lane.excepted:
+                    lane.excepted.add(number)
+                    self.counts["shed" if shed else "refused"] += 1
+                    self.refusals.append(Refusal(self.stream, lane.partition, number, reason, shed))
 
     def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
@@ -262,7 +285,7 @@ class Outbox:
             out.append(self.hello())
         lanes = self.lanes
         for offset in range(len(lanes)):
-            lane = lanes[(self._turn + offset) % len(lanes)]
+            lane = lanes[(self._first_lane + offset) % len(lanes)]
             while lane.cursor < len(lane.kept) and budget > 0:
                 kept = lane.kept[lane.cursor]
                 if kept.first >= lane.limit:
@@ -279,7 +302,7 @@ class Outbox:
                     out.append(data)
                     budget -= len(data)
             if budget <= 0:
-                self._turn = lane.partition
+                self._first_lane = (lane.partition + 1) % len(lanes)  # the others' turn
                 break
         return out
 
@@ -292,17 +315,21 @@ class Outbox:
         return wire.encode_frame(wire.EndOfStream(self.stream, self.producer))
 
     @property
-    def sendable(self) -> bool:
-        """Whether ``frames`` would give any."""
+    def sendable(self) -> int:
+        """How many events may leave now, those that are to be sent again included."""
         if not self.opened or self.error:
-            return False
+            return 0
         if self._incoming:
-            return True
-        return any(
-            (lane.cursor < len(lane.kept) and lane.kept[lane.cursor].first < lane.limit)
-            or (lane.pending and lane.cursor == len(lane.kept) and lane.next_number < lane.limit)
-            for lane in self.lanes
-        )
+            self._route()
+        total = 0
+        for lane in self.lanes:
+            if lane.cursor < len(lane.kept):
+                kept = lane.kept[lane.cursor]
+                if kept.first < lane.limit:
+                    total += lane.next_number - kept.first
+            elif lane.pending:
+                total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
+        return total
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
@@ -318,28 +345,41 @@ class Outbox:
         )
 
     def _set_routing(self, answer: wire.Hello) -> None:
-        """Route as the node does where we can; otherwise by our own key, or round robin."""
-        hasher, _, named = answer.routing.partition(":")
+        """Route as the node does where we can; otherwise by our own key, or round robin.
+
+        Where the stream has a key and we route by another or none, the node sends each event on to
+        its own partition, and only a single lane keeps the order of each key.
+        """
+        self._router, self._routing, self._only = None, "", None
+        hasher, _, named = answer.routing.rpartition(":")
         key = self._key
-        if key is None and named:
+        if key is None and named and named[0] not in "@?":
             key = tuple(named.split("+"))
-        if key is None or JsonText in self._types:
-            return
-        generic = is_generic(tuple(self._types)) or (
-            not self._types and [t.name for t in answer.types] == ["GenericEvent"]
-        )
-        rule = KeyRule(key, generic=generic)
-        partitioner = Partitioner(len(self.lanes), hasher_named(hasher or "crc32"))
-        self._router = router(rule, partitioner)
-        self._routing = f"{hasher}:{rule.name}" if rule.name else ""
+        if key is not None and JsonText not in self._types:
+            generic = [kind.name for kind in answer.types] == [GENERIC]
+            try:
+                rule = KeyRule(key, generic=generic)
+                partitioner = Partitioner(len(self.lanes), hasher_named(hasher or "crc32"))
+            except GraphError as error:
+                self.error = str(error)
+                return
+            except ConfigError:  # the node's own hasher, which is not installed here
+                pass
+            else:
+                routing = f"{hasher}:{rule.name}" if rule.name else ""
+                if not named or routing == answer.routing:
+                    self._router, self._routing = router(rule, partitioner), routing
+                    return
+        if named:
+            self._only = self.lanes[crc32(self.producer) % len(self.lanes)]
 
     def _route(self) -> None:
         events, self._incoming = self._incoming, []
         lanes = self.lanes
-        if len(lanes) == 1:
-            lanes[0].pending.extend(events)
+        if self._only is not None:
+            self._only.pending.extend(events)
             self._ready_events += len(events)
-        elif self._router is None:
+        elif self._router is None or len(lanes) == 1:
             turn = self._turn
             for step in range(min(len(lanes), len(events))):
                 lanes[(turn + step) % len(lanes)].pending.extend(events[step :: len(lanes)])
@@ -366,15 +406,17 @@ class Outbox:
         except EventError as error:
             if count > 1:
                 return self._encode(lane, count // 2, now_ms, flags)
-            return self._drop_first(lane, str(error))
+            self._drop_first(lane, str(error))
+            return None
         if len(body) > self.max_frame_bytes:
             if count > 1:
                 return self._encode(lane, count // 2, now_ms, flags)
-            return self._drop_first(
+            self._drop_first(
                 lane,
                 f"the event takes {len(body)} bytes, over the frame limit of "
                 f"{self.max_frame_bytes} (s4.sender.maxFrameBytes)",
             )
+            return None
         first = lane.next_number
         data = wire.encode_frame(
             wire.Data(
@@ -392,6 +434,15 @@ class Outbox:
             ),
             body,
         )
+        if 0 < self._node_frame_bytes < len(data):
+            if count > 1:
+                return self._encode(lane, count // 2, now_ms, flags)
+            self._drop_first(
+                lane,
+                f"the event's frame takes {len(data)} bytes, over the node's limit of "
+                f"{self._node_frame_bytes} (s4.listener.maxFrameBytes)",
+            )
+            return None
         del lane.pending[:count]
         self._ready_events -= count
         lane.next_number = first + count
@@ -406,7 +457,7 @@ class Outbox:
 
     def _sections(self, events: list[Any]) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
         """Encoding, sections, order and body of a frame."""
-        classes = list(set(map(type, events)))
+        classes = list(self._types) if len(self._types) == 1 else list(set(map(type, events)))
         if len(classes) == 1:
             kind = self._types[classes[0]]
             body = kind.encode(events)
@@ -414,6 +465,8 @@ class Outbox:
                 wire.Section(kind.fingerprint, len(events), len(body)),
             )
             return kind.encoding, sections, b"", body
+        if len(classes) > wire.MAX_SECTIONS:
+            raise EventError(f"{len(classes)} event types do not fit into one frame")
         index = {cls: i for i, cls in enumerate(classes)}
         order = bytes([index[type(event)] for event in events])
         shares: list[list[Any]] = [[] for _ in classes]

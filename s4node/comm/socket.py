@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket as stdlib
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import pynng
 import trio
@@ -80,9 +80,7 @@ class PairSocket:
         return self
 
     @classmethod
-    def dialing(
-        cls, address: str, max_bytes: int, on_change: Callable[[bool], None]
-    ) -> PairSocket:
+    def dialing(cls, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
         """A connection that is made now and made again whenever it is lost."""
         host_and_port(address)
         self = cls(max_bytes, on_change)
@@ -132,10 +130,8 @@ class PairSocket:
             await trio.to_thread.run_sync(self._socket.close, abandon_on_cancel=True)
 
     def _hop(self, connected: bool) -> None:
-        try:
+        with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._changed, connected)
-        except trio.RunFinishedError:
-            pass
 
     def _changed(self, connected: bool) -> None:
         if not self._closed:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
 
-from s4node.comm.client import Client, ClientStream
+from s4node.comm.client import Client, ClientStream, warn_of
 from s4node.comm.outbox import Refusal
-from s4node.errors import StageClosed
+from s4node.errors import S4Error, StageClosed
+from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 
 _HAND_OVER = 512
@@ -65,14 +67,12 @@ class SyncClient:
         self._abandon = kind is not None
         try:
             if not self._abandon and self._failure is None:
-                self.flush()
+                warn_of(self.flush())
         finally:
             thread, self._thread = self._thread, None
             if thread is not None:
-                try:
+                with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._stop.set)
-                except trio.RunFinishedError:
-                    pass
                 thread.join()
         if not self._abandon:
             self._raise_failure()
@@ -112,7 +112,7 @@ class SyncClient:
     def _run(self) -> None:
         try:
             trio.run(self._main)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+        except BaseException as error:
             self._failure = error
         finally:
             self._started.set()
@@ -142,7 +142,9 @@ class SyncStream:
     def __init__(self, client: SyncClient, stream: ClientStream) -> None:
         self._client = client
         self._stream = stream
+        self._known = stream._known
         self._waiting: deque[Any] = deque()
+        self._full = False
 
     @property
     def partitions(self) -> int:
@@ -156,17 +158,21 @@ class SyncStream:
 
     def send(self, event: Any) -> None:
         """Send one event; blocks while the queue is full."""
+        cls = event.__class__
+        if cls is GenericEvent:
+            event.freeze()
+        elif cls not in self._known:
+            self._client.call(self._admit, (event,))
         waiting = self._waiting
         waiting.append(event)
-        if len(waiting) == 1:
-            self._client.soon(self._pull)
-        elif len(waiting) >= _HAND_OVER:
+        if self._full or len(waiting) >= _HAND_OVER:
             self._client.call(self._carry)
+        elif len(waiting) == 1:
+            self._client.soon(self._pull)
 
     def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; blocks while the queue is full."""
-        self._waiting.extend(events)
-        self._client.call(self._carry)
+        """Send events in order; blocks while the queue is full. With an EventError none is taken."""
+        self._client.call(self._carry, list(events))
 
     def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; returns what was refused or shed."""
@@ -177,14 +183,26 @@ class SyncStream:
 
         return self._client.call(flushed)  # type: ignore[no-any-return]
 
+    # -- in the client's thread --------------------------------------------------------------
+
+    async def _admit(self, events: Sequence[Any]) -> None:
+        self._stream._admit(events)
+
     def _taken(self) -> list[Any]:
         waiting = self._waiting
         return [waiting.popleft() for _ in range(len(waiting))]
 
     def _pull(self) -> None:
-        """In the client's thread: take what waits, without waiting for room."""
+        """Take what waits, without waiting for room; later calls wait if there is none."""
+        try:
+            self._stream._check()
+        except S4Error:
+            return  # the next call that waits raises it
         self._stream.extend_nowait(self._taken())
+        self._full = self._stream.pressure >= 1
 
-    async def _carry(self) -> None:
-        """In the client's thread: take what waits, and wait for room."""
-        await self._stream.send_many(self._taken())
+    async def _carry(self, more: Sequence[Any] = ()) -> None:
+        """Take what waits and then ``more``, and wait for room."""
+        self._stream._admit(more)
+        await self._stream.send_many([*self._taken(), *more])
+        self._full = self._stream.pressure >= 1

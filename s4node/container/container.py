@@ -46,6 +46,9 @@ from s4node.stream import InputStream, OutputStream, Stream
 
 log = structlog.get_logger("s4node.container")
 
+_FAREWELL_SECONDS = 1.0
+"""How long a stopping node waits for peers that do not read their last verdicts."""
+
 
 @dataclass(frozen=True)
 class ContainerStatistics:
@@ -82,6 +85,7 @@ class Container:
         self._links: dict[str, Link] = {}
         self._refusals: Counter[str] = Counter()
         self._stopping = trio.Event()
+        self.turned = trio.lowlevel.ParkingLot()
         self._failure: Exception | None = None
         self.loop: EventLoop
         self.listener: Listener
@@ -124,8 +128,12 @@ class Container:
                         self.loop.drain()
                         await loop_ended.wait()
                         await self._settle()
+                        with trio.move_on_after(_FAREWELL_SECONDS):
+                            await self.listener.tell_all()
                     if patience.cancelled_caught:
-                        log.warning("not drained in time", seconds=grace, setting="task.shutdown.ms")
+                        log.warning(
+                            "not drained in time", seconds=grace, setting="task.shutdown.ms"
+                        )
                     inner.cancel_scope.cancel()
             await _maybe(self.app.on_close())
             outer.cancel_scope.cancel()
@@ -173,8 +181,7 @@ class Container:
             await self._news.wait()
         for link in self._links.values():
             link.finish()
-            while not link.quiet and link.connected:
-                await trio.sleep(0.001)
+            await link.wait_quiet()
 
     # -- making ------------------------------------------------------------------------------
 
@@ -225,6 +232,7 @@ class Container:
                     config[settings.HASHER],
                     self._offer,
                     _notify,
+                    config[settings.LISTENER_MAX_FRAME_BYTES],
                 )
             if isinstance(stream, OutputStream):
                 stream.carrier = self.senders[stream.name] = self._sender(stream)
@@ -242,7 +250,7 @@ class Container:
                 )
             outbox = Outbox(
                 stream.name,
-                self.node,
+                f"{self.node}-{self.incarnation}",  # another host's container may have our name
                 self.incarnation,
                 key=stream.key,
                 types=[kind.cls for kind in stream.types],
@@ -307,7 +315,8 @@ class Container:
         return [(partition, lane) for partition, lane in enumerate(lanes) if lane]
 
     def _after_turn(self) -> float | None:
-        """Between two turns: let held inputs go on, send verdicts."""
+        """Between two turns: let held inputs and waiting sources go on, send verdicts."""
+        self.turned.unpark_all()
         if self._over:
             self._over = {stage for stage in self._over if stage.full}
             if not self._over:
@@ -383,9 +392,15 @@ class Container:
             reason = self._unknown(hello.stream)
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
             return wire.Hello(self.node, self.incarnation, hello.stream, error=reason)
-        return port.on_hello(
-            hello, connection, self.node, self.incarnation, trio.current_time()
-        )
+        before = port.admission.connection_of(hello.peer)
+        answer = port.on_hello(hello, connection, self.node, self.incarnation, trio.current_time())
+        if not answer.error and isinstance(before, Connection) and before is not connection:
+            reason = (
+                f"producer {hello.peer!r} has connected again from {connection.peer}; give each "
+                f"client a producer id of its own"
+            )
+            before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
+        return answer
 
     def _unknown(self, stream: str) -> str:
         known = ", ".join(self.ports) or "none"
@@ -420,7 +435,7 @@ class _Inner:
         """Take events once there is room."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
-            await trio.sleep(0.001)  # the loop has no list of waiting sources
+            await self._container.turned.park()
         self._put(events)
 
     def send_nowait(self, events: Sequence[Any]) -> None:

@@ -23,7 +23,7 @@ from s4node.executors.stage import Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.routing import key_failure
-from s4node.schema import EventType, Refusals
+from s4node.schema import EventType, Refusals, fingerprint_of
 from s4node.stream import InputStream
 
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)
@@ -67,7 +67,8 @@ class FrameBatch(EventBatch):
 class InputPort:
     """Where the frames of one input stream arrive.
 
-    ``deliver(batch)`` puts a batch into the stage of its partition's task.
+    ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
+    nothing more: the producers keep it.
     """
 
     def __init__(
@@ -78,11 +79,15 @@ class InputPort:
         hasher_name: str,
         deliver: Callable[[EventBatch], None],
         notify: Callable[[ProducerLane], None],
+        max_frame_bytes: int,
     ) -> None:
         self.stream = stream
+        self.closed = False
         self.admission = StreamAdmission(stream.name, stages, notify)
         self.redispatched = 0
         self.routing = ""
+        self._told_routing = f"{hasher_name}:"
+        self._headers = {wire.MAX_FRAME_BYTES: max_frame_bytes}
         self._deliver = deliver
         self._partitions = len(stages)
         self._memo = partitioner.memo
@@ -90,27 +95,34 @@ class InputPort:
         rule = rule_of(stream)
         if rule is not None:
             self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
+            self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
                 self._find = rule.finder()
-        self._hasher_name = hasher_name
         self._readers: dict[int, EventType] = {kind.fingerprint: kind for kind in stream.types}
 
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello:
         """Open the stream for a producer, or say why not."""
-        error = self._accept_types(hello)
+        error = self._accept_numbers(hello) or self._accept_types(hello)
         positions = () if error else self.admission.hello(hello, connection, now)
         return wire.Hello(
             node,
             incarnation,
             self.stream.name,
             tuple(kind.declaration for kind in self.stream.types),
-            self.routing or f"{self._hasher_name}:",
+            self._told_routing,
             self._partitions,
             positions,
             error,
+            self._headers,
         )
+
+    def _accept_numbers(self, hello: wire.Hello) -> str:
+        for position in hello.positions:
+            if not 0 <= position.number <= wire.MAX_NUMBER:
+                return f"stream {self.stream.name!r}: {position.number} is no event's number"
+        return ""
 
     def _accept_types(self, hello: wire.Hello) -> str:
         """Learn the producer's versions of our types; why not, where they do not fit."""
@@ -126,18 +138,23 @@ class InputPort:
             reason = ours.refusal_of(declared)
             if reason is not None:
                 return f"stream {self.stream.name!r}: {reason}"
+            if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
+                return (
+                    f"stream {self.stream.name!r}: {declared.fingerprint} is not the fingerprint "
+                    f"of {declared.name} with these fields"
+                )
             self._readers[declared.fingerprint] = ours
         return ""
 
-    def on_data(
-        self, data: wire.Data, body: memoryview, connection: Hashable, now: float
-    ) -> str:
+    def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
         """Take a data frame; returns why it is no good, or an empty text."""
         if not 0 <= data.partition < self._partitions:
             return f"stream {data.stream!r} has no partition {data.partition}"
         problem = wire.check_sections(data, body)
         if problem:
             return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        if self.closed:
+            return ""
         admitted = self.admission.admit(data, connection, now)
         if admitted is None:
             return ""
@@ -159,7 +176,7 @@ class InputPort:
         for index, event in enumerate(events):
             try:
                 targets[self._memo[self._find(event)]].append(index)
-            except Exception as error:  # noqa: BLE001 - the KeyFinder is the user's
+            except Exception as error:
                 lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
         parts = [(p, indices) for p, indices in enumerate(targets) if indices]
         if not parts:

@@ -101,9 +101,7 @@ class Task:
         self._streams = list(app.streams.values())
         self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
         self._leaving = [
-            i
-            for i in self.instances.values()
-            if inspect.iscoroutinefunction(i.prototype.on_remove)
+            i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
         ]
         awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
         self._trimmed = [i for i in self._bounded if id(i) not in awaited]
@@ -175,7 +173,7 @@ class Task:
                 try:
                     run(it)
                     break
-                except Exception as error:  # noqa: BLE001 - the handlers are the user's
+                except Exception as error:
                     self._failed(batch, error, self._at + culprit(it, len(events)))
             self._trim()
         finally:
@@ -193,7 +191,7 @@ class Task:
                 try:
                     await run(it)
                     break
-                except Exception as error:  # noqa: BLE001 - the handlers are the user's
+                except Exception as error:
                     self._failed(batch, error, self._at + culprit(it, len(events)))
             await self._trim_async()
         finally:

@@ -95,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         """echo '{"name": "joe"}' | s4 send names""",
     )
     send.add_argument("stream", metavar="STREAM", help="an input stream of the app")
-    send.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)")
+    send.add_argument(
+        "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
+    )
     send.add_argument("--type", default="", help="event type, where the stream takes several")
     send.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
@@ -109,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--all", action="store_true", help="measure everything")
     bench.add_argument("--json", action="store_true", help="print JSON and nothing else")
     bench.add_argument("--quick", action="store_true",
-                       help="a short run that checks correctness; its figures mean little")  # fmt: skip
+                       help="a short run that checks correctness; ignore its figures")  # fmt: skip
 
     config = _command(
         commands, "config", _config, "show or check the configuration",
@@ -217,7 +219,9 @@ def _send(parsed: argparse.Namespace) -> int:
 def _bench(parsed: argparse.Namespace) -> int:
     from s4node.bench import command
 
-    return command.bench(parsed.name, everything=parsed.all, as_json=parsed.json, quick=parsed.quick)
+    return command.bench(
+        parsed.name, everything=parsed.all, as_json=parsed.json, quick=parsed.quick
+    )
 
 
 def _config(parsed: argparse.Namespace) -> int:

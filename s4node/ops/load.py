@@ -41,7 +41,7 @@ def load_app(target: str) -> App:
         return _made(next(iter(found.values())), target)
     if not found:
         raise ConfigError(f"{place} has no App object and no App class; write app = App('name')")
-    raise ConfigError(f"{place} has several apps: name one as {place}:{sorted(found)[0]}")
+    raise ConfigError(f"{place} has several apps: name one as {place}:{min(found)}")
 
 
 def _apps(module: ModuleType) -> list[str]:

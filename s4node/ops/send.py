@@ -59,10 +59,9 @@ class _Sending:
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
+        read = sys.stdin.buffer.read1  # type: ignore[union-attr]
         while True:
-            chunk = await trio.to_thread.run_sync(
-                sys.stdin.buffer.raw.read, _CHUNK, abandon_on_cancel=True  # type: ignore[attr-defined]
-            )
+            chunk = await trio.to_thread.run_sync(read, _CHUNK, abandon_on_cancel=True)
             *lines, rest = (rest + chunk).split(b"\n")
             if not chunk:
                 lines, rest = [rest], b""

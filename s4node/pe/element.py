@@ -13,7 +13,6 @@ Rules
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from s4node.errors import GraphError
@@ -59,7 +58,7 @@ class ElementType(type):
 
 def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:
     """The annotations in a class body; from Python 3.14 on they are computed on demand."""
-    if "__annotations__" in namespace or sys.version_info < (3, 14):
+    if "__annotations__" in namespace or "__annotate_func__" not in namespace:
         return dict(namespace.get("__annotations__", {}))
     import annotationlib
 

@@ -24,7 +24,15 @@ PE = ProcessingElement
 class Instances(dict[Any, PE]):
     """An unbounded map from key to instance."""
 
-    __slots__ = ("_async_create", "_async_remove", "gone", "leaving", "partition", "prototype", "removed")
+    __slots__ = (
+        "_async_create",
+        "_async_remove",
+        "gone",
+        "leaving",
+        "partition",
+        "prototype",
+        "removed",
+    )
 
     def __init__(self, prototype: Prototype, partition: int) -> None:
         super().__init__()

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from s4node.errors import GraphError
 from s4node.event import Event, GenericEvent
+from s4node.pe.element import ElementType, ProcessingElement
 from s4node.routing import compiled
 
 if TYPE_CHECKING:
     from s4node.app import App
-    from s4node.pe.element import ProcessingElement
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
-P = TypeVar("P", bound="ProcessingElement")
+P = TypeVar("P", bound=ProcessingElement)
 
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, type, range)
 
@@ -105,7 +105,7 @@ class Prototype:
             "_prototype": self,
             "app": self.app,
         }
-        return type(cls)(cls.__name__, (cls,), body)
+        return ElementType(cls.__name__, (cls,), body)  # type: ignore[return-value]
 
     def element(self, *arguments: Any, **named: Any) -> ProcessingElement:
         """The prototype object, which the app's author configures."""
@@ -170,7 +170,12 @@ class Prototype:
             setattr(self.cls, name, value)
         state = {name: getattr(element, name) for name in self.cls._state}
         copied = {n: value for n, value in state.items() if not isinstance(value, _IMMUTABLE)}
-        lines = ["def make(key, home):", "    i = new(cls)", "    i.key = key", "    i._home = home"]
+        lines = [
+            "def make(key, home):",
+            "    i = new(cls)",
+            "    i.key = key",
+            "    i._home = home",
+        ]
         lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
         bindings = {"new": self.cls.__new__, "cls": self.cls, "copy": copy.deepcopy}
         bindings |= {f"_{name}": value for name, value in state.items()}

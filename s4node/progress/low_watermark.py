@@ -7,6 +7,8 @@ Rules
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 
 class LowWatermark:
     """Contiguous completion of one producer's or one partition's numbers.
@@ -41,4 +43,4 @@ class LowWatermark:
         """Assert the rules; for tests."""
         ends = sorted(self._waiting.items())
         assert all(first > self.safe for first, _ in ends)
-        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(ends))
