@@ -103,6 +103,8 @@ class TriggerState:
             now = self._clock()
             state = self._state.get((instance.key, index))
             if state is None:
+                if instance._home.get(instance.key) is not instance:
+                    return None  # its own handler has just removed it
                 state = self._state[instance.key, index] = [0, now]
             state[0] += 1
             by_count = rule.events and state[0] >= rule.events

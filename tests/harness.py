@@ -199,8 +199,10 @@ async def node_process(
             try:
                 if ready:
                     await until(
-                        lambda: any(" runs at " in line for line in node.stderr)
-                        or process.returncode is not None,
+                        lambda: (
+                            any(" runs at " in line for line in node.stderr)
+                            or process.returncode is not None
+                        ),
                         f"it is ready; it said: {node.stderr}",
                     )
                     line = next((line for line in node.stderr if " runs at " in line), "")
@@ -248,7 +250,9 @@ class RawPeer:
         with trio.fail_after(DEADLINE):
             data = await self._socket.arecv()
         return [
-            frame.header for frame in wire.read_envelope(data, 1 << 30) if isinstance(frame, wire.Frame)
+            frame.header
+            for frame in wire.read_envelope(data, 1 << 30)
+            if isinstance(frame, wire.Frame)
         ]
 
     async def receive_until(self, wanted: Callable[[wire.Header], object]) -> wire.Header:

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -170,16 +171,13 @@ class Link:
     async def _write(self) -> None:
         while True:
             pause = self._pause()
-            if pause is None:
-                self.awake = False
-                await self._work.park()
-            elif pause > 0:
-                self.awake = False
-                with trio.move_on_after(pause):
-                    await self._work.park()
-            self.awake = True
-            if self._pause() == 0:
+            if pause == 0:
                 await self._send()
+                continue
+            self.awake = False
+            with trio.move_on_after(math.inf if pause is None else pause):
+                await self._work.park()
+            self.awake = True
 
     def _pause(self) -> float | None:
         """Seconds until there is something to send; None if there is nothing."""
@@ -202,14 +200,15 @@ class Link:
         """Send one envelope; events gather while the socket is busy."""
         assert self._socket is not None
         socket = self._socket
-        before = sum(outbox.sendable for outbox in self.outboxes)
+        before = sum(outbox.pending for outbox in self.outboxes)
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
         for outbox in self.outboxes if not self.draining else ():
             frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
         if not frames:
+            await trio.lowlevel.checkpoint()
             return
-        left = before - sum(outbox.sendable for outbox in self.outboxes)
+        left = before - sum(outbox.pending for outbox in self.outboxes)
         envelope = wire.envelope(frames)
         try:
             while not socket.send_nowait(envelope):

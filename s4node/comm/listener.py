@@ -39,6 +39,10 @@ class FrameHandler(Protocol):
         """Take a frame from a peer."""
         ...
 
+    def on_drained(self) -> None:
+        """All frames that had arrived on a connection have been given to ``on_frame``."""
+        ...
+
     def on_gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
         ...
@@ -275,6 +279,7 @@ class Listener:
                 nursery.start_soon(self._read, connection)
                 await connection.ended.wait()
                 self._drain(connection)  # what arrived before the end
+                self._handler.on_drained()
                 nursery.cancel_scope.cancel()
         except* trio.ClosedResourceError:
             pass
@@ -289,6 +294,7 @@ class Listener:
         while True:
             await connection.socket.wait_readable()
             self._drain(connection)
+            self._handler.on_drained()
 
     def _drain(self, connection: Connection) -> None:
         """Handle the envelopes that have arrived, up to a bound."""

@@ -46,6 +46,7 @@ class PairSocket:
     def __init__(self, max_bytes: int, on_change: Callable[[bool], None]) -> None:
         self._socket = pynng.Pair0(
             recv_buffer_size=_BUFFERED_ENVELOPES,
+            send_buffer_size=_BUFFERED_ENVELOPES,
             recv_max_size=max_bytes,
             reconnect_time_min=50,
             reconnect_time_max=1000,

@@ -276,7 +276,7 @@ class Container:
         """A batch for one of the tasks."""
         task = self.tasks[batch.partition]
         task.offer(batch)
-        self.loop.wake(task)
+        self.loop.add(task)
 
     def _deliver(self, task: Task, stream: Stream, events: list[Any]) -> None:
         """Hand on what the handlers of ``task`` have put on ``stream``."""
@@ -379,6 +379,10 @@ class Container:
         elif not isinstance(header, (wire.Watermark, wire.Drain)):
             connection.bad_frame(f"a node takes no {header.kind} frame")
 
+    def on_drained(self) -> None:
+        """The frames that had arrived have been taken."""
+        self.loop.take_turn()
+
     def on_gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
         now = trio.current_time()
@@ -449,6 +453,7 @@ class _Inner:
         self._turn = (self._turn + 1) % container.partitions
         for partition, share in container._shares(self._stream, list(events), self._turn):
             container._offer(EventBatch(self._stream.name, partition, share))
+        container.loop.nudge()
 
 
 def _notify(lane: Any) -> None:

@@ -3,6 +3,7 @@
 Rules
 - One turn is at most ``max_events`` events or ``max_seconds``, over all tasks; then verdicts go out
   and the other trio tasks (sockets, timers, cancellation) run.
+- A loop that sleeps takes its turn in the trio task that brings events, at once.
 - Ready tasks take turns, one step each.
 - ``async`` steps run beside the loop; their task's gate keeps everything else of that task out
   until they end. Other tasks go on.
@@ -52,22 +53,41 @@ class EventLoop:
             task.pace = Pace(max_events, max_seconds)
         self._ready: deque[Task] = deque()
         self._lot = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+        self._asleep_until: float | None = None
+        self._turning = False
         self._nudged = False
         self._draining = False
         self._async_steps = 0
 
-    def wake(self, task: Task) -> None:
-        """The task may have something to do."""
+    def add(self, task: Task) -> None:
+        """The task may have something to do; the caller sees to it that a turn follows."""
         if not task.ready:
             task.ready = True
             self._ready.append(task)
-            self._lot.unpark()
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do soon."""
+        self.add(task)
+        self.nudge()
 
     def nudge(self) -> None:
         """Have a turn soon even if no task is ready, to send what is due."""
-        if not self._nudged:
-            self._nudged = True
+        self._nudged = True
+        if self._asleep_until is not None and not self._turning:
             self._lot.unpark()
+
+    def take_turn(self) -> None:
+        """Have a turn right now if the loop sleeps; for whoever has just added events.
+
+        It saves the way over trio's scheduler. What a handler raises is raised here.
+        """
+        if self._asleep_until is None or self._nudged or self._nursery is None:
+            self.nudge()  # it is awake, or about to be
+            return
+        due = self._turn(self._nursery)
+        if self._ready or (due is not None and due < self._asleep_until):
+            self.nudge()
 
     def drain(self) -> None:
         """Make ``run`` return once no task has anything left to do."""
@@ -87,20 +107,37 @@ class EventLoop:
         Cancelling leaves the batches at hand unfinished and unacknowledged.
         """
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             due = self._after_turn()
             while not (self._draining and not self._ready and self.done):
-                if not self._ready and not self._nudged:
-                    with trio.move_on_at(self._deadline(due)):
-                        await self._lot.park()
-                else:
+                if self._ready or self._nudged:
                     await trio.lowlevel.checkpoint()
+                else:
+                    await self._sleep(due)
                 self._check_timers()
-                self._turn(nursery)
-                self._nudged = False  # what the turn itself had to tell goes out right here
-                due = self._after_turn()
+                due = self._turn(nursery)
         self._after_turn()
 
-    def _turn(self, nursery: trio.Nursery) -> None:
+    async def _sleep(self, due: float | None) -> None:
+        """Wait until there is something to do, or until it is due."""
+        self._asleep_until = self._deadline(due)
+        try:
+            with trio.move_on_at(self._asleep_until):
+                await self._lot.park()
+        finally:
+            self._asleep_until = None
+
+    def _turn(self, nursery: trio.Nursery) -> float | None:
+        """One turn and what follows it; returns when the next is due at the latest."""
+        self._turning = True
+        try:
+            self._steps(nursery)
+            self._nudged = False  # what the turn itself had to tell goes out right here
+            return self._after_turn()
+        finally:
+            self._turning = False
+
+    def _steps(self, nursery: trio.Nursery) -> None:
         self.turns += 1
         budget = self._max_events
         began = now = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -117,8 +118,7 @@ def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
         (answer(), "the node claims 0 partitions"),
         (wire.Hello("node", "n1", "ticks", partitions=4097), "the node claims 4097 partitions"),
         (answer(*[wire.Position(p, 0, 10) for p in range(3)]),
-         "stream 'ticks' had 2 partitions and now has 3; events already numbered cannot move: "
-         "start a new producer"),
+         "stream 'ticks' had 2 partitions and now has 3; events already numbered cannot move"),
     ],
 )  # fmt: skip
 def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
@@ -127,7 +127,7 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
     outbox = opened(10, 10)
     outbox.put(Tick("joe"))
     outbox.on_hello(hello)
-    assert outbox.error == error
+    assert outbox.error.startswith(error)
     assert not outbox.sendable
     assert outbox.frames(1000) == []
     assert outbox.unsettled == 1
@@ -990,6 +990,7 @@ class World:
         self.serial = 0
         self.put_count = Counter[str]()
         self.unsendable: set[int] = set()
+        self.spoiled: set[tuple[str, int, int]] = set()
         self.processed: dict[tuple[str, int], list[int]] = {}
         self.refused: dict[str, set[int]] = {name: set() for name in self.names}
         self.told: dict[str, list[Refusal]] = {name: [] for name in self.names}
@@ -1062,6 +1063,21 @@ class World:
             while len(wire_.up) > arriving:
                 wire_.up.pop()
             self.old_wires.append(wire_)
+
+    def spoil(self, name: str) -> None:
+        """A frame is lost, once, although a later one of its lane arrives."""
+        wire_ = self.wires[name]
+        if wire_ is not None:
+            envelopes = [list(frames_of(data)) for data in wire_.up]
+            lanes = [lane for frames in envelopes for lane, _, _ in frames]
+            for frames in envelopes:
+                for index, (lane, first, _) in enumerate(frames):
+                    place = name, lane, first
+                    if first >= 0 and lanes.count(lane) > 1 and place not in self.spoiled:
+                        self.spoiled.add(place)
+                        del frames[index]
+                        wire_.up = deque(envelope([f for *_, f in each]) for each in envelopes)
+                        return
 
     # -- the node ----------------------------------------------------------------------------
 
@@ -1190,11 +1206,20 @@ class World:
             assert self.put_count[name] == outbox.admitted + refused + outbox.counts["unsent"]
 
 
-def headers_of_envelope(data: bytes) -> list[Any]:
-    return [frame.header for frame in read_envelope(data, 1 << 20)]  # type: ignore[union-attr]
+def frames_of(sent: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Partition, first number (-1 where there are no events) and bytes of an envelope's frames."""
+    for frame in read_envelope(sent, 1 << 20):
+        assert isinstance(frame, Frame)
+        header = frame.header
+        place = (header.partition, header.first) if isinstance(header, wire.Data) else (-1, -1)
+        yield *place, wire.encode_frame(header, bytes(frame.body))
 
 
-WHAT = ["good"] * 6 + ["bad"] * 2 + ["unsendable"]
+def headers_of_envelope(sent: bytes) -> list[Any]:
+    return [frame.header for frame in read_envelope(sent, 1 << 20)]  # type: ignore[union-attr]
+
+
+WHAT = ["good"] * 4 + ["bad"] * 3 + ["unsendable"]
 
 
 def happen(world: World, random: Random, disconnects: bool) -> None:
@@ -1203,27 +1228,29 @@ def happen(world: World, random: Random, disconnects: bool) -> None:
     live = [wire_ for wire_ in world.wires.values() if wire_ is not None]
     wires = live + world.old_wires
     step = random.randrange(100)
-    if step < 15:
-        world.put(name, random.randint(1, 6), random.choice(WHAT))
-    elif step < 30:
+    if step < 6:
+        world.put(name, random.randint(1, 9), random.choice(WHAT))
+    elif step < 22:
         world.send(name, random.choice([1, 60, 1000]))
-    elif step < 50 and wires:
+    elif step < 34 and wires:
         world.node_reads(random.choice(wires))
-    elif step < 62 and wires:
+    elif step < 46 and wires:
         world.node_tells(random.choice(wires), busy=random.random() < 0.25)
-    elif step < 74:
+    elif step < 58:
         world.hear(name)
-    elif step < 82:
+    elif step < 68:
         world.process(random.randrange(len(world.admission.stages)), random.randint(1, 3))
-    elif step < 90:
+    elif step < 80:
         world.finish(random.randrange(1 + len(world.working)))
-    elif step < 92:
+    elif step < 81:
         world.ask(name)
-    elif step < 93:
+    elif step < 82:
         world.greet_again(name)
-    elif step < 96:
+    elif step < 89:
+        world.spoil(name)
+    elif step < 94:
         world.connect(name)
-    elif step < 98 and disconnects:
+    elif step < 97 and disconnects:
         world.disconnect(name, random.randint(0, 4))
     elif world.old_wires:
         world.node_notices(random.choice(world.old_wires))
@@ -1287,6 +1314,10 @@ class Streams(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2), arriving=st.integers(0, 3))
     def disconnect(self, number: int, arriving: int) -> None:
         self.world.disconnect(self.name(number), arriving)
+
+    @rule(number=st.integers(0, 2))
+    def spoil(self, number: int) -> None:
+        self.world.spoil(self.name(number))
 
     @rule(number=st.integers(0, 2), again=st.booleans())
     def ask(self, number: int, again: bool) -> None:

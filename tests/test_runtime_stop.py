@@ -1,0 +1,375 @@
+"""Stopping in order: stop accepting, drain, close. Everything admitted is processed, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from harness import (
+    ANY_PORT,
+    data_frame,
+    free_port,
+    plain_errors,
+    raw_peer,
+    running,
+    until,
+)
+from structlog.testing import capture_logs
+
+from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement
+from s4node.comm import frame as wire
+from s4node.errors import ProcessingError
+
+if TYPE_CHECKING:
+    from s4node import ClientStream
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+def noting(seen: list[int], name: str = "clicks") -> App:
+    """An app that notes the numbers that it gets, in order."""
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append(event.n)
+
+    app = App("notes")
+    app.create_input_stream(name, app.create_pe(Note), key="user")
+    return app
+
+
+async def feed(stream: ClientStream, sent: list[int]) -> None:
+    """Send click after click until cancelled; ``sent`` counts them."""
+    while True:
+        await stream.send(Click("ann", len(sent)))
+        sent.append(len(sent))
+
+
+async def test_a_stopping_node_ends_although_a_client_goes_on_sending() -> None:
+    seen: list[int] = []
+    sent: list[int] = []
+    async with trio.open_nursery() as nursery:
+        async with running(noting(seen)) as node:
+            client = await nursery.start(run_client, node.address)
+            nursery.start_soon(feed, await client.stream("clicks"), sent)
+            await until(lambda: len(seen) > 10_000)
+        assert node.statistics().admitted == {"clicks": len(seen)}
+        assert seen == list(range(len(seen)))
+        nursery.cancel_scope.cancel()
+
+
+async def run_client(
+    address: str, task_status: trio.TaskStatus[Client] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """An open client, until cancelled."""
+    async with Client(address) as client:
+        task_status.started(client)
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_a_client_that_goes_on_over_a_restart_in_order_loses_and_doubles_nothing(
+    partitions: int,
+) -> None:
+    seen: list[int] = []
+    sent: list[int] = []
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with Client(address) as client, trio.open_nursery() as nursery:
+        for round_ in range(5):
+            async with running(noting(seen), address=address, partitions=partitions) as node:
+                if not round_:
+                    stream = await client.stream("clicks")
+                    nursery.start_soon(feed, stream, sent)
+                enough = len(seen) + 5000
+                await until(lambda enough=enough: len(seen) > enough)
+            assert node.statistics().admitted["clicks"] == node.statistics().processed
+        async with running(noting(seen), address=address, partitions=partitions):
+            nursery.cancel_scope.cancel()
+            assert await stream.flush() == []
+    assert seen == list(range(len(seen)))
+    assert len(seen) - len(sent) in (0, 1)  # the send that was cancelled may have been taken
+
+
+async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a_chain() -> None:
+    story: list[Any] = []
+
+    class Last(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            story.append(event.n)
+
+    class Pass(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.out.put(event)
+
+    class Chain(App):
+        def on_init(self) -> None:
+            one, two, last = self.create_pe(Pass), self.create_pe(Pass), self.create_pe(Last)
+            self.create_input_stream("clicks", one, key="user")
+            one.out = self.create_stream("two", two, key="n")
+            two.out = self.create_stream("last", last, key="user")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    async with running(Chain(), partitions=3) as node, raw_peer(node.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", n) for n in range(2000)]))
+        await until(lambda: node.statistics().admitted["clicks"] == 2000)
+        assert len(story) < 2000
+    assert sorted(story[:-1]) == list(range(2000))
+    assert story[-1] == "on_close"
+
+
+async def test_handlers_under_way_come_to_their_end() -> None:
+    story: list[Any] = []
+    may_end = trio.Event()
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            story.append(("began", event.n))
+            await may_end.wait()
+            story.append(("ended", event.n))
+
+    class Slowly(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Slow), key="user")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    app = Slowly()
+    async with running(app) as node, raw_peer(node.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", 1), Click("a", 2)]))
+        await until(lambda: story)
+        node.stop()
+        await peer.receive_until(lambda frame: isinstance(frame, wire.Drain))
+        assert story == [("began", 1)]
+        may_end.set()
+    assert story == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2), "on_close"]
+
+
+async def test_the_last_verdicts_reach_the_producer_before_the_node_is_gone() -> None:
+    seen: list[int] = []
+    async with running(noting(seen), {"s4.comm.verdictDelay": "60000"}) as node:
+        async with raw_peer(node.address) as peer:
+            await peer.open("clicks", "raw", Click)
+            await peer.send_frames(
+                data_frame("clicks", "raw", 0, [Click("a", n) for n in range(10)], flags=0)
+            )
+            await until(lambda: len(seen) == 10)
+            node.stop()
+            verdict = await peer.receive_until(lambda frame: isinstance(frame, wire.Verdict))
+    assert verdict.rulings[0].upto == 10
+
+
+async def test_a_draining_node_says_so_and_admits_nothing_more() -> None:
+    seen: list[int] = []
+    may_end = trio.Event()
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            await may_end.wait()
+            seen.append(event.n)
+
+    app = App("slow")
+    app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+    async with running(app) as node, raw_peer(node.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", 1)]))
+        await until(lambda: node.statistics().admitted["clicks"] == 1)
+        node.stop()
+        drain = await peer.receive_until(lambda frame: isinstance(frame, wire.Drain))
+        assert "is stopping" in drain.reason
+        await peer.send_frames(data_frame("clicks", "raw", 1, [Click("a", 2)]))
+        with pytest.raises(OSError, match="connect"):
+            await trio.open_tcp_stream("127.0.0.1", int(node.address.rsplit(":", 1)[1]))
+        await peer.open("clicks", "raw", Click)  # an answer shows that the frame has been read
+        may_end.set()
+    assert node.statistics().admitted == {"clicks": 1}
+    assert seen == [1]
+
+
+async def test_a_stopping_node_waits_for_the_consumer_of_its_output() -> None:
+    seen: list[int] = []
+
+    class Forward(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.out.put(event)
+
+    app = App("forward")
+    forward = app.create_pe(Forward)
+    app.create_input_stream("clicks", forward, key="user")
+    forward.out = app.create_output_stream("onward", key="user", types=Click)
+    consumer = f"tcp://127.0.0.1:{free_port()}"
+    settings = {
+        "s4.stream.onward.consumers": "next",
+        "s4.cluster.next.address": consumer,
+        "s4.sender.workQueueSize": "10",
+    }
+    stopped = trio.Event()
+    async with trio.open_nursery() as nursery:
+        async with running(app, settings) as node:
+
+            async def consume() -> None:
+                async with running(noting(seen, "onward"), address=consumer):
+                    await stopped.wait()
+
+            async with raw_peer(node.address) as peer:
+                await peer.open("clicks", "raw", Click)
+                clicks = [Click("a", n) for n in range(1000)]
+                await peer.send_frames(data_frame("clicks", "raw", 0, clicks))
+                await until(lambda: node.statistics().sent["onward"] > 10)
+                node.stop()
+                await peer.receive_until(lambda frame: isinstance(frame, wire.Drain))
+            assert node.statistics().processed < 1000
+            nursery.start_soon(consume)
+        stopped.set()
+    assert seen == list(range(1000))
+
+
+async def test_a_source_has_ended_before_the_app_is_drained() -> None:
+    story: list[Any] = []
+
+    class Source(AdapterApp):
+        output_stream = "clicks"
+        remote_stream_key_finder = "user"
+
+        def on_start(self) -> None:
+            self.start_soon(self.feed)
+
+        async def feed(self) -> None:
+            n = 0
+            try:
+                while True:
+                    await self.remote_stream.send(Click("ann", n))
+                    n += 1
+            finally:
+                story.append(n)
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    seen: list[int] = []
+    async with running(noting(seen)) as consumer:
+        settings = {
+            "s4.stream.clicks.consumers": "next",
+            "s4.cluster.next.address": consumer.address,
+        }
+        async with running(Source(), settings):
+            await until(lambda: len(seen) > 1000)
+        count, last = story
+        assert last == "on_close"
+        assert seen == list(range(len(seen)))
+        assert len(seen) - count in (0, 1)
+
+
+async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
+    story: list[Any] = []
+
+    class Stuck(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            story.append("began")
+            await trio.sleep_forever()
+
+    class Stubborn(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Stuck), key="user")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    with capture_logs() as logs:
+        async with running(Stubborn(), {"task.shutdown.ms": "50"}) as node:
+            async with Client(node.address) as client:
+                await (await client.stream("clicks")).send(Click("ann"))
+                await until(lambda: story)
+                client.abandon()
+    assert story == ["began", "on_close"]
+    (warning,) = [log for log in logs if log["event"] == "not drained in time"]
+    assert (warning["log_level"], warning["setting"]) == ("warning", "task.shutdown.ms")
+
+
+async def test_a_peer_that_never_reads_does_not_keep_a_node_from_stopping() -> None:
+    seen: list[int] = []
+    began = 0.0
+    async with running(noting(seen)) as node:
+        port = int(node.address.rsplit(":", 1)[1])
+        stranger = await trio.open_tcp_stream("127.0.0.1", port)
+        await until(lambda: node.listener.connections)
+        began = trio.current_time()
+    assert trio.current_time() - began < 5
+    await stranger.aclose()
+
+
+async def test_stopping_at_once_after_the_start_is_in_order_too() -> None:
+    story: list[str] = []
+
+    class Quick(App):
+        def on_start(self) -> None:
+            story.append("on_start")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    container = Container(Quick(), Config.of({"s4.listener.address": ANY_PORT}))
+    container.stop()
+    with trio.fail_after(10):
+        await container.run()
+    assert story == ["on_start", "on_close"]
+
+
+async def test_the_port_is_free_again_when_run_has_returned() -> None:
+    seen: list[int] = []
+    async with running(noting(seen)) as node:
+        address = node.address
+    async with running(noting(seen), address=address) as again, Client(again.address) as client:
+        await (await client.stream("clicks")).send(Click("ann", 1))
+    assert seen == [1]
+
+
+async def test_cancelling_run_closes_everything_at_once() -> None:
+    seen: list[int] = []
+    container = Container(noting(seen), Config.of({"s4.listener.address": ANY_PORT}))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(container.run)
+        await container.ready.wait()
+        client = await nursery.start(run_client, container.address)
+        await client.stream("clicks")
+        nursery.cancel_scope.cancel()
+    async with running(noting(seen), address=container.address):
+        pass
+
+
+async def test_an_app_that_failed_leaves_the_port_free_and_the_client_waiting() -> None:
+    seen: list[int] = []
+
+    class Broken(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            raise ZeroDivisionError
+
+    app = App("broken")
+    app.create_input_stream("clicks", app.create_pe(Broken), key="user")
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    async def run_broken() -> None:
+        with plain_errors():
+            async with running(app, address=address):
+                stream = await client.stream("clicks")
+                await stream.send_many([Click("ann", n) for n in range(10)])
+                await trio.sleep_forever()
+
+    async with Client(address) as client:
+        with pytest.raises(ProcessingError) as caught:
+            await run_broken()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert seen == []
+        async with running(noting(seen), address=address):
+            stream = await client.stream("clicks")
+            assert await stream.flush() == []
+    assert seen == list(range(10))
