@@ -19,11 +19,7 @@ from s4node.errors import EventError
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
-class _EventType(msgspec.StructMeta):
-    """Tells type checkers that subclasses of Event are frozen without saying so."""
-
-
-class Event(msgspec.Struct, metaclass=_EventType, frozen=True, array_like=True, gc=False):
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The base of typed events: annotate the fields, as in a dataclass.
 
     ::

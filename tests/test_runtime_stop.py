@@ -78,17 +78,18 @@ async def test_a_client_that_goes_on_over_a_restart_in_order_loses_and_doubles_n
     seen: list[int] = []
     sent: list[int] = []
     address = f"tcp://127.0.0.1:{free_port()}"
-    async with Client(address) as client, trio.open_nursery() as nursery:
-        for round_ in range(5):
-            async with running(noting(seen), address=address, partitions=partitions) as node:
-                if not round_:
-                    stream = await client.stream("clicks")
-                    nursery.start_soon(feed, stream, sent)
-                enough = len(seen) + 5000
-                await until(lambda enough=enough: len(seen) > enough)
-            assert node.statistics().admitted["clicks"] == node.statistics().processed
-        async with running(noting(seen), address=address, partitions=partitions):
+    async with Client(address) as client:
+        async with trio.open_nursery() as nursery:
+            for round_ in range(5):
+                async with running(noting(seen), address=address, partitions=partitions) as node:
+                    if not round_:
+                        stream = await client.stream("clicks")
+                        nursery.start_soon(feed, stream, sent)
+                    enough = len(seen) + 5000
+                    await until(lambda enough=enough: len(seen) > enough)
+                assert node.statistics().admitted["clicks"] == node.statistics().processed
             nursery.cancel_scope.cancel()
+        async with running(noting(seen), address=address, partitions=partitions):
             assert await stream.flush() == []
     assert seen == list(range(len(seen)))
     assert len(seen) - len(sent) in (0, 1)  # the send that was cancelled may have been taken
@@ -156,15 +157,14 @@ async def test_handlers_under_way_come_to_their_end() -> None:
 
 async def test_the_last_verdicts_reach_the_producer_before_the_node_is_gone() -> None:
     seen: list[int] = []
-    async with running(noting(seen), {"s4.comm.verdictDelay": "60000"}) as node:
-        async with raw_peer(node.address) as peer:
-            await peer.open("clicks", "raw", Click)
-            await peer.send_frames(
-                data_frame("clicks", "raw", 0, [Click("a", n) for n in range(10)], flags=0)
-            )
-            await until(lambda: len(seen) == 10)
-            node.stop()
-            verdict = await peer.receive_until(lambda frame: isinstance(frame, wire.Verdict))
+    settings = {"s4.comm.verdictDelay": "60000"}
+    async with running(noting(seen), settings) as node, raw_peer(node.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        clicks = [Click("a", n) for n in range(10)]
+        await peer.send_frames(data_frame("clicks", "raw", 0, clicks, flags=0))
+        await until(lambda: len(seen) == 10)
+        node.stop()
+        verdict = await peer.receive_until(lambda frame: isinstance(frame, wire.Verdict))
     assert verdict.rulings[0].upto == 10
 
 
@@ -284,12 +284,12 @@ async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
         def on_close(self) -> None:
             story.append("on_close")
 
+    settings = {"task.shutdown.ms": "50"}
     with capture_logs() as logs:
-        async with running(Stubborn(), {"task.shutdown.ms": "50"}) as node:
-            async with Client(node.address) as client:
-                await (await client.stream("clicks")).send(Click("ann"))
-                await until(lambda: story)
-                client.abandon()
+        async with running(Stubborn(), settings) as node, Client(node.address) as client:
+            await (await client.stream("clicks")).send(Click("ann"))
+            await until(lambda: story)
+            client.abandon()
     assert story == ["began", "on_close"]
     (warning,) = [log for log in logs if log["event"] == "not drained in time"]
     assert (warning["log_level"], warning["setting"]) == ("warning", "task.shutdown.ms")

@@ -179,7 +179,10 @@ class EndOfStream(_Header, tag=5, frozen=True):
 
 
 class Drain(_Header, tag=6, frozen=True):
-    """The node is stopping: keep what has no verdict, and connect again later."""
+    """The node is stopping: keep what has no verdict, and connect again later.
+
+    A producer answers with a Drain of its own, its last frame before it connects again.
+    """
 
     kind: ClassVar[str] = "drain"
     reason: str = ""

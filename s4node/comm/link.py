@@ -151,6 +151,7 @@ class Link:
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):
             self.draining = header.reason or "the node is stopping"
+            self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
             log.info("the node is stopping; what it has not taken waits for the next connection",
                      address=self.address)  # fmt: skip
         elif isinstance(header, (wire.Hello, wire.Verdict)):

@@ -61,6 +61,7 @@ class Connection:
         self.answers: deque[bytes] = deque()
         self.arrived = trio.Event()
         self.ended = trio.Event()
+        self.silent = trio.Event()
         self._listener = listener
 
     def notify(self, lane: ProducerLane) -> None:
@@ -144,6 +145,8 @@ class Connection:
     def changed(self, connected: bool) -> None:
         """The peer has come or gone."""
         (self.arrived if connected else self.ended).set()
+        if not connected:
+            self.silent.set()
 
 
 class Listener:
@@ -224,15 +227,23 @@ class Listener:
                 earliest = due
         return earliest
 
-    async def tell_all(self) -> None:
-        """Send every verdict that is left; returns once the sockets have taken them."""
-        for connection in list(self.connections):
-            assert connection.socket is not None
-            with suppress(trio.ClosedResourceError):
-                while connection.live and connection.flush(float("inf")) is not None:
-                    await connection.socket.wait_writable()
+    async def farewell(self) -> None:
+        """Send every verdict that is left; returns once the peers have stopped sending.
+
+        Closing a connection that holds unread bytes would reset it, and the verdicts with it.
+        """
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections:
                 if connection.live:
-                    await connection.socket.wait_writable()
+                    nursery.start_soon(self._farewell, connection)
+
+    async def _farewell(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        with suppress(trio.ClosedResourceError):
+            while connection.flush(float("inf")) is not None:
+                await connection.socket.wait_writable()
+            await connection.silent.wait()
+            await connection.socket.wait_writable()
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         while True:

@@ -47,7 +47,8 @@ from s4node.stream import InputStream, OutputStream, Stream
 log = structlog.get_logger("s4node.container")
 
 _FAREWELL_SECONDS = 1.0
-"""How long a stopping node waits for peers that do not read their last verdicts."""
+"""How long a stopping node waits for peers that neither read their last verdicts nor say that
+they have stopped sending."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Container:
                         await loop_ended.wait()
                         await self._settle()
                         with trio.move_on_after(_FAREWELL_SECONDS):
-                            await self.listener.tell_all()
+                            await self.listener.farewell()
                     if patience.cancelled_caught:
                         log.warning(
                             "not drained in time", seconds=grace, setting="task.shutdown.ms"
@@ -376,7 +377,9 @@ class Container:
         elif isinstance(header, wire.EndOfStream):
             if header.stream in self.ports:
                 self.ports[header.stream].admission.forget(header.producer, connection)
-        elif not isinstance(header, (wire.Watermark, wire.Drain)):
+        elif isinstance(header, wire.Drain):
+            connection.silent.set()
+        elif not isinstance(header, wire.Watermark):
             connection.bad_frame(f"a node takes no {header.kind} frame")
 
     def on_drained(self) -> None:

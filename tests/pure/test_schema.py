@@ -261,7 +261,9 @@ def test_an_annotation_that_does_not_exist_is_refused_by_name() -> None:
 
 def version(name: str, *fields: tuple[Any, ...]) -> EventType:
     """An event type with these fields: ``(name, type)`` or ``(name, type, default)``."""
-    return EventType(msgspec.defstruct(name, fields, bases=(Event,), frozen=True, array_like=True))
+    body = {field[0]: field[2] for field in fields if len(field) > 2}
+    annotations = {field[0]: field[1] for field in fields}
+    return EventType(type(Event)(name, (Event,), {"__annotations__": annotations, **body}))
 
 
 ONE = ("user", str)

@@ -1,0 +1,179 @@
+"""The promises of credit: fair shares, never taken back, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.event import EventBatch
+from s4node.executors.credit import Credit
+from s4node.executors.stage import Stage
+
+
+def filled(stage: Stage, events: int) -> None:
+    stage.offer(EventBatch("clicks", 0, ["event"] * events))
+
+
+def credit_of(capacity: int, *producers: str) -> tuple[Stage, Credit[str]]:
+    stage = Stage(capacity)
+    credit: Credit[str] = Credit(stage)
+    for producer in producers:
+        credit.join(producer)
+    return stage, credit
+
+
+@pytest.mark.parametrize(
+    ("capacity", "producers", "share"),
+    [(100, 1, 100), (100, 2, 50), (100, 3, 33), (100, 100, 1), (100, 1000, 1), (1, 1, 1)],
+)
+def test_producers_share_the_capacity_evenly_and_each_has_one_event_at_least(
+    capacity: int, producers: int, share: int
+) -> None:
+    _, credit = credit_of(capacity, *map(str, range(producers)))
+    assert credit.share == share
+
+
+def test_joining_twice_is_joining_once_and_who_leaves_makes_room() -> None:
+    _, credit = credit_of(100, "a", "b", "a")
+    assert credit.share == 50
+    credit.leave("a")
+    assert credit.share == 100
+    credit.leave("a")
+    credit.leave("b")
+    assert credit.share == 100  # for whoever comes
+
+
+@pytest.mark.parametrize(
+    ("safe", "limit", "new"),
+    [
+        (0, 0, 100),  # the first grant
+        (100, 100, 200),  # all used up and processed
+        (25, 100, 125),  # a quarter
+        (24, 100, 100),  # less than a quarter is not worth a grant
+        (0, 100, 100),
+        (0, 170, 170),  # what was given when the share was larger
+        (60, 170, 170),
+        (95, 170, 195),
+    ],
+)
+def test_a_limit_grows_to_a_share_beyond_what_is_processed_in_quarters(
+    safe: int, limit: int, new: int
+) -> None:
+    _, credit = credit_of(100, "a")
+    assert credit.limit("a", safe, limit) == new
+
+
+def test_a_tiny_share_still_grows() -> None:
+    _, credit = credit_of(1, "a", "b", "c")
+    assert [credit.limit("a", safe, safe) for safe in range(3)] == [1, 2, 3]
+    assert credit.limit("a", 0, 1) == 1
+
+
+def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
+    stage, credit = credit_of(100, "a", "b")
+    filled(stage, 100)
+    assert credit.limit("a", 40, 50) == 50
+    assert credit.holding
+    assert credit.release() == set()
+    stage.passed(1)
+    assert credit.limit("b", 40, 50) == 90
+    assert credit.release() == {"a"}
+    assert not credit.holding
+    assert credit.release() == set()
+
+
+def test_even_while_the_stage_is_full_each_may_have_one_event_under_way() -> None:
+    stage, credit = credit_of(100, "a", "b")
+    filled(stage, 100)
+    assert credit.limit("b", 50, 50) >= 51
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    stage, credit = credit_of(100, "a", "b")
+    filled(stage, 100)
+    credit.limit("a", 40, 50)
+    credit.limit("b", 40, 50)
+    credit.leave("a")
+    stage.passed(100)
+    assert credit.release() == {"b"}
+
+
+class Producer:
+    """What a producer and the node know of its numbers."""
+
+    def __init__(self) -> None:
+        self.safe = self.sent = self.limit = 0
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "send", "process", "ask", "ask", "release"]),
+            st.integers(0, 3),
+            st.integers(1, 20),
+        ),
+        max_size=60,
+    ),
+)
+def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
+    capacity: int, moves: list[tuple[str, int, int]]
+) -> None:
+    stage = Stage(capacity)
+    credit: Credit[int] = Credit(stage)
+    members: dict[int, Producer] = {}
+    held: set[int] = set()
+
+    def ask(number: int) -> None:
+        producer = members[number]
+        before, full = producer.limit, stage.full
+        producer.limit = credit.limit(number, producer.safe, producer.limit)
+        assert before <= producer.limit <= max(before, producer.safe + credit.share)
+        assert producer.limit > producer.safe
+        if full and before > producer.safe:
+            assert producer.limit == before
+            held.add(number)
+
+    def release() -> None:
+        released = credit.release()
+        assert released == (set() if stage.full else held)
+        held.difference_update(released)
+        for number in released:
+            ask(number)
+
+    for move, number, count in moves:
+        producer = members.get(number)
+        if move == "join":
+            members.setdefault(number, Producer())
+            credit.join(number)
+        elif producer is None:
+            continue
+        elif move == "leave" and producer.sent == producer.safe:
+            del members[number]
+            held.discard(number)
+            credit.leave(number)
+        elif move == "send":
+            sent = min(count, producer.limit - producer.sent)
+            if sent:
+                filled(stage, sent)
+                producer.sent += sent
+        elif move == "process":
+            worked = min(count, producer.sent - producer.safe)
+            stage.passed(worked)
+            producer.safe += worked
+        elif move == "ask":
+            ask(number)
+        elif move == "release":
+            release()
+        assert credit.holding == bool(held)
+        assert credit.share == max(1, capacity // max(1, len(members)))
+
+    for producer in members.values():  # all is processed and everybody asks
+        stage.passed(producer.sent - producer.safe)
+        producer.safe = producer.sent
+    assert stage.depth == 0
+    release()
+    for number, producer in members.items():
+        ask(number)
+        assert (producer.limit - producer.safe) * 4 > credit.share * 3
