@@ -270,7 +270,7 @@ COMM_TIMEOUT = Setting(
     "long is kinder to slow networks.",
 )
 COMM_VERDICT_DELAY = Setting(
-    _COMM, "s4.comm.verdictDelay", "50", _milliseconds(0),
+    _COMM, "s4.comm.verdictDelay", "200", _milliseconds(0),
     "The longest time that a verdict may wait to travel with others. Verdicts that a producer "
     "waits for, or that give back a quarter of its credit, never wait. Longer costs less; "
     "producers keep their events longer.",

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
@@ -53,7 +54,14 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
                 f"{where} has no key, so {target.name!r} would never get an instance; "
                 f"give the stream a key or call set_singleton() on the PE"
             )
-    rule = rule_of(stream)
+    for name, count in Counter(kind.name for kind in stream.types).items():
+        if count > 1:
+            yield f"{where} has {count} event types named {name!r}; set event_name on one"
+    try:
+        rule = rule_of(stream)
+    except GraphError as error:
+        yield f"{where}: {error}"
+        return
     for kind in stream.types if rule else ():
         if issubclass(kind.cls, msgspec.Struct):
             fields = kind.cls.__struct_fields__
@@ -97,6 +105,7 @@ class TriggerState:
 
     def __call__(self, instance: ProcessingElement, event: Any) -> Any:
         """Count the event; call ``on_trigger`` if it fires, and return what that returned."""
+        fires = False
         for index, rule in enumerate(self._rules):
             if not isinstance(event, rule.event_type):
                 continue
@@ -110,8 +119,8 @@ class TriggerState:
             by_count = rule.events and state[0] >= rule.events
             if by_count or (rule.seconds and now - state[1] >= rule.seconds):
                 state[0], state[1] = 0, now
-                return self._fire[event.__class__](instance, event)
-        return None
+                fires = True
+        return self._fire[event.__class__](instance, event) if fires else None
 
     def forget(self, key: Any) -> None:
         """The key's instance is gone."""
@@ -218,6 +227,7 @@ def _only_handler(stream: Stream, table: HandlerTable) -> Any:
 
 
 _PLAN_FILE = "<s4node run>"
+_KEY_LINE = 3  # of a plan that has a key, below the two lines of its head
 
 
 def _frames(error: BaseException) -> list[FrameType]:
@@ -244,7 +254,7 @@ def is_key_failure(error: BaseException) -> bool:
     frames = _below_plan(error)
     if not frames:  # raised in the loop itself: no such attribute, or a key that cannot be hashed
         return True
-    if frames[0].f_code.co_name == "canonical":
+    if _finding_key(error):
         return True
     if not isinstance(frames[0].f_locals.get("self"), Instances):
         return False
@@ -252,6 +262,16 @@ def is_key_failure(error: BaseException) -> bool:
     return isinstance(error, KeyFinderError) or all(
         isinstance(frame.f_locals.get("self"), Instances) for frame in frames
     )
+
+
+def _finding_key(error: BaseException) -> bool:
+    """Whether the dispatch loop stood at the line that finds the key."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != _PLAN_FILE:
+        trace = trace.tb_next
+    if trace is None or trace.tb_lineno != _KEY_LINE:
+        return False
+    return "k" in trace.tb_frame.f_code.co_varnames
 
 
 def blame(error: BaseException) -> ProcessingElement | None:

@@ -62,7 +62,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.sender.maxFrameEvents", "2048"),
         ("s4.sender.maxFrameBytes", "262144"),
         ("s4.comm.timeout", "1000"),
-        ("s4.comm.verdictDelay", "50"),
+        ("s4.comm.verdictDelay", "200"),
         ("s4.producer.expiry", "3600000"),
         ("s4.adapter.output.stream", ""),
         ("s4.step.maxEvents", "2048"),

@@ -214,7 +214,7 @@ class ClientStream:
         self._put(event)
         self._unbreathed += 1
         if not self._link.awake:
-            self._link.wake()
+            self._link.send_soon()
         if self._unbreathed >= _BREATHE:
             await self._breathe()
 

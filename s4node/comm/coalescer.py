@@ -11,6 +11,7 @@ from __future__ import annotations
 _BUSY_EVENTS = 64
 _FRAME_EVENTS = 2048
 _LANE_EVENTS = 256
+_REST = 150e-6
 
 
 class Coalescer:
@@ -34,6 +35,10 @@ class Coalescer:
         if pending >= self.target or self._last_events < _BUSY_EVENTS:
             return now
         return self._last_time + self.linger
+
+    def rested(self, now: float) -> bool:
+        """Whether the last flush is so long ago that one more costs nobody anything."""
+        return now - self._last_time >= _REST and self._last_events < _BUSY_EVENTS
 
     def flushed(self, events: int, now: float) -> None:
         """So many events have left."""

@@ -2,7 +2,8 @@
 
 Rules
 - Hellos first, after every connect; the outboxes decide what may leave.
-- One envelope at a time: while the socket is busy events gather, when it is free they leave.
+- One envelope at a time: while the socket is busy events gather, when it is free they leave. The
+  first event after a rest is sent by whoever brings it.
 - Losing the peer is no error: nng dials again, the outboxes send again what had no verdict.
 - A node that says that it drains gets no further events on this connection.
 """
@@ -30,7 +31,8 @@ _ENVELOPE_BYTES = 131_072
 class Link:
     """A connection to the node at ``address`` for any number of outboxes.
 
-    ``on_news`` is called when a verdict or hello has been taken, or the peer has come or gone.
+    ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
+    and when the peer has come or gone.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Link:
         self._max_bytes = max_bytes
         self._socket: PairSocket | None = None
         self._control: list[bytes] = []
+        self._unsent: bytes | None = None
         self._work = trio.lowlevel.ParkingLot()
         self._sent = trio.lowlevel.ParkingLot()
         self.awake = False
@@ -75,6 +78,17 @@ class Link:
             self.awake = True
             self._work.unpark()
 
+    def send_soon(self) -> None:
+        """There is an event to send: at once if all is quiet, otherwise as ``wake``.
+
+        Sending here saves a lone event the way over trio's scheduler.
+        """
+        quiet = self._unsent is None and not self._control and not self.draining
+        if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
+            self._send()
+        if self._unsent is not None or not quiet or any(o.pending for o in self.outboxes):
+            self.wake()
+
     def hurry(self) -> None:
         """Send what waits without gathering more, and ask for verdicts."""
         self._hurry = True
@@ -95,7 +109,8 @@ class Link:
     @property
     def quiet(self) -> bool:
         """Whether every frame that may leave has been given to the socket."""
-        return not self._control and not any(outbox.sendable for outbox in self.outboxes)
+        busy = self._unsent is not None or self._control
+        return not busy and not any(outbox.sendable for outbox in self.outboxes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; what has no verdict then stays in the outboxes."""
@@ -111,6 +126,7 @@ class Link:
 
     def _changed(self, connected: bool) -> None:
         self._control.clear()
+        self._unsent = None  # the outboxes send it again
         if connected:
             self.connects += 1
             self.draining = ""
@@ -170,10 +186,16 @@ class Link:
     # -- out ---------------------------------------------------------------------------------
 
     async def _write(self) -> None:
+        assert self._socket is not None
         while True:
+            if self._unsent is not None:
+                await self._socket.wait_writable()
+                self._push()
+                continue
             pause = self._pause()
             if pause == 0:
-                await self._send()
+                self._send()
+                await trio.lowlevel.checkpoint()
                 continue
             self.awake = False
             with trio.move_on_after(math.inf if pause is None else pause):
@@ -197,26 +219,29 @@ class Link:
         now = time.perf_counter()
         return max(0.0, self._coalescer.due(sendable, now) - now)
 
-    async def _send(self) -> None:
-        """Send one envelope; events gather while the socket is busy."""
-        assert self._socket is not None
-        socket = self._socket
+    def _send(self) -> None:
+        """Make one envelope of what may leave now, and send it unless the socket is busy."""
         before = sum(outbox.pending for outbox in self.outboxes)
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
         for outbox in self.outboxes if not self.draining else ():
             frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
-        if not frames:
-            await trio.lowlevel.checkpoint()
-            return
-        left = before - sum(outbox.pending for outbox in self.outboxes)
-        envelope = wire.envelope(frames)
+        if frames:
+            left = before - sum(outbox.pending for outbox in self.outboxes)
+        if left:
+            self.on_news()
+            self._coalescer.flushed(left, time.perf_counter())
+            self._unsent = wire.envelope(frames)
+            self._push()
+
+    def _push(self) -> None:
+        """Give the socket the envelope that waits for it, if it takes it."""
+        assert self._socket is not None
+        assert self._unsent is not None
         try:
-            while not socket.send_nowait(envelope):
-                await socket.wait_writable()
-                if not socket.connected:
-                    return  # the outboxes send it again
+            if not self._socket.send_nowait(self._unsent):
+                return
         except StageBroken:
             log.warning("sending failed; what has no verdict is sent again", address=self.address)
-        self._coalescer.flushed(left, time.perf_counter())
+        self._unsent = None
         self._sent.unpark_all()

@@ -188,7 +188,7 @@ class Listener:
                 f"running there? choose another s4.listener.address"
             ) from error
         actual = listeners[0].socket.getsockname()[1]
-        self.address = f"tcp://{host}:{actual}"
+        self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:

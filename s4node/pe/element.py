@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from s4node.errors import GraphError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from s4node.keys import Key
     from s4node.pe.instances import Instances
     from s4node.pe.prototype import Prototype
+
+
+_RESERVED = {"_home", "_prototype", "app", "key", "partition"}
 
 
 class ElementType(type):
@@ -40,6 +44,10 @@ class ElementType(type):
             for attribute, kind in _annotations(namespace).items()
             if attribute in namespace and "ClassVar" not in str(kind)
         }
+        changed = [n for n in inherited if n in namespace and _is_default(namespace[n])]
+        own |= {attribute: namespace.pop(attribute) for attribute in changed}
+        for attribute in own.keys() & _RESERVED:
+            raise GraphError(f"PE class {name}: {attribute!r} is taken; give it another name")
         slots = namespace.get("__slots__", ())
         slots = (slots,) if isinstance(slots, str) else tuple(slots)
         namespace["__slots__"] = (*slots, *(n for n in own if n not in inherited))
@@ -54,6 +62,11 @@ class ElementType(type):
             ) from error
         cls._state = inherited | own
         return cls
+
+
+def _is_default(value: Any) -> bool:
+    """Whether a subclass gives a state attribute a new default, not a method of that name."""
+    return not isinstance(value, (property, staticmethod, classmethod, FunctionType))
 
 
 def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:

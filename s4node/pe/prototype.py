@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 import typing
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
 
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, type, range)
 
 
@@ -92,7 +95,8 @@ class Prototype:
         self.on_create = _plain_hook(cls, "on_create")
         self.on_remove = _plain_hook(cls, "on_remove")
         self.cls = self._bound(cls, ())
-        self._element_cls = self._bound(cls, ("__dict__",))
+        # a base outside of this house may have brought a dict along
+        self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
         self.make: Callable[[Any, Any], ProcessingElement] = _not_started
         """``make(key, home)`` is a new instance; its ``on_create`` is the caller's business."""
 
@@ -137,6 +141,8 @@ class Prototype:
     def set_trigger(self, event_type: type, events: int, seconds: float) -> None:
         """See ProcessingElement.set_trigger."""
         self._check_not_started()
+        if not isinstance(event_type, type):
+            raise GraphError(f"{self.name}: a trigger is for an event type, not {event_type!r}")
         if events <= 0 and seconds <= 0:
             raise GraphError(f"{self.name}: a trigger needs events > 0 or seconds > 0")
         if not self.on_trigger.declared:
@@ -167,7 +173,8 @@ class Prototype:
     def freeze(self, element: ProcessingElement) -> None:
         """The app starts: what was set on the prototype holds for all its instances."""
         for name, value in vars(element).items():
-            setattr(self.cls, name, value)
+            # a function set as a value is not a method
+            setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
         state = {name: getattr(element, name) for name in self.cls._state}
         copied = {n: value for n, value in state.items() if not isinstance(value, _IMMUTABLE)}
         lines = [
@@ -191,9 +198,14 @@ class Prototype:
 
 def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
     hook = getattr(cls, name, None)
-    if hook is not None and not callable(hook):
+    if hook is None:
+        return None
+    if not callable(hook):
         raise GraphError(f"{cls.__name__}.{name} is not a method")
-    return hook
+    parameters = inspect.signature(hook).parameters.values()
+    if sum(p.default is p.empty and p.kind not in _VARIABLE for p in parameters) != 1:
+        raise GraphError(f"{cls.__name__}.{name} takes {len(parameters)} parameters; write (self)")
+    return hook  # type: ignore[no-any-return]
 
 
 def _not_started(_key: Any, _home: Any) -> ProcessingElement:
@@ -227,26 +239,36 @@ def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 2:
         raise GraphError(f"{place} takes {len(parameters)} parameters; write (self, event: Type)")
+    if parameters[1].kind in _BY_NAME:
+        raise GraphError(f"{place} takes its event by name only; write (self, event: Type)")
     annotation = parameters[1].annotation
     if annotation is inspect.Parameter.empty:
         return (object,)
     if isinstance(annotation, str):
-        closure = inspect.getclosurevars(function)
         try:
-            annotation = typing.get_type_hints(
-                function, localns={**closure.nonlocals, cls.__name__: cls}
-            )[parameters[1].name]
-        except NameError as error:
+            annotation = _resolved(annotation, cls, inspect.unwrap(function))
+        except (NameError, AttributeError, SyntaxError, TypeError) as error:
             raise GraphError(
                 f"{place}: the annotation {annotation!r} cannot be resolved ({error}); define "
                 f"the event type at the top of the module"
             ) from error
     if annotation is Any:
         return (object,)
-    kinds = typing.get_args(annotation) or (annotation,)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(annotation) if union else (annotation,)
     for kind in kinds:
         if kind is not object and not (
             isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
         ):
             raise GraphError(f"{place} takes {kind!r}, which is not an event type")
     return tuple(kinds)
+
+
+def _resolved(annotation: str, cls: type, function: Any) -> Any:
+    """What the text of one annotation of a method names; the others may be anything."""
+
+    def only() -> None: ...
+
+    only.__annotations__ = {"event": annotation}
+    scope = {**inspect.getclosurevars(function).nonlocals, cls.__name__: cls}
+    return typing.get_type_hints(only, function.__globals__, scope)["event"]

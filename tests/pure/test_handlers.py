@@ -1,0 +1,761 @@
+"""The promises of PE classes: the nearest handler, honest prototypes, state of one's own."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.app import App
+from s4node.errors import GraphError
+from s4node.event import Event, GenericEvent
+from s4node.graph import make_instances
+from s4node.pe.element import ElementType, ProcessingElement
+from s4node.pe.prototype import HandlerTable, Trigger
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+class Animal(Event):
+    name: str = ""
+
+
+class Dog(Animal):
+    pass
+
+
+class Puppy(Dog):
+    pass
+
+
+class Cat(Animal):
+    pass
+
+
+class Flying(Event):
+    pass
+
+
+class Bat(Animal, Flying):
+    pass
+
+
+class Special(GenericEvent):
+    pass
+
+
+def table_of(cls: type[ProcessingElement], word: str = "on_event") -> HandlerTable:
+    app = App("zoo")
+    app.create_pe(cls)
+    prototype, _ = app.prototypes[cls.__name__]
+    table = getattr(prototype, word)
+    assert isinstance(table, HandlerTable)
+    return table
+
+
+def chosen(cls: type[ProcessingElement], event_cls: type) -> str:
+    """The name of the handler for events of ``event_cls``; empty if there is none."""
+    handler = table_of(cls).find(event_cls)
+    return "" if handler is None else handler.__name__
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+class ByType(ProcessingElement):
+    def on_event(self, event: Animal) -> None: ...
+    def on_event_dog(self, event: Dog) -> None: ...
+    def on_event_generic(self, event: GenericEvent) -> None: ...
+
+
+class Anything(ProcessingElement):
+    def on_event(self, event): ...  # type: ignore[no-untyped-def]
+    def on_event_cat(self, event: Cat) -> None: ...
+
+
+class AnyTyped(ProcessingElement):
+    def on_event(self, event: Any) -> None: ...
+
+
+class AnyObject(ProcessingElement):
+    def on_event(self, event: object) -> None: ...
+
+
+class Unions(ProcessingElement):
+    def on_event_modern(self, event: Dog | Flying) -> None: ...
+    def on_event_old(self, event: Union[Cat, GenericEvent]) -> None: ...  # noqa: UP007
+
+
+class BothSides(ProcessingElement):
+    def on_event_animal(self, event: Animal) -> None: ...
+    def on_event_flying(self, event: Flying) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("pe", "event", "handler"),
+    [
+        (ByType, Animal, "on_event"),
+        (ByType, Dog, "on_event_dog"),
+        (ByType, Puppy, "on_event_dog"),
+        (ByType, Cat, "on_event"),
+        (ByType, Bat, "on_event"),
+        (ByType, Flying, ""),
+        (ByType, GenericEvent, "on_event_generic"),
+        (ByType, Special, "on_event_generic"),
+        (Anything, Cat, "on_event_cat"),
+        (Anything, Dog, "on_event"),
+        (Anything, GenericEvent, "on_event"),
+        (AnyTyped, Bat, "on_event"),
+        (AnyObject, Bat, "on_event"),
+        (Unions, Puppy, "on_event_modern"),
+        (Unions, Bat, "on_event_modern"),
+        (Unions, Cat, "on_event_old"),
+        (Unions, Special, "on_event_old"),
+        (Unions, Animal, ""),
+        (BothSides, Bat, "on_event_animal"),  # Bat(Animal, Flying): the first base comes first
+    ],
+)
+def test_the_handler_of_the_nearest_class_is_chosen(
+    pe: type[ProcessingElement], event: type, handler: str
+) -> None:
+    assert chosen(pe, event) == handler
+
+
+def test_the_order_of_the_methods_does_not_matter() -> None:
+    class CatsLast(ProcessingElement):
+        def on_event_a(self, event: Puppy) -> None: ...
+        def on_event_b(self, event: Animal) -> None: ...
+        def on_event_c(self, event: Dog) -> None: ...
+
+    class CatsFirst(ProcessingElement):
+        def on_event_b(self, event: Puppy) -> None: ...
+        def on_event_c(self, event: Animal) -> None: ...
+        def on_event_a(self, event: Dog) -> None: ...
+
+    for cls, dog, puppy in ((CatsLast, "on_event_c", "on_event_a"),
+                            (CatsFirst, "on_event_a", "on_event_b")):  # fmt: skip
+        assert (chosen(cls, Dog), chosen(cls, Puppy)) == (dog, puppy)
+
+
+def handler_for(event_cls: type, number: int) -> Any:
+    def handler(self: Any, event: Any) -> int:
+        return number
+
+    handler.__annotations__ = {"event": event_cls}
+    handler.__name__ = f"on_event_{number}"
+    return handler
+
+
+@st.composite
+def hierarchies(draw: Any) -> list[type]:
+    """Event classes, each deriving from up to three of those before it, diamonds included."""
+    classes: list[type] = [Event]
+    for number in range(draw(st.integers(1, 10))):
+        bases = draw(st.lists(st.sampled_from(classes), min_size=1, max_size=3, unique=True))
+        for attempt in (bases, bases[::-1], bases[:1]):
+            try:
+                made: Any = type(Event)(f"E{number}", tuple(attempt), {})
+            except TypeError:  # no method resolution order
+                continue
+            classes.append(made)
+            break
+    return classes
+
+
+@given(hierarchies(), st.data())
+def test_in_any_hierarchy_the_nearest_in_the_resolution_order_wins(
+    classes: list[type], data: st.DataObject
+) -> None:
+    declared = data.draw(st.lists(st.sampled_from(classes), min_size=1, unique=True))
+    methods = {f"on_event_{n}": handler_for(cls, n) for n, cls in enumerate(declared)}
+    pe: Any = ElementType("Anything", (ProcessingElement,), methods)
+    table = table_of(pe)
+    for cls in classes:
+        fitting = [n for n, kind in enumerate(declared) if issubclass(cls, kind)]
+        if fitting:
+            nearest = min(fitting, key=lambda n: cls.__mro__.index(declared[n]))
+            assert table[cls](None, None) == nearest
+        else:
+            assert table.find(cls) is None
+
+
+# --- overriding ----------------------------------------------------------------------------------
+
+
+class Base(ProcessingElement):
+    def on_event(self, event: Animal) -> str:
+        return "base animal"
+
+    def on_event_dog(self, event: Dog) -> str:
+        return "base dog"
+
+
+class SameName(Base):
+    def on_event_dog(self, event: Dog) -> str:
+        return "own dog"
+
+
+class OtherName(Base):
+    def on_event_hound(self, event: Dog) -> str:
+        return "own dog"
+
+
+class OtherType(Base):
+    def on_event_dog(self, event: Cat) -> str:
+        return "own cat"
+
+
+class Mixin:
+    def on_event_cat(self, event: Cat) -> str:
+        return "mixed-in cat"
+
+
+class WithMixin(Mixin, Base):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("pe", "event", "said"),
+    [
+        (Base, Puppy, "base dog"),
+        (SameName, Puppy, "own dog"),
+        (SameName, Cat, "base animal"),
+        (OtherName, Puppy, "own dog"),
+        (OtherName, Cat, "base animal"),
+        (OtherType, Cat, "own cat"),
+        (OtherType, Dog, "base animal"),  # the method of that name is no longer for dogs
+        (WithMixin, Cat, "mixed-in cat"),
+        (WithMixin, Dog, "base dog"),
+    ],
+)
+def test_a_subclass_overrides_by_name_and_by_type(
+    pe: type[ProcessingElement], event: type, said: str
+) -> None:
+    assert table_of(pe)[event](None, event()) == said
+
+
+def test_triggers_have_handlers_by_type_too() -> None:
+    class Triggered(ProcessingElement):
+        def on_trigger(self, event: Animal) -> str:
+            return "animal"
+
+        def on_trigger_dog(self, event: Dog) -> str:
+            return "dog"
+
+    table = table_of(Triggered, "on_trigger")
+    assert [table[cls](None, cls()) for cls in (Cat, Dog, Puppy)] == ["animal", "dog", "dog"]
+
+
+def test_a_wrapped_handler_is_known_by_what_it_wraps() -> None:
+    def noisy(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(self: Any, event: Any) -> Any:
+            return "noisy " + function(self, event)
+
+        return wrapper
+
+    class Wrapped(ProcessingElement):
+        @noisy
+        def on_event(self, event: Dog) -> str:
+            return "dog"
+
+    table = table_of(Wrapped)
+    assert table[Puppy](None, Puppy()) == "noisy dog"
+    assert table.find(Cat) is None
+
+
+# --- annotations as text -------------------------------------------------------------------------
+
+
+def test_annotations_may_be_text_and_name_local_classes_that_the_method_uses() -> None:
+    class Local(Event):
+        pass
+
+    class Textual(ProcessingElement):
+        def on_event(self, event: "Dog") -> "None": ...  # noqa: UP037
+        def on_event_local(self, event: Local) -> Local:
+            return Local()
+
+        def on_event_old(self, event: Union["Cat", "GenericEvent"]) -> None: ...  # noqa: UP007, UP037
+
+    table = table_of(Textual)
+    assert set(table.declared) == {Dog, Local, Cat, GenericEvent}
+
+
+def test_other_annotations_of_a_handler_may_be_for_type_checkers_only() -> None:
+    class Priced(ProcessingElement):
+        def on_event(self, event: Dog) -> Decimal | None: ...
+
+    assert set(table_of(Priced).declared) == {Dog}
+
+
+# --- what is reported when the PE is made --------------------------------------------------------
+
+
+class TwoForOne(ProcessingElement):
+    def on_event_a(self, event: Dog) -> None: ...
+    def on_event_b(self, event: Dog | Cat) -> None: ...
+
+
+class TwoForAll(ProcessingElement):
+    def on_event(self, event): ...  # type: ignore[no-untyped-def]
+    def on_event_too(self, event: Any) -> None: ...
+
+
+class NoSuchType(ProcessingElement):
+    def on_event(self, event: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+class NoSuchAttribute(ProcessingElement):
+    def on_event(self, event: functools.Nowhere) -> None: ...  # type: ignore[name-defined]
+
+
+class NoParameter(ProcessingElement):
+    def on_event(self) -> None: ...
+
+
+class ManyParameters(ProcessingElement):
+    def on_event(self, event: Dog, more: int) -> None: ...
+
+
+class ByName(ProcessingElement):
+    def on_event(self, *, event: Dog) -> None: ...
+
+
+class Number(ProcessingElement):
+    def on_event(self, event: int) -> None: ...
+
+
+class Listed(ProcessingElement):
+    def on_event(self, event: list[Dog]) -> None: ...
+
+
+class Itself(ProcessingElement):
+    def on_event(self, event: type[Dog]) -> None: ...
+
+
+class Maybe(ProcessingElement):
+    def on_event(self, event: Optional[Dog]) -> None: ...  # noqa: UP045
+
+
+class NotAMethod(ProcessingElement):
+    on_event = 5
+
+
+class StaticHandler(ProcessingElement):
+    @staticmethod
+    def on_event(self: Any, event: Dog) -> None: ...
+
+
+class BadTrigger(ProcessingElement):
+    def on_trigger(self, event: int) -> None: ...
+
+
+class HookIsNoMethod(ProcessingElement):
+    on_time = 5
+
+
+class HookTakesMore(ProcessingElement):
+    def on_time(self, now: float) -> None: ...
+
+
+class HookTakesLess(ProcessingElement):
+    @staticmethod
+    def on_create() -> None: ...
+
+
+class RemoveTakesMore(ProcessingElement):
+    def on_remove(self, key: str, why: str) -> None: ...
+
+
+UNRESOLVED = (
+    "{}.on_event: the annotation {!r} cannot be resolved ({}); define the event type at the top of "
+    "the module"
+)
+
+
+@pytest.mark.parametrize(
+    ("pe", "message"),
+    [
+        (TwoForOne, "TwoForOne.on_event_a and TwoForOne.on_event_b both take Dog; keep one"),
+        (TwoForAll, "TwoForAll.on_event and TwoForAll.on_event_too both take object; keep one"),
+        (NoSuchType, UNRESOLVED.format("NoSuchType", "Nowhere", "name 'Nowhere' is not defined")),
+        (NoSuchAttribute,
+         UNRESOLVED.format("NoSuchAttribute", "functools.Nowhere",
+                           "module 'functools' has no attribute 'Nowhere'")),
+        (NoParameter, "NoParameter.on_event takes 1 parameters; write (self, event: Type)"),
+        (ManyParameters, "ManyParameters.on_event takes 3 parameters; write (self, event: Type)"),
+        (ByName, "ByName.on_event takes its event by name only; write (self, event: Type)"),
+        (Number, "Number.on_event takes <class 'int'>, which is not an event type"),
+        (Listed, f"Listed.on_event takes {list[Dog]!r}, which is not an event type"),
+        (Itself, f"Itself.on_event takes {type[Dog]!r}, which is not an event type"),
+        (Maybe, "Maybe.on_event takes <class 'NoneType'>, which is not an event type"),
+        (NotAMethod, "NotAMethod.on_event is not a method"),
+        (StaticHandler, "StaticHandler.on_event is not a method"),
+        (BadTrigger, "BadTrigger.on_trigger takes <class 'int'>, which is not an event type"),
+        (HookIsNoMethod, "HookIsNoMethod.on_time is not a method"),
+        (HookTakesMore, "HookTakesMore.on_time takes 2 parameters; write (self)"),
+        (HookTakesLess, "HookTakesLess.on_create takes 0 parameters; write (self)"),
+        (RemoveTakesMore, "RemoveTakesMore.on_remove takes 3 parameters; write (self)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_pe_class_is_reported_when_the_pe_is_created(
+    pe: type[ProcessingElement], message: str
+) -> None:
+    with pytest.raises(GraphError) as caught:
+        App("zoo").create_pe(pe)
+    assert str(caught.value) == message
+
+
+def test_an_annotation_that_is_no_python_is_reported_too() -> None:
+    class Misspelt(ProcessingElement):
+        def on_event(self, event: "Dog or") -> None: ...  # type: ignore[valid-type]  # noqa: F722
+
+    with pytest.raises(GraphError, match=r"Misspelt\.on_event: the annotation"):
+        App("zoo").create_pe(Misspelt)
+
+
+def test_hooks_may_have_further_parameters_with_defaults() -> None:
+    class Relaxed(ProcessingElement):
+        def on_event(self, event: Dog) -> None: ...
+        def on_time(self, now: float = 0.0, *more: int, **named: int) -> None: ...
+
+    assert App("zoo").create_pe(Relaxed)
+
+
+@pytest.mark.parametrize("bad", [int, App, None, "Count"])
+def test_only_pe_classes_can_be_pes(bad: Any) -> None:
+    with pytest.raises(GraphError) as caught:
+        App("zoo").create_pe(bad)
+    assert str(caught.value) == f"{bad!r} is not a ProcessingElement class"
+
+
+# --- what no handler fits ------------------------------------------------------------------------
+
+
+def test_an_event_that_no_handler_fits_is_counted_and_reported_once_for_its_type() -> None:
+    table = table_of(ByType)
+    reported: list[type] = []
+    table.on_unhandled = reported.append
+    for _ in range(3):
+        table[Flying](None, Flying())
+    assert table.unhandled == {Flying: 3}
+    assert reported == [Flying]
+    table[Dog](None, Dog())
+    assert table.unhandled == {Flying: 3}
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_a_pe_is_named_after_its_class_and_numbered_if_there_are_more() -> None:
+    app = App("zoo")
+    for _ in range(3):
+        app.create_pe(ByType)
+    app.create_pe(ByType, name="special")
+    assert list(app.prototypes) == ["ByType", "ByType#2", "ByType#3", "special"]
+    with pytest.raises(GraphError) as caught:
+        app.create_pe(ByType, name="special")
+    assert str(caught.value) == "app 'zoo' has a PE 'special' already; give it another name"
+
+
+# --- configuring a prototype ---------------------------------------------------------------------
+
+
+class Full(ProcessingElement):
+    def on_event(self, event: Animal) -> None: ...
+    def on_trigger(self, event: Animal) -> None: ...
+    def on_time(self) -> None: ...
+
+
+class Bare(ProcessingElement):
+    def on_event(self, event: Animal) -> None: ...
+
+
+def configure(pe: ProcessingElement, method: str, *arguments: Any, **named: Any) -> None:
+    getattr(pe, method)(*arguments, **named)
+
+
+def test_a_prototype_keeps_what_is_configured() -> None:
+    app = App("zoo")
+    pe = app.create_pe(Full)
+    pe.set_trigger(Dog, events=3)
+    pe.set_trigger(Animal, seconds=1.5)
+    pe.set_timer_interval(0.5)
+    pe.set_singleton()
+    pe.set_pe_cache(10, 60)
+    prototype, element = app.prototypes["Full"]
+    assert element is pe
+    assert prototype.triggers == [Trigger(Dog, 3, 0), Trigger(Animal, 0, 1.5)]
+    assert prototype.timer_interval == 0.5
+    assert (prototype.cache_size, prototype.cache_idle) == (10, 60)
+    assert prototype.singleton
+    pe.set_timer_interval(0)
+    pe.set_singleton(False)
+    assert prototype.timer_interval == 0
+    assert not prototype.singleton
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "arguments", "message"),
+    [
+        (Full, "set_trigger", {"event_type": Dog},
+         "Full: a trigger needs events > 0 or seconds > 0"),
+        (Full, "set_trigger", {"event_type": Dog, "events": -1},
+         "Full: a trigger needs events > 0 or seconds > 0"),
+        (Full, "set_trigger", {"event_type": "Dog", "events": 1},
+         "Full: a trigger is for an event type, not 'Dog'"),
+        (Bare, "set_trigger", {"event_type": Dog, "events": 1},
+         "Bare: a trigger is set but there is no on_trigger method"),
+        (Full, "set_timer_interval", {"seconds": -1},
+         "Full: the timer interval is -1; give seconds >= 0"),
+        (Bare, "set_timer_interval", {"seconds": 1},
+         "Bare: a timer is set but there is no on_time method"),
+        (Full, "set_pe_cache", {}, "Full: a PE cache needs max_size > 0 or idle_seconds > 0"),
+        (Full, "set_pe_cache", {"max_size": -1},
+         "Full: a PE cache needs max_size > 0 or idle_seconds > 0"),
+        (Full, "set_pe_cache", {"max_size": 5, "idle_seconds": -1},
+         "Full: a PE cache needs max_size > 0 or idle_seconds > 0"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_makes_no_sense_is_reported(
+    cls: type[ProcessingElement], method: str, arguments: dict[str, Any], message: str
+) -> None:
+    pe = App("zoo").create_pe(cls)
+    with pytest.raises(GraphError) as caught:
+        configure(pe, method, **arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("set_trigger", {"event_type": Dog, "events": 1}),
+        ("set_timer_interval", {"seconds": 1}),
+        ("set_singleton", {}),
+        ("set_pe_cache", {"max_size": 1}),
+    ],
+)
+def test_nothing_is_configured_after_the_start(method: str, arguments: dict[str, Any]) -> None:
+    app = App("zoo")
+    pe = app.create_pe(Full)
+    app.freeze()
+    with pytest.raises(GraphError) as caught:
+        configure(pe, method, **arguments)
+    assert str(caught.value) == ("Full is configured after the app has started; do it in on_init")
+
+
+@pytest.mark.parametrize(
+    ("cls", "is_async"),
+    [
+        (Full, False),
+        (type("A", (ProcessingElement,), {}), False),
+    ],
+)
+def test_plain_handlers_make_a_plain_pe(cls: type[ProcessingElement], is_async: bool) -> None:
+    app = App("zoo")
+    app.create_pe(cls)
+    (prototype, _) = next(iter(app.prototypes.values()))
+    assert prototype.is_async is is_async
+
+
+@pytest.mark.parametrize("method", ["on_event", "on_trigger", "on_create", "on_remove"])
+def test_one_async_method_that_runs_for_events_makes_an_async_pe(method: str) -> None:
+    if method in ("on_event", "on_trigger"):
+
+        async def function(self: Any, event: Any) -> None: ...
+
+    else:
+
+        async def function(self: Any) -> None: ...  # type: ignore[misc]
+
+    cls: Any = ElementType("Waiting", (ProcessingElement,), {method: function})
+    app = App("zoo")
+    app.create_pe(cls)
+    assert app.prototypes["Waiting"][0].is_async
+
+
+def test_event_types_are_the_concrete_ones_that_handlers_name() -> None:
+    class Mixed(ProcessingElement):
+        def on_event(self, event: Any) -> None: ...
+        def on_event_all(self, event: Event) -> None: ...
+        def on_event_some(self, event: Dog | GenericEvent) -> None: ...
+
+    app = App("zoo")
+    app.create_pe(Mixed)
+    assert set(app.prototypes["Mixed"][0].event_types()) == {Dog, GenericEvent}
+
+
+# --- instances -----------------------------------------------------------------------------------
+
+
+def started(cls: type[ProcessingElement], *arguments: Any, **named: Any) -> tuple[Any, Any]:
+    """The prototype object and the instances of a PE whose app has started."""
+    app = App("zoo")
+    pe = app.create_pe(cls, *arguments, **named)
+    app.freeze()
+    return pe, make_instances(app.prototypes[cls.__name__][0], 3, lambda: 0.0)
+
+
+class Counting(ProcessingElement):
+    count: int = 0
+    names: list[str] = []  # noqa: RUF012
+    table: dict[str, list[int]] = {"a": [1]}  # noqa: RUF012
+    pair: tuple[int, int] = (1, 2)
+    seen: ClassVar[list[str]] = []
+
+    def on_event(self, event: Dog) -> None:
+        self.count += 1
+        self.names.append(event.name)
+        self.table["a"].append(self.count)
+
+
+def test_each_instance_has_a_copy_of_each_mutable_default() -> None:
+    _, instances = started(Counting)
+    one, other = instances["a"], instances["b"]
+    one.on_event(Dog("rex"))
+    one.on_event(Dog("fido"))
+    assert (one.count, one.names, one.table) == (2, ["rex", "fido"], {"a": [1, 1, 2]})
+    assert (other.count, other.names, other.table) == (0, [], {"a": [1]})
+    assert instances["c"].names == []
+    assert one.pair is other.pair
+    assert one.seen is other.seen is Counting.seen
+
+
+def test_an_instance_knows_its_key_its_partition_and_its_app() -> None:
+    pe, instances = started(Counting)
+    instance = instances["a", 1]
+    assert instance.key == ("a", 1)
+    assert instance.partition == 3
+    assert instance.app is pe.app
+    assert isinstance(instance, Counting)
+    assert type(instance).__name__ == "Counting"
+    assert repr(instance) == "<Counting ('a', 1)>"
+    assert pe.key is None
+    assert instances["a", 1] is instance
+
+
+def test_what_is_not_declared_cannot_be_set() -> None:
+    _, instances = started(Counting)
+    with pytest.raises(AttributeError):
+        instances["a"].misspelt = 5
+
+
+def test_the_constructor_runs_once_and_on_create_for_each_instance() -> None:
+    log: list[Any] = []
+
+    class Logged(ProcessingElement):
+        made: int = 0
+
+        def __init__(self, name: str, *, size: int) -> None:
+            log.append(("init", name, size))
+            self.name = name
+            self.size = size
+
+        def on_event(self, event: Dog) -> None: ...
+
+        def on_create(self) -> None:
+            self.made += 1
+            log.append(("create", self.key, self.name, self.size, self.made))
+
+    _, instances = started(Logged, "x", size=7)
+    for key in ("a", "b", "a"):
+        instances[key].on_event(Dog())
+    assert log == [("init", "x", 7), ("create", "a", "x", 7, 1), ("create", "b", "x", 7, 1)]
+
+
+def test_what_is_set_on_the_prototype_holds_for_all_instances() -> None:
+    app = App("zoo")
+    pe = app.create_pe(Counting)
+    pe.count = 10
+    pe.names.append("from the prototype")
+    pe.limit = [5]  # type: ignore[attr-defined]
+    pe.score = lambda number: number + 1  # type: ignore[attr-defined]
+    app.freeze()
+    instances: Any = make_instances(app.prototypes["Counting"][0], 0, lambda: 0.0)
+    one, other = instances["a"], instances["b"]
+    one.on_event(Dog("rex"))
+    assert (one.count, other.count) == (11, 10)
+    assert (one.names, other.names) == (
+        ["from the prototype", "rex"],
+        ["from the prototype"],
+    )
+    assert one.limit is other.limit is pe.limit  # type: ignore[attr-defined]
+    assert one.score(4) == 5  # a function that is set is no method
+    assert Counting._state["names"] == []
+
+
+def test_two_prototypes_of_one_class_share_nothing() -> None:
+    app = App("zoo")
+    one, other = app.create_pe(Counting), app.create_pe(Counting)
+    one.count = 5
+    one.names.append("one")
+    app.freeze()
+    first: Any = make_instances(app.prototypes["Counting"][0], 0, lambda: 0.0)
+    second: Any = make_instances(app.prototypes["Counting#2"][0], 0, lambda: 0.0)
+    assert (first["a"].count, first["a"].names) == (5, ["one"])
+    assert (second["a"].count, second["a"].names) == (0, [])
+    assert other.names == []
+
+
+def test_a_subclass_adds_state_and_changes_defaults_with_or_without_annotation() -> None:
+    class Parent(ProcessingElement):
+        count: int = 0
+        names: list[str] = []  # noqa: RUF012
+        mode: str = "slow"
+
+    class Child(Parent):
+        extra: dict[str, int] = {}  # noqa: RUF012
+        names: list[str] = ["child"]  # noqa: RUF012
+        mode = "fast"
+
+        def on_event(self, event: Dog) -> None:
+            self.names.append("new")
+            self.extra["a"] = 1
+
+    _, instances = started(Child)
+    instance = instances["a"]
+    instance.on_event(Dog())
+    assert (instance.count, instance.mode, instance.names, instance.extra) == (
+        0, "fast", ["child", "new"], {"a": 1},
+    )  # fmt: skip
+    assert (instances["b"].names, instances["b"].extra) == (["child"], {})
+    _, parents = started(Parent)
+    assert (parents["a"].names, parents["a"].mode) == ([], "slow")
+
+
+def test_two_bases_with_state_are_refused_by_name() -> None:
+    class Left(ProcessingElement):
+        left: int = 0
+
+    class Right(ProcessingElement):
+        right: int = 0
+
+    with pytest.raises(GraphError) as caught:
+
+        class Both(Left, Right):
+            pass
+
+    assert str(caught.value) == (
+        "PE class Both: two of its bases Left, Right have state; let one derive from the other, "
+        "or keep the state in one"
+    )
+
+
+@pytest.mark.parametrize("name", ["key", "app", "partition"])
+def test_state_cannot_take_the_name_of_what_a_pe_has(name: str) -> None:
+    body = {"__annotations__": {name: "str"}, name: ""}
+    with pytest.raises(GraphError) as caught:
+        ElementType("Confused", (ProcessingElement,), body)
+    assert str(caught.value) == f"PE class Confused: {name!r} is taken; give it another name"
+
+
+def test_an_instance_before_the_start_is_a_mistake() -> None:
+    app = App("zoo")
+    app.create_pe(Counting)
+    with pytest.raises(GraphError, match="a PE instance before its app has started"):
+        make_instances(app.prototypes["Counting"][0], 0, lambda: 0.0)["a"]

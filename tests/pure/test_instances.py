@@ -1,0 +1,196 @@
+"""The promises of a PE's instances: one for each key, within their bounds, gone with notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.app import App
+from s4node.errors import KeyFinderError
+from s4node.event import GenericEvent
+from s4node.graph import make_instances
+from s4node.pe.element import ProcessingElement
+from s4node.pe.instances import BoundedInstances, Instances
+
+
+class Logged(ProcessingElement):
+    log: Any = None
+    fragile: bool = False
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+    def on_create(self) -> None:
+        if self.fragile:
+            raise ZeroDivisionError
+        LOG.append(("create", self.key))
+
+    def on_remove(self) -> None:
+        LOG.append(("remove", self.key))
+
+
+LOG: list[tuple[str, Any]] = []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def instances_of(size: int = 0, idle: float = 0.0, **state: Any) -> tuple[Instances, Clock]:
+    LOG.clear()
+    app = App("shop")
+    pe = app.create_pe(Logged)
+    for name, value in state.items():
+        setattr(pe, name, value)
+    if size or idle:
+        pe.set_pe_cache(size, idle)
+    app.freeze()
+    clock = Clock()
+    return make_instances(app.prototypes["Logged"][0], 0, clock), clock
+
+
+def test_reading_a_key_makes_its_instance_once() -> None:
+    instances, _ = instances_of()
+    assert type(instances) is Instances
+    one = instances["a"]
+    assert instances["a"] is one
+    assert instances["b"] is not one
+    assert LOG == [("create", "a"), ("create", "b")]
+
+
+@pytest.mark.parametrize("bad", [None, True, 1.5, ("a", None), ()])
+def test_what_is_no_key_has_no_instance(bad: Any) -> None:
+    instances, _ = instances_of()
+    with pytest.raises(KeyFinderError):
+        instances[bad]
+    assert len(instances) == 0
+
+
+def test_an_instance_whose_on_create_fails_is_not_kept() -> None:
+    instances, _ = instances_of(fragile=True)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            instances["a"]
+    assert "a" not in instances
+
+
+def test_removing_calls_on_remove_once_and_the_next_event_makes_a_new_instance() -> None:
+    instances, _ = instances_of()
+    gone: list[Any] = []
+    instances.gone = gone.append
+    one = instances["a"]
+    one.remove()
+    one.remove()
+    assert "a" not in instances
+    assert (gone, instances.removed) == (["a"], 1)
+    assert instances["a"] is not one
+    assert LOG == [("create", "a"), ("remove", "a"), ("create", "a")]
+
+
+def test_an_old_instance_does_not_remove_its_successor() -> None:
+    instances, _ = instances_of()
+    old = instances["a"]
+    old.remove()
+    new = instances["a"]
+    old.remove()
+    assert instances["a"] is new
+    assert LOG.count(("remove", "a")) == 1
+
+
+def test_a_singleton_is_one_instance_without_a_key() -> None:
+    instances, _ = instances_of()
+    one = instances.singleton()
+    assert instances.singleton() is one
+    assert one.key is None
+    assert len(instances) == 1
+
+
+def test_without_bounds_nothing_is_trimmed_or_due() -> None:
+    instances, clock = instances_of()
+    for key in range(100):
+        instances[key]
+    clock.now += 1e9
+    instances.trim()
+    assert len(instances) == 100
+    assert instances.next_expiry is None
+
+
+def test_the_least_recently_used_go_first() -> None:
+    instances, _ = instances_of(size=2)
+    assert type(instances) is BoundedInstances
+    for key in ("a", "b", "c", "a"):
+        instances[key]
+    assert set(instances) == {"a", "b", "c"}  # bounds are applied between batches
+    instances.trim()
+    assert set(instances) == {"c", "a"}
+    assert LOG[-1] == ("remove", "b")
+    assert instances.next_expiry is None
+
+
+def test_what_is_unused_for_so_long_goes() -> None:
+    instances, clock = instances_of(idle=10.0)
+    instances["a"]
+    clock.now = 104.0
+    instances["b"]
+    assert instances.next_expiry == 110.0
+    clock.now = 109.0
+    instances["a"]
+    instances.trim()
+    assert set(instances) == {"a", "b"}
+    assert instances.next_expiry == 114.0
+    clock.now = 114.0
+    instances.trim()
+    assert set(instances) == {"a"}
+    assert instances.next_expiry == 119.0
+    clock.now = 200.0
+    instances.trim()
+    assert len(instances) == 0
+    assert instances.next_expiry is None
+
+
+@given(
+    st.integers(0, 4),
+    st.sampled_from([0.0, 5.0]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["use", "use", "use", "trim", "wait", "remove"]), st.integers(0, 6)
+        ),
+        max_size=60,
+    ),
+)
+def test_a_bounded_map_is_a_list_of_keys_by_last_use(
+    size: int, idle: float, moves: list[tuple[str, int]]
+) -> None:
+    if not size and not idle:
+        size = 1
+    instances, clock = instances_of(size, idle)
+    model: dict[int, float] = {}  # by last use, oldest first
+    made = 0
+    for move, key in moves:
+        if move == "use":
+            made += key not in model
+            model.pop(key, None)
+            model[key] = clock.now
+            assert instances[key].key == key
+        elif move == "remove" and key in model:
+            del model[key]
+            instances.get(key).remove()  # type: ignore[union-attr]
+        elif move == "wait":
+            clock.now += key
+        elif move == "trim":
+            instances.trim()
+            while size and len(model) > size:
+                del model[next(iter(model))]
+            if idle:
+                model = {k: used for k, used in model.items() if used > clock.now - idle}
+            if idle and model:
+                assert instances.next_expiry == min(model.values()) + idle
+        assert set(instances) == set(model)
+        assert LOG.count(("create", key)) - LOG.count(("remove", key)) == (key in model)
+    assert instances.removed == made - len(model)

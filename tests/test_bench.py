@@ -1,0 +1,78 @@
+"""The benchmarks' own correctness, in runs too short for their figures to mean anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from s4node.bench.command import BENCHMARKS
+from s4node.bench.workload import key_sequence, truth
+
+FIELDS = {
+    "name",
+    "events",
+    "seconds",
+    "events_per_s",
+    "limit_events_per_s",
+    "ratio",
+    "cpu_s_per_million",
+    "p50_ms",
+    "p99_ms",
+    "rss_mb",
+    "checked",
+}
+
+
+def s4_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s4node", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_a_benchmark_prints_only_json_and_has_counted_right(name: str) -> None:
+    done = s4_bench(name, "--json", "--quick")
+
+    assert done.returncode == 0, done.stderr
+    found: Any = json.loads(done.stdout)
+    rows = found if isinstance(found, list) else [found]
+    for row in rows:
+        assert set(row) >= FIELDS
+        assert row["name"] == name
+        assert row["checked"] is True
+        assert row["events"] > 0
+
+
+def test_without_a_name_the_benchmarks_are_listed() -> None:
+    done = s4_bench()
+
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(BENCHMARKS)
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
+    done = s4_bench("keyed-cuont", "--json")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no benchmark 'keyed-cuont'; known are keyed-count" in done.stderr
+
+
+def test_the_truth_adds_up_over_whole_and_broken_passes() -> None:
+    keys = key_sequence()
+    events = len(keys) * 2 + 1000
+
+    counted = truth(keys, events)
+
+    assert sum(count for count, _ in counted.values()) == events
+    expected = 2 * sum(i % 1000 for i in range(len(keys))) + sum(range(1000))
+    assert sum(total for _, total in counted.values()) == expected

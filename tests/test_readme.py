@@ -1,0 +1,136 @@
+"""The README's code runs as it stands there, and so do its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+SECONDS = 30
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@contextmanager
+def node(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A running ``s4`` command and its address; asked to stop at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "s4node", *arguments, "--json",
+         "-p", "s4.listener.address=tcp://127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"], process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS)
+
+
+def s4(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s4node", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def test_hello_is_the_file_it_says_and_has_five_lines() -> None:
+    hello = python_blocks()[0]
+
+    assert hello == (ROOT / "apps/hello/app.py").read_text()
+    assert len(hello.splitlines()) == 5
+
+
+def test_the_keyed_count_is_the_file_it_says_and_has_eight_lines() -> None:
+    counter = python_blocks()[1]
+
+    assert counter == (ROOT / "apps/counter/app.py").read_text()
+    assert len(counter.splitlines()) == 8
+
+
+def test_hello_greets_what_is_sent_from_a_shell() -> None:
+    with node("run", "apps/hello/app.py") as (address, process):
+        sent = s4("send", "names", "--to", address, stdin='{"name": "joe"}\n')
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Hello joe!\n"
+
+    assert sent.stderr == "names: 1 admitted\n"
+    assert sent.returncode == 0
+
+
+def test_the_client_in_the_readme_reaches_the_keyed_count(tmp_path: Path) -> None:
+    with node("run", "apps/counter/app.py") as (address, process):
+        program = python_blocks()[2].replace("tcp://127.0.0.1:12000", address)
+        script = tmp_path / "client.py"
+        script.write_text(program)
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == ["joe 1\n", "ann 1\n", "joe 2\n"]
+
+
+def test_lines_from_a_plain_socket_are_greeted() -> None:
+    """As ``nc`` does it: lines in, one of them broken, the last one without an end."""
+    with node("node", "hello", "--app", "apps/hello/app.py") as (address, hello):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        settings = {
+            "s4.adapter.output.stream": "names",
+            "s4.stream.names.consumers": "hello",
+            "s4.cluster.hello.address": address,
+            "s4.app.port": str(port),
+        }
+        options = [text for k, v in settings.items() for text in ("-p", f"{k}={v}")]
+        with (
+            node("adapter", "lines", "--app", "apps.lines.adapter", *options),
+            socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as peer,
+        ):
+            peer.sendall(b"joe\r\n\xff\xfe\nann\nbob")
+            peer.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: peer.recv(1000), b""))
+            assert hello.stdout is not None
+            greeted = {hello.stdout.readline() for _ in range(3)}
+
+    assert answer == b"error: a line is not UTF-8; it was dropped\n"
+    assert greeted == {"Hello joe!\n", "Hello ann!\n", "Hello bob!\n"}
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    commands = set(re.findall(r"\bs4 ([a-z]+)", README))
+
+    assert commands >= {"run", "send", "adapter", "bench", "config"}
+    for command in commands:
+        assert s4(command, "--help").returncode == 0, command
+
+
+def test_every_file_that_the_pages_link_to_exists() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
