@@ -143,7 +143,7 @@ class Plan:
 
 def make_instances(prototype: Prototype, partition: int, clock: Callable[[], float]) -> Instances:
     """The instance map that the prototype's configuration asks for."""
-    if prototype.cache_size or prototype.cache_idle:
+    if (prototype.cache_size or prototype.cache_idle) and not prototype.singleton:
         return BoundedInstances(prototype, partition, clock)
     return Instances(prototype, partition)
 

@@ -40,13 +40,17 @@ def bench(name: str | None, *, everything: bool, as_json: bool, quick: bool) -> 
             raise ConfigError(f"no benchmark {each!r}; known are {', '.join(BENCHMARKS)}")
         print(f"{each}: {BENCHMARKS[each]} ...", file=sys.stderr, flush=True)
         module = importlib.import_module(f"s4node.bench.{each.replace('-', '_')}")
-        results += module.run(quick=quick)
+        results += module.run(quick=quick, say=_say)
     if as_json:
         rows = [result.row() for result in results]
         print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=2))
     else:
         _print_table(results)
     return 1 if any(result.checked is False for result in results) else 0
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def _print_table(results: Sequence[Result]) -> None:

@@ -6,6 +6,7 @@ run in turn with the system.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from s4node.bench import workload
@@ -13,12 +14,13 @@ from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
 
-def run(*, quick: bool = False) -> list[Result]:
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for 1 partition and one for 64."""
     runs, seconds = (1, 0.5) if quick else (5, 5.5)
     rows: dict[int, list[dict[str, Any]]] = {1: [], 64: []}
     limits = []
-    for _ in range(runs):
+    for number in range(runs):
+        say(f"run {number + 1} of {runs}: the limit, 1 and 64 partitions")
         with Role("limit", seconds=seconds) as limit:
             limits.append(limit.hear())
         for partitions, found in rows.items():

@@ -8,6 +8,7 @@ objects of the same attributes in a dict, made from the same decoded events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -20,13 +21,14 @@ _MEASURABLE_KEYS = 100_000
 """With fewer keys their memory drowns in that of everything else."""
 
 
-def run(*, quick: bool = False) -> list[Result]:
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row a law and number of keys; ``ratio`` is the time of an event to that with 1,000."""
     runs, seconds = (1, 0.3) if quick else (3, 5.5)
     results: list[Result] = []
     for law in LAWS:
         first: float | None = None
         for keys in LIVE_KEYS[:2] if quick else LIVE_KEYS:
+            say(f"{keys:,} keys, drawn {law}")
             result = _row(law, keys, runs, seconds)
             cpu = result.cpu_s_per_million
             assert cpu is not None

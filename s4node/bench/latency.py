@@ -6,6 +6,7 @@ bare: pynng's plain blocking send and receive, one way, at the same times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -15,11 +16,12 @@ from s4node.bench.result import Result
 RATES = (1_000, 5_000, 10_000)
 
 
-def run(*, quick: bool = False) -> list[Result]:
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row a rate; percentiles are medians over the runs, which together last 30 s each."""
     runs, seconds = (1, 0.5) if quick else (5, 6.0)
     results = []
     for rate in RATES:
+        say(f"{runs} runs at {rate:,} events a second, and as many bare ones")
         system, bare = [], []
         for _ in range(runs):
             bare.append(_measure("bare", rate, seconds))

@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import gc
 import json
 import resource
 import subprocess
@@ -77,10 +76,3 @@ def resident_mb() -> float:
     """Memory of this process now, in MB."""
     with open("/proc/self/statm") as file:  # noqa: PTH123 - not a file of ours
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
-
-
-def tune_gc(threshold: int = 100_000) -> None:
-    """The container's garbage collector settings, for the limits as well."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(threshold, 50, 20)

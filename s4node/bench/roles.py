@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import trio
 
-from s4node import config as settings
 from s4node.app import App
 from s4node.bench import timed, workload
-from s4node.bench.process import resident_mb, tune_gc, usage
+from s4node.bench.process import resident_mb, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
 from s4node.config import Config
 from s4node.container.container import Container
 from s4node.ops import logging
+from s4node.ops.serve import tune_gc
 
 CHUNK = 2048
 
@@ -54,6 +54,7 @@ def node(task: dict[str, Any]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
+            tune_gc(container.config)
             say(address=container.address)
             while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
                 say(rss_mb=resident_mb(), cpu_s=usage()["cpu_s"])
@@ -157,7 +158,7 @@ def plain_loop(task: dict[str, Any]) -> None:
     source = workload.batches(sequence, CHUNK)
     bodies = [encode(next(source)) for _ in range(len(sequence) // CHUNK)]
     del keys
-    tune_gc()
+    tune_gc(Config.of({}))
     before, passes = usage()["cpu_s"], 0
     while usage()["cpu_s"] - before < task["seconds"]:
         _bare_loop(bodies, decoder, instances, create)
@@ -201,7 +202,7 @@ def single(task: dict[str, Any]) -> None:
 
 def limit(task: dict[str, Any]) -> None:
     """The bare loop over the same frames, classes and garbage collector settings."""
-    tune_gc(Config.of({})[settings.GC_THRESHOLD])
+    tune_gc(Config.of({}))
     keys = workload.key_sequence()
     encode = msgspec.msgpack.Encoder().encode
     source = workload.batches(keys, CHUNK)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from s4node.bench.keyed_count import system
 from s4node.bench.result import Result, middle
 
 
-def run(*, quick: bool = False) -> list[Result]:
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for the trio client and one for the synchronous client."""
     runs, seconds = (1, 0.5) if quick else (5, 5.5)
     results = []
     for client in ("trio", "sync"):
+        say(f"{runs} runs of the {client} client")
         found = [system(1, seconds, role="single", client=client) for _ in range(runs)]
         results.append(
             Result(

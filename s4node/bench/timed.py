@@ -25,6 +25,7 @@ from s4node.comm.client import Client
 from s4node.config import Config
 from s4node.container.container import Container
 from s4node.event import Event
+from s4node.ops.serve import tune_gc
 from s4node.pe.element import ProcessingElement
 from s4node.schema import EventType
 
@@ -127,6 +128,7 @@ def delay(task: dict[str, Any]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
+            tune_gc(container.config)
             before = usage()["cpu_s"]
             say(address=container.address)
             while len(late) < task["count"]:  # noqa: ASYNC110 - an Event would cost time

@@ -200,9 +200,10 @@ class Frame(NamedTuple):
 
 
 class BadFrame(NamedTuple):
-    """A frame that could not be read, and why."""
+    """A frame that could not be read, and why; with its header if that much could be read."""
 
     reason: str
+    header: Header | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -253,13 +254,19 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
                 f"truncated: a frame of {size} bytes at offset {at} has only {end - at}"
             )
         body_at = at + 8 + head_size
-        if size > max_frame_bytes:
-            yield BadFrame(f"a frame of {size} bytes is over the limit of {max_frame_bytes}")
+        over = f"a frame of {size} bytes is over the limit of {max_frame_bytes}"
+        if head_size > max_frame_bytes:
+            yield BadFrame(over)
         else:
             try:
-                yield Frame(_decoder.decode(view[at + 8 : body_at]), view[body_at : at + size])
+                header = _decoder.decode(view[at + 8 : body_at])
             except _UNDECODABLE as error:  # text that is not UTF-8 is a ValueError of its own
                 yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
+            else:
+                if size > max_frame_bytes:
+                    yield BadFrame(over, header)
+                else:
+                    yield Frame(header, view[body_at : at + size])
         at += size
 
 

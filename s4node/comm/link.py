@@ -47,7 +47,6 @@ class Link:
         self.outboxes: list[Outbox] = []
         self.connects = 0
         self.draining = ""
-        self.error = ""
         self.on_news = on_news
         self._max_bytes = max_bytes
         self._socket: PairSocket | None = None
@@ -172,8 +171,10 @@ class Link:
                      address=self.address)  # fmt: skip
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
-                self.error = header.error
                 log.error("the node refused a frame", address=self.address, reason=header.error)
+                for outbox in self.outboxes:
+                    if not outbox.opened:  # it was the hello, and no other answer will come
+                        outbox.error = outbox.error or header.error
             for outbox in self.outboxes:
                 if outbox.stream == header.stream:
                     if isinstance(header, wire.Hello):
@@ -228,11 +229,11 @@ class Link:
             frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
         if frames:
             left = before - sum(outbox.pending for outbox in self.outboxes)
-        if left:
-            self.on_news()
             self._coalescer.flushed(left, time.perf_counter())
             self._unsent = wire.envelope(frames)
             self._push()
+            if left:
+                self.on_news()  # there is room for senders that wait
 
     def _push(self) -> None:
         """Give the socket the envelope that waits for it, if it takes it."""

@@ -81,15 +81,18 @@ class Connection:
         self.answers.append(frame)
         self._listener.has_news(self)
 
-    def bad_frame(self, reason: str, answer: bool = True) -> None:
-        """Count a bad frame, tell the peer, log it if it is this peer's first."""
+    def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
+        """Count a bad frame, tell the peer, log it if it is this peer's first.
+
+        The answer names the stream and producer of a data frame whose header could be read.
+        """
         self.errors += 1
         self._listener.counts["bad frames"] += 1
         if self.errors == 1:
             log.warning("bad frame; further ones of this peer are only counted",
                         peer=self.peer, reason=reason)  # fmt: skip
-        if answer:
-            self.answer(wire.encode_frame(wire.Verdict("", "", error=reason)))
+        whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
+        self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
 
     def flush(self, now: float) -> float | None:
         """Send what is due; returns when to come back, None if there is nothing left.
@@ -318,7 +321,7 @@ class Listener:
             try:
                 for frame in wire.read_envelope(data, self._max_frame):
                     if isinstance(frame, wire.BadFrame):
-                        connection.bad_frame(frame.reason)
+                        connection.bad_frame(frame.reason, frame.header)
                     else:
                         self._handler.on_frame(frame, connection)
             except RemoteFrameError as error:

@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import secrets
@@ -86,6 +85,7 @@ class Container:
         self._links: dict[str, Link] = {}
         self._refusals: Counter[str] = Counter()
         self._stopping = trio.Event()
+        self._news = trio.Event()
         self.turned = trio.lowlevel.ParkingLot()
         self._failure: Exception | None = None
         self.loop: EventLoop
@@ -106,10 +106,6 @@ class Container:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
         await self._init()
         self._make()
-        threshold = self.config[settings.GC_THRESHOLD]
-        if threshold:
-            gc.freeze()
-            gc.set_threshold(threshold, 50, 20)
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             for link in self._links.values():
@@ -339,8 +335,6 @@ class Container:
             sender.news()
         self._news.set()
 
-    _news = trio.Event()
-
     def _refused(self, refusal: Refusal) -> None:
         name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"
         self._refusals[name] += 1
@@ -360,15 +354,12 @@ class Container:
         if isinstance(header, wire.Data):
             port = self.ports.get(header.stream)
             if port is None:
-                connection.bad_frame(self._unknown(header.stream))
+                connection.bad_frame(self._unknown(header.stream), header)
                 return
             now = trio.current_time()
             problem = port.on_data(header, frame.body, connection, now)
             if problem:
-                connection.bad_frame(problem, answer=False)
-                connection.answer(
-                    wire.encode_frame(wire.Verdict(header.stream, header.producer, error=problem))
-                )
+                connection.bad_frame(problem, header)
         elif isinstance(header, wire.Hello):
             connection.answer(wire.encode_frame(self._hello(header, connection)))
         elif isinstance(header, wire.Idle):

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import traceback
@@ -58,8 +59,18 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
     return 0
 
 
+def tune_gc(config: Config) -> None:
+    """Let the garbage collector look at what comes and goes, not at what was made at the start."""
+    threshold = config[settings.GC_THRESHOLD]
+    if threshold:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(threshold, 50, 20)
+
+
 async def _announce(container: Container, on_ready: Callable[[Container], None]) -> None:
     await container.ready.wait()
+    tune_gc(container.config)
     on_ready(container)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import islice, takewhile
 from typing import Any
 
 from s4node.keys import Key, check_key
@@ -71,8 +72,9 @@ class Instances(dict[Any, PE]):
 
     def remove(self, instance: PE) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
-        if self.pop(instance.key, None) is None:
+        if self.get(instance.key) is not instance:
             return
+        del self[instance.key]
         self.removed += 1
         if self.gone is not None:
             self.gone(instance.key)
@@ -121,16 +123,21 @@ class BoundedInstances(Instances):
     def trim(self) -> None:
         """Remove the least recently used beyond the size, and all that are idle for too long."""
         prototype = self.prototype
-        while prototype.cache_size and len(self) > prototype.cache_size:
-            self.remove(next(iter(self.values())))
+        if prototype.cache_size and len(self) > prototype.cache_size:
+            # found in one pass: a dict is slow to find its first entry behind removed ones
+            for instance in list(islice(self.values(), len(self) - prototype.cache_size)):
+                self.remove(instance)
         if prototype.cache_idle:
             before = self._clock() - prototype.cache_idle
-            for key, used in list(self._used.items()):
-                if used > before:
-                    break
-                if key in self:
-                    self.remove(self.get(key))  # type: ignore[arg-type]
-                self._used.pop(key, None)
+            idle = takewhile(lambda item: item[1] <= before, self._used.items())
+            for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
+                self.remove(instance)
+
+    def remove(self, instance: PE) -> None:
+        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
+        super().remove(instance)
+        if instance.key not in self:
+            self._used.pop(instance.key, None)
 
     @property
     def next_expiry(self) -> float | None:

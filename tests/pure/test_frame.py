@@ -286,15 +286,22 @@ def test_a_bad_header_is_reported_and_the_frames_beside_it_are_read(
     assert words in found.reason
 
 
-def test_a_frame_over_the_limit_is_reported_and_the_frames_beside_it_are_read() -> None:
+def test_a_frame_over_the_limit_is_reported_with_its_header_and_the_others_are_read() -> None:
     data = wire.Data("clicks", 0, "p", 0, 1, (wire.Section(5, 1, 1000),))
     large = encode_frame(data, b"\x00" * 1000)
     envelope = wire.envelope([GOOD, large, GOOD])
     _, bad, behind = read_envelope(envelope, len(large) - 1)
-    assert bad == BadFrame(f"a frame of {len(large)} bytes is over the limit of {len(large) - 1}")
+    over = f"a frame of {len(large)} bytes is over the limit of {len(large) - 1}"
+    assert bad == BadFrame(over, data)
     assert behind == Frame(wire.Idle("clicks", "p"), memoryview(b""))
     _, fits, _ = read_envelope(envelope, len(large))
     assert fits == Frame(data, memoryview(b"\x00" * 1000))
+
+
+def test_a_header_over_the_limit_is_not_even_read() -> None:
+    large = encode_frame(wire.Drain("x" * 1000))
+    over = f"a frame of {len(large)} bytes is over the limit of 1000"
+    assert list(read_envelope(wire.envelope([large]), 1000)) == [BadFrame(over)]
 
 
 def test_a_body_is_a_view_of_the_bytes_that_were_given() -> None:

@@ -111,6 +111,21 @@ def test_a_singleton_is_one_instance_without_a_key() -> None:
     assert len(instances) == 1
 
 
+def test_a_singleton_stays_whatever_the_bounds_of_its_cache() -> None:
+    app = App("shop")
+    pe = app.create_pe(Logged)
+    pe.set_pe_cache(1, 10.0)
+    pe.set_singleton()
+    app.freeze()
+    clock = Clock()
+    instances = make_instances(app.prototypes["Logged"][0], 0, clock)
+    one = instances.singleton()
+    clock.now += 1000
+    instances.trim()
+    assert instances.singleton() is one
+    assert instances.next_expiry is None
+
+
 def test_without_bounds_nothing_is_trimmed_or_due() -> None:
     instances, clock = instances_of()
     for key in range(100):

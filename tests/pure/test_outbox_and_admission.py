@@ -1256,7 +1256,7 @@ def happen(world: World, random: Random, disconnects: bool) -> None:
 
 
 @pytest.mark.parametrize("disconnects", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_every_event_is_handled_once_in_order_and_accounted_for_whatever_happens(
     seed: int, disconnects: bool
 ) -> None:
@@ -1366,6 +1366,6 @@ class Streams(RuleBasedStateMachine):
 
 TestStreams = Streams.TestCase
 TestStreams.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None,
+    max_examples=150, stateful_step_count=60, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_typed_event_s_key_is_the_name_of_an_attribute(name: str) -> None:
         assert str(caught.value) == f"key {name!r} is not an attribute's name"
 
 
-@pytest.mark.parametrize("spec", [5, [], (), ["user", 5], None, {"user": 1}])
+@pytest.mark.parametrize("spec", [5, [], (), ["user", 5], None])
 def test_what_is_no_key_says_what_would_be(spec: Any) -> None:
     with pytest.raises(GraphError) as caught:
         KeyRule(spec)
