@@ -44,14 +44,6 @@ class KeyFinderError(S4Error):
     """A KeyFinder raised, returned nothing, or returned what cannot be a key."""
 
 
-class UnknownStream(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
-    """The cluster has no input stream of that name."""
-
-
-class NotOwner(S4Error):  # noqa: N818
-    """The node does not run the partition that the frame is for."""
-
-
 class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 
@@ -72,7 +64,7 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
-class ConnectionRefused(S4Error):  # noqa: N818
+class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer turned this connection down for good; the message carries its reason."""
 
 

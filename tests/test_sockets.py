@@ -128,10 +128,6 @@ def header_bytes(*fields: Any) -> bytes:
             wire.MAGIC + struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF),
             "truncated: a frame of 8589934598",
         ),
-        (
-            wire.MAGIC + struct.pack(">II", 0, 2_000_000) + bytes(2_000_000),
-            "over the limit of 1048576",
-        ),
         (wire.MAGIC + struct.pack(">II", 0, 0), "does not decode"),
         (wire.MAGIC + struct.pack(">II", 3, 0) + b"\xff\xff\xff", "does not decode"),
         (wire.MAGIC + header_bytes(0, "raw", "1"), "does not decode"),
@@ -160,6 +156,28 @@ async def test_an_envelope_that_is_none_is_counted_and_answered_and_the_peer_sta
         await peer.send_frames(data_frame("clicks", "raw", 0, [Click("ann", 1)]))
         await until(lambda: node.seen == [1])
         assert counts(node) == {"connections": 1, "bad frames": 1}
+
+
+async def test_a_frame_over_the_limit_is_answered_to_its_producer_and_the_peer_stays(
+    node: Node,
+) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        large = data_frame("clicks", "raw", 0, [Click("x" * 2_000_000, 1)])
+        await peer.send_frames(large, data_frame("clicks", "raw", 0, [Click("ann", 2)]))
+        verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+        assert "bytes is over the limit of 1048576" in verdict.error
+        assert (verdict.stream, verdict.producer) == ("clicks", "raw")
+        await until(lambda: node.seen == [2])
+    assert counts(node)["bad frames"] == 1
+
+
+async def test_an_envelope_over_the_limit_closes_its_connection_only(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send(wire.MAGIC + bytes(17_000_000))
+        await until(lambda: not node.container.listener.connections)
+        await node.works()
 
 
 async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:

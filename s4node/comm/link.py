@@ -45,7 +45,6 @@ class Link:
     ) -> None:
         self.address = address
         self.outboxes: list[Outbox] = []
-        self.connects = 0
         self.draining = ""
         self.on_news = on_news
         self._max_bytes = max_bytes
@@ -127,7 +126,6 @@ class Link:
         self._control.clear()
         self._unsent = None  # the outboxes send it again
         if connected:
-            self.connects += 1
             self.draining = ""
             self._control += [outbox.hello() for outbox in self.outboxes]
             self.wake()

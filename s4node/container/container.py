@@ -87,7 +87,6 @@ class Container:
         self._stopping = trio.Event()
         self._news = trio.Event()
         self.turned = trio.lowlevel.ParkingLot()
-        self._failure: Exception | None = None
         self.loop: EventLoop
         self.listener: Listener
 

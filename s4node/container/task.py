@@ -93,7 +93,6 @@ class Task:
         self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
         self.stages = {s.name: Stage(queue_size) for s in fed}
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self._outer = [s.name for s in fed if isinstance(s, InputStream)]
         self._inner_chooser: MessageChooser[str] = RoundRobin()
         self._outer_chooser: MessageChooser[str] = RoundRobin()
         self._offered: set[str] = set()
