@@ -89,7 +89,10 @@ def crc32(key: Key) -> int:
 
 
 def s4(key: Key) -> int:
-    """Apache S4's ``DefaultHasher``, for clusters whose keys must stay where S4 put them.
+    """Apache S4's ``DefaultHasher``: the hash is S4's to the bit.
+
+    The partition is not: S4 takes the hash modulo the number of partitions, s4node slices key
+    groups, over which this hash spreads keys less evenly than ``crc32``.
 
     Sedgewick's RS hash over UTF-16 code units with Java's wrap-around. The parts of a composite
     key are joined with ``^`` as S4 does.

@@ -307,6 +307,7 @@ class StreamAdmission:
         """The producer wants its verdicts now."""
         for lane in self._of(producer, connection):
             lane.urgent = True
+            lane.gap_untold = lane.gap_told  # told again: whoever asks may have missed it
             self.touched(lane)
 
     def gone(self, connection: Hashable, now: float) -> None:

@@ -189,7 +189,8 @@ class Link:
         while True:
             if self._unsent is not None:
                 await self._socket.wait_writable()
-                self._push()
+                if self._unsent is not None:  # not gone with its connection
+                    self._push()
                 continue
             pause = self._pause()
             if pause == 0:

@@ -51,8 +51,9 @@ class FrameHandler(Protocol):
 class Connection:
     """One peer, seen from the node."""
 
-    def __init__(self, listener: Listener, peer: str) -> None:
+    def __init__(self, listener: Listener, peer: str, serial: int) -> None:
         self.peer = peer
+        self.serial = serial  # a peer that comes again has a higher one
         self.socket: PairSocket | None = None
         self.errors = 0
         self.dirty: dict[ProducerLane, None] = {}
@@ -272,7 +273,7 @@ class Listener:
             nursery.start_soon(self._serve_peer, duplicate, peer)
 
     async def _serve_peer(self, raw: stdlib.socket, peer: str) -> None:
-        connection = Connection(self, peer)
+        connection = Connection(self, peer, self.counts["connections"])
         try:
             connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
         except StageBroken as error:

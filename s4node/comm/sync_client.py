@@ -171,7 +171,7 @@ class SyncStream:
             self._client.soon(self._pull)
 
     def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; blocks while the queue is full. With an EventError none is taken."""
+        """Send events in order; blocks while the queue is full. An EventError takes none."""
         self._client.call(self._carry, list(events))
 
     def flush(self) -> list[Refusal]:

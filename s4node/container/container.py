@@ -390,6 +390,9 @@ class Container:
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
             return wire.Hello(self.node, self.incarnation, hello.stream, error=reason)
         before = port.admission.connection_of(hello.peer)
+        if isinstance(before, Connection) and before.serial > connection.serial:
+            reason = f"producer {hello.peer!r} has a newer connection; this one is out of date"
+            return wire.Hello(self.node, self.incarnation, hello.stream, error=reason)
         answer = port.on_hello(hello, connection, self.node, self.incarnation, trio.current_time())
         if not answer.error and isinstance(before, Connection) and before is not connection:
             reason = (

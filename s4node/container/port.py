@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import msgspec
-
 from s4node.comm import frame as wire
 from s4node.comm.admission import FrameReceipt, ProducerLane, StreamAdmission
 from s4node.event import EventBatch
@@ -25,8 +23,6 @@ from s4node.keys import Partitioner
 from s4node.routing import key_failure
 from s4node.schema import EventType, Refusals, fingerprint_of
 from s4node.stream import InputStream
-
-_UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)
 
 
 class FrameBatch(EventBatch):
@@ -201,7 +197,7 @@ class InputPort:
         """The frame's events in order (None where refused), and what did not decode."""
         try:
             return self._decode(data, body)
-        except _UNDECODABLE as error:
+        except Exception as error:
             reason = f"the frame's body does not decode: {error}"
             return [None] * data.count, [(index, reason) for index in range(data.count)]
 
@@ -211,10 +207,10 @@ class InputPort:
             if reader is not None:
                 try:
                     events = reader.decode(body)
-                    if len(events) == data.count:
-                        return events, []
-                except _UNDECODABLE:
-                    pass  # the slow path below finds the culprits
+                except Exception:
+                    events = []  # the slow path below finds the culprits
+                if len(events) == data.count:
+                    return events, []
         decoded: list[tuple[list[Any], Refusals]] = []
         at = 0
         for section in data.sections:
@@ -245,6 +241,6 @@ class InputPort:
                 if len(events) == section.count:
                     return events, refusals
                 reason = f"a section announces {section.count} events and holds {len(events)}"
-            except _UNDECODABLE as error:
+            except Exception as error:
                 reason = f"a section does not decode: {error}"
         return [None] * section.count, [(index, reason) for index in range(section.count)]

@@ -5,8 +5,8 @@ Rules
   goes back, so a verdict that comes late does no harm.
 - The producers of a stage share its capacity evenly; each may always have one event under way.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
-- While the stage is over capacity nobody's limit grows; whoever was held back is remembered and
-  served when there is room again.
+- While the stage is over capacity a producer with events under way gets no more, and one without
+  gets its share: whoever was held back is remembered and served when there is room again.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from s4node import __version__
-from s4node.errors import ConfigError, S4Error
+from s4node.errors import ConfigError, GraphError, S4Error
 
 if TYPE_CHECKING:
     from s4node.config import Config
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = parsed.function
     try:
         return command(parsed)
-    except ConfigError as error:
+    except (ConfigError, GraphError) as error:
         print(f"s4: {error}", file=sys.stderr)
         return 2
     except S4Error as error:

@@ -72,13 +72,20 @@ def _load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno}: {error.msg}") from error
+        raise _unreadable(error) from error
     return module
+
+
+def _unreadable(error: SyntaxError) -> ConfigError:
+    """The file may be one that the app's own file imports."""
+    return ConfigError(f"{error.filename}:{error.lineno}: {error.msg}")
 
 
 def _load_module(name: str) -> ModuleType:
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
+    except SyntaxError as error:
+        raise _unreadable(error) from error
     except ModuleNotFoundError as error:
         raise ConfigError(f"no module {name!r}: {error}; give FILE.py or package.module") from error

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import msgspec
@@ -59,9 +60,10 @@ class _Sending:
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
-        read = sys.stdin.buffer.read1  # type: ignore[union-attr]
+        stdin = sys.stdin.fileno()
         while True:
-            chunk = await trio.to_thread.run_sync(read, _CHUNK, abandon_on_cancel=True)
+            # not sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
+            chunk = await trio.to_thread.run_sync(os.read, stdin, _CHUNK, abandon_on_cancel=True)
             *lines, rest = (rest + chunk).split(b"\n")
             if not chunk:
                 lines, rest = [rest], b""
@@ -79,7 +81,7 @@ class _Sending:
             return None
         try:
             self._decoder.decode(text)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self._bad += 1
             if self._bad <= _SHOWN:
                 print(f"line {self._line} is no JSON object: {error}", file=sys.stderr)

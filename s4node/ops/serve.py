@@ -3,16 +3,20 @@
 Rules
 - SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
   stops at once.
-- Exit status 0 after an orderly stop, 1 when the app failed, 2 when it could not start.
+- Exit status 0 after an orderly stop, 1 when the app failed, 2 when it could not start, 130 when it
+  was stopped at once.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -22,6 +26,8 @@ from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, ProcessingError, S4Error, leaves
 from s4node.ops import logging
+
+_AT_ONCE_SECONDS = 1.0
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -51,12 +57,14 @@ def exit_status(error: BaseException) -> int:
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
     container = Container(app, config)
+    status = 130
     async with trio.open_nursery() as nursery:
-        await nursery.start(_watch_signals, container, nursery.cancel_scope)
-        nursery.start_soon(_announce, container, on_ready)
-        await container.run()
-        nursery.cancel_scope.cancel()
-    return 0
+        with _signals(container, nursery.cancel_scope):
+            nursery.start_soon(_announce, container, on_ready)
+            await container.run()
+            status = 0
+            nursery.cancel_scope.cancel()
+    return status
 
 
 def tune_gc(config: Config) -> None:
@@ -74,20 +82,37 @@ async def _announce(container: Container, on_ready: Callable[[Container], None])
     on_ready(container)
 
 
-async def _watch_signals(
-    container: Container,
-    scope: trio.CancelScope,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        asked = False
-        async for number in signals:
-            if asked:
-                scope.cancel()
-                return
-            asked = True
-            if sys.stderr.isatty():
-                name = signal.Signals(number).name
-                print(f"\n{name}: draining; once more to stop at once", file=sys.stderr)
-            container.stop()
+@contextmanager
+def _signals(container: Container, scope: trio.CancelScope) -> Iterator[None]:
+    """Let the first signal stop the container in order, and the second cancel ``scope``.
+
+    A handler that never gives way keeps trio from hearing of it, so the second signal also ends
+    the process from a thread of its own, unless it has ended by itself.
+    """
+    token = trio.lowlevel.current_trio_token()
+    count = 0
+
+    def heard(number: int, _frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            token.run_sync_soon(_stop, container, number)
+        elif count == 2:
+            token.run_sync_soon(scope.cancel)
+            end = threading.Timer(_AT_ONCE_SECONDS, os._exit, (130,))
+            end.daemon = True
+            end.start()
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _stop(container: Container, number: int) -> None:
+    if sys.stderr.isatty():
+        name = signal.Signals(number).name
+        print(f"\n{name}: draining; once more to stop at once", file=sys.stderr)
+    container.stop()

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _RESERVED = {"_home", "_prototype", "app", "key", "partition"}
 
 
-class ElementType(type):
+class ElementType(ABCMeta):
     """The class of PE classes: makes slots of annotated attributes with defaults."""
 
     _state: dict[str, Any]

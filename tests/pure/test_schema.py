@@ -96,6 +96,8 @@ class Checked(Event):
     def __post_init__(self) -> None:
         if self.percent > 100:
             raise ValueError("more than all of it")
+        if self.percent < 0:
+            raise KeyError("whatever an author raises")
 
 
 # --- names and fingerprints ----------------------------------------------------------------------
@@ -451,9 +453,12 @@ def test_a_text_that_is_not_utf_8_is_a_culprit_like_any_other() -> None:
 
 
 def test_an_event_that_its_own_class_turns_down_is_a_culprit() -> None:
-    events, refusals = EventType(Checked).decode_slowly(array([50], [101]))
-    assert events == [Checked(50), None]
-    assert refusals == [(1, "Checked does not decode: more than all of it")]
+    events, refusals = EventType(Checked).decode_slowly(array([50], [101], [-1], [0]))
+    assert events == [Checked(50), None, None, Checked(0)]
+    assert refusals == [
+        (1, "Checked does not decode: more than all of it"),
+        (2, "Checked does not decode: 'whatever an author raises'"),
+    ]
 
 
 def test_generic_culprits_are_what_is_no_map_of_named_attributes() -> None:
