@@ -45,7 +45,7 @@ class KeyRule:
                 if not generic and (not name.isidentifier() or keyword.iskeyword(name)):
                     raise GraphError(f"key {name!r} is not an attribute's name")
             self.attributes = names
-            self.name = "+".join(names)
+            self.name = "+".join(names) if all(map(str.isidentifier, names)) else ""
             reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
             self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
             if checked:

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ def plain_errors() -> Iterator[None]:
     raise alone
 
 
-# -- containers --------------------------------------------------------------------------------
+# -- containers -----------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -95,7 +96,7 @@ async def running(
         task.gate.validate()
 
 
-# -- processes ---------------------------------------------------------------------------------
+# -- processes ------------------------------------------------------------------------------------
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -155,6 +156,11 @@ class NodeProcess:
         return status
 
     @property
+    def readiness(self) -> str:
+        """The line that says that the node is ready; empty before."""
+        return next((line for line in self.stderr if " runs at " in line), "")
+
+    @property
     def errors(self) -> str:
         """All of stderr so far."""
         return "\n".join(self.stderr)
@@ -172,17 +178,15 @@ class NodeProcess:
 
 
 @asynccontextmanager
-async def node_process(
-    file: Path | str,
-    *arguments: str,
+async def s4_process(
+    *arguments: str | Path,
     cwd: Path,
-    listen: str = ANY_PORT,
     ready: bool = True,
     limits: Callable[[], None] | None = None,
 ) -> AsyncIterator[NodeProcess]:
-    """``s4 run FILE`` as a process, ready (unless told otherwise); killed at the end."""
+    """An ``s4`` command as a process, ready (unless told otherwise); killed at the end."""
     process = await trio.lowlevel.open_process(
-        s4("run", file, "--listen", listen, *arguments),
+        s4(*arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -199,15 +203,11 @@ async def node_process(
             try:
                 if ready:
                     await until(
-                        lambda: (
-                            any(" runs at " in line for line in node.stderr)
-                            or process.returncode is not None
-                        ),
+                        lambda: node.readiness or process.returncode is not None,
                         f"it is ready; it said: {node.stderr}",
                     )
-                    line = next((line for line in node.stderr if " runs at " in line), "")
-                    assert line, f"it ended with {process.returncode}: {node.errors}"
-                    node.address = line.split(" runs at ")[1].split()[0]
+                    assert node.readiness, f"it ended: {process.returncode}, {node.errors}"
+                    node.address = node.readiness.split(" runs at ")[1].split()[0]
                 yield node
             finally:
                 with trio.CancelScope(shield=True):
@@ -220,13 +220,28 @@ async def node_process(
             await pipe.aclose()
 
 
+@asynccontextmanager
+async def node_process(
+    file: Path | str,
+    *arguments: str,
+    cwd: Path,
+    listen: str = ANY_PORT,
+    ready: bool = True,
+    limits: Callable[[], None] | None = None,
+) -> AsyncIterator[NodeProcess]:
+    """``s4 run FILE`` as a process; see :func:`s4_process`."""
+    command = ("run", file, "--listen", listen, *arguments)
+    async with s4_process(*command, cwd=cwd, ready=ready, limits=limits) as node:
+        yield node
+
+
 def free_port() -> int:
     """A port that is free now; for nodes that must come back at the same one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-# -- raw peers ---------------------------------------------------------------------------------
+# -- raw peers ------------------------------------------------------------------------------------
 
 
 class RawPeer:
@@ -316,14 +331,14 @@ def names(*texts: str) -> list[GenericEvent]:
     return [GenericEvent(name=text) for text in texts]
 
 
-# -- a proxy that cuts and slows connections -----------------------------------------------------
+# -- a proxy that cuts and slows connections ------------------------------------------------------
 
 
 class Proxy:
     """A TCP proxy in front of a node.
 
     ``budgets`` gives how many bytes each connection may carry (both ways together) before it is
-    cut in the middle of whatever it carries. ``stall`` stops carrying what the node says.
+    cut in the middle of whatever it carries. ``cuts`` counts those.
     """
 
     def __init__(self, target: str, budgets: Iterator[float]) -> None:
@@ -331,6 +346,8 @@ class Proxy:
         self.address = ""
         self.cuts = 0
         self.connections = 0
+        self._may_go = {"events": trio.Event(), "verdicts": trio.Event()}
+        self.go_on()
         self._budgets = budgets
         self._open: set[trio.CancelScope] = set()
 
@@ -343,6 +360,15 @@ class Proxy:
         for scope in list(self._open):
             scope.cancel()
 
+    def stall(self, side: str) -> None:
+        """Carry no more "events" to the node, or no more "verdicts" back."""
+        self._may_go[side] = trio.Event()
+
+    def go_on(self) -> None:
+        """Carry everything again."""
+        for may_go in self._may_go.values():
+            may_go.set()
+
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled."""
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -352,37 +378,47 @@ class Proxy:
     async def _carry(self, near: trio.SocketStream) -> None:
         self.connections += 1
         left = [next(self._budgets)]
-        with trio.CancelScope() as scope:
-            self._open.add(scope)
-            try:
-                far = await trio.open_tcp_stream(self.host, int(self.port))
-            except OSError:
-                await trio.aclose_forcefully(near)
-                self._open.discard(scope)
-                return
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._one_way, near, far, left, scope)
-                nursery.start_soon(self._one_way, far, near, left, scope)
-        self._open.discard(scope)
-        self.cuts += scope.cancelled_caught
-        for stream in (near, far):
-            linger = struct.pack("ii", 1, 0)  # a reset, as from a machine that is gone
-            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            stream.socket.close()
+        try:
+            far = await trio.open_tcp_stream(self.host, int(self.port))
+        except OSError:
+            await trio.aclose_forcefully(near)
+            return
+        scope = trio.CancelScope()
+        self._open.add(scope)
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._one_way, near, far, left, scope, "events")
+                    nursery.start_soon(self._one_way, far, near, left, scope, "verdicts")
+        finally:
+            self._open.discard(scope)
+            for stream in (near, far):
+                if scope.cancelled_caught:  # a reset, as from a machine that is gone
+                    linger = struct.pack("ii", 1, 0)
+                    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                stream.socket.close()
 
     async def _one_way(
-        self, a: trio.SocketStream, b: trio.SocketStream, left: list[float], scope: trio.CancelScope
+        self,
+        a: trio.SocketStream,
+        b: trio.SocketStream,
+        left: list[float],
+        scope: trio.CancelScope,
+        side: str,
     ) -> None:
         try:
             while chunk := await a.receive_some(16_384):
+                await self._may_go[side].wait()
                 left[0] -= len(chunk)
                 if left[0] < 0:
                     await b.send_all(chunk[: len(chunk) // 2])
-                    break
+                    self.cuts += not scope.cancel_called
+                    scope.cancel()
+                    return
                 await b.send_all(chunk)
+            await b.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        scope.cancel()
+            scope.cancel()
 
 
 @asynccontextmanager
@@ -405,6 +441,27 @@ async def proxy(
             await nursery.start(between.serve)
             yield between
             nursery.cancel_scope.cancel()
+
+
+async def in_thread(function: Callable[[], None]) -> None:
+    """Run a function in a plain thread of its own; raises what it raised."""
+    errors: list[BaseException] = []
+    ended = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+        token.run_sync_soon(ended.set)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    await ended.wait()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 async def together(*functions: Callable[[], Awaitable[Any]]) -> None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import DEADLINE, environment, free_port, node_process, running, together, until
+from harness import (
+    DEADLINE,
+    environment,
+    free_port,
+    in_thread,
+    node_process,
+    running,
+    together,
+    until,
+)
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
@@ -23,7 +32,6 @@ from s4node.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from s4node import Refusal
@@ -501,27 +509,6 @@ async def test_an_address_may_be_ipv6() -> None:
 
 
 # -- the synchronous client -----------------------------------------------------------------------
-
-
-async def in_thread(function: Callable[[], None]) -> None:
-    """Run a function in a plain thread; raise what it raised."""
-    errors: list[BaseException] = []
-    ended = trio.Event()
-    token = trio.lowlevel.current_trio_token()
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-        token.run_sync_soon(ended.set)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    await ended.wait()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -58,13 +59,16 @@ def picture(board: Board, stage: str, sent: int, total: int, rate: float) -> Ren
     """Progress, throughput and the worst routes, for a terminal."""
     head = Table.grid(padding=(0, 2))
     head.add_row("Stage", Text(stage, style="bold"))
-    head.add_row("Spark has sent", _bar(sent, total))
-    head.add_row("PEs have counted", _bar(board.complete_to, total))
+    counted = board.complete_to
+    # Spark tells what it has sent partition by partition; it cannot be less than what has arrived.
+    head.add_row("Spark has sent", _bar(max(sent, counted), total))
+    head.add_row("PEs have counted", _bar(counted, total))
     head.add_row("Throughput", f"{rate:,.0f} flights/s")
     head.add_row(
-        "PE instances", "  ".join(f"{len(board.figures[kind]):,} {kind}" for kind in KINDS)
+        "PE instances", "   ".join(f"{kind} {len(board.figures[kind]):,}" for kind in KINDS)
     )
-    return Group(head, Text(), worst_routes(board))
+    table = worst_routes(board)
+    return Group(head, Text(), table) if table.rows else head
 
 
 def worst_routes(board: Board) -> Table:
@@ -92,9 +96,14 @@ def worst_routes(board: Board) -> Table:
 def comparison(ours: dict[str, dict[str, Figures]], sparks: dict[str, dict[str, Figures]]) -> Table:
     """Both sides' figures, added up over the keys of each kind, and how many keys are equal."""
     table = Table(
-        title="Streamed by s4node, and counted by Spark in one batch", title_justify="left"
+        title="Streamed by s4node, and counted by Spark in one batch",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # seven columns have to fit into 80 characters
+        pad_edge=False,
+        show_edge=False,
     )
-    table.add_column("Over all keys")
+    table.add_column("Over\nall keys")
     for kind in KINDS:
         table.add_column(f"{kind}\ns4node", justify="right")
         table.add_column("\nSpark", justify="right")

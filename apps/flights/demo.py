@@ -1,7 +1,9 @@
 """The main job on real input: Spark to an adapter, to a node with a PE for each key, and compared.
 
 Starts the node, the adapter and the Spark program as processes, runs the board in this one, and
-ends with status 0 only if every figure equals Spark's own. Ctrl-C stops all of it.
+ends with status 0 only if every figure equals Spark's own. Ctrl-C stops all of it, and so does a
+process that ends before its time. What the processes print on standard error goes to ours, above
+the live table; their temporary files are in one folder that goes with the demo.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,19 @@ from apps.flights.board import Board, comparison, differences, picture, worst_ro
 from apps.flights.data import ROWS
 from apps.flights.events import Figures
 from s4node import Config, Container
+from s4node.errors import leaves
+from s4node.ops import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTLE_SECONDS = 20
 STOP_SECONDS = 5
+
+HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
+"""Java says so at each start about a module that Spark asks for."""
+
+
+class Failed(Exception):  # noqa: N818 - an interruption is none of our errors
+    """The demo cannot go on; its arguments are the exit status and what to say."""
 
 
 class Job:
@@ -72,41 +84,51 @@ class Job:
 async def main() -> int:
     """Run the demo; returns the exit status."""
     console = Console()
+    status = 1
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals)
+            status = await _demo(console)
+            nursery.cancel_scope.cancel()
+    except* Failed as group:
+        for failure in leaves(group):
+            status, reason = failure.args
+            console.print(reason, highlight=False, markup=False)
+    return status
+
+
+async def _demo(console: Console) -> int:
     console.print("Flights that left New York City in 2013: Spark → adapter → node → PEs → board")
-    job, status = Job(), 1
+    logging.configure("warning")
+    job = Job()
+    board = Container(job.board, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_signals, nursery.cancel_scope)
-        config = {"s4.listener.address": "tcp://127.0.0.1:0", "s4.logger_level": "warning"}
-        board = Container(job.board, Config.of(config))
         nursery.start_soon(board.run)
         await board.ready.wait()
-        with _shown(console, job) as update:
+        with _temporary_folder(), _shown(console, job) as update:
             nursery.start_soon(_refresh, update)
             await _run(job, board.address)
-        status = _compare(console, job)
         nursery.cancel_scope.cancel()
-    if nursery.cancel_scope.cancelled_caught and status == 1 and job.figures is None:
-        console.print("interrupted; all processes have been stopped")
-        return 130
-    return status
+    return _compare(console, job)
 
 
 async def _run(job: Job, board: str) -> None:
     """Start the processes, wait until every flight has been counted, stop them."""
     node = ("node", "flights", "--config", "config/flights.properties",
             "--app", "apps.flights.app", "-p", f"s4.cluster.board.address={board}")  # fmt: skip
-    async with _node(*node) as flights:
+    async with _node("flights node", *node) as flights:
         adapter = ("adapter", "adapter", "--config", "config/flights-adapter.properties",
                    "--app", "apps.flights.adapter",
                    "-p", f"s4.cluster.flights.address={flights}")  # fmt: skip
         async with (
-            _node(*adapter) as rows,
+            _node("adapter", *adapter) as rows,
             _process(sys.executable, "-m", "apps.flights.spark_main", rows) as spark,
         ):
-            async for line in _lines(spark):
+            assert spark.stdout is not None
+            async for line in _lines(spark.stdout):
                 job.hear(json.loads(line))
             if await spark.wait():
-                raise SystemExit(f"the Spark program failed with status {spark.returncode}")
+                raise _ended_early("Spark program", spark)
             job.stage = "waiting for the last reports"
             with trio.move_on_after(SETTLE_SECONDS):
                 while job.board.complete_to < job.rows:  # noqa: ASYNC110 - PEs change it
@@ -117,11 +139,15 @@ def _compare(console: Console, job: Job) -> int:
     """Print the comparison; returns the exit status."""
     assert job.figures is not None
     ours, sparks = job.board.figures, job.figures
+    console.print()
     console.print(worst_routes(job.board))
-    console.print(
-        f"{job.rows:,} flights at {job.rate:,.0f} a second, from Spark's first row to the last PE"
-    )
+    console.print()
     console.print(comparison(ours, sparks))
+    console.print()
+    console.print(
+        f"{job.rows:,} flights at {job.rate:,.0f} a second, from Spark's order to send them to the "
+        f"last report"
+    )
     wrong = differences(ours, sparks)
     for line in wrong[:20]:
         console.print(f"[red]differs:[/] {line}")
@@ -140,22 +166,46 @@ def _compare(console: Console, job: Job) -> int:
 # -- processes ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """For the temporary files of our processes: killed ones leave theirs, Spark's are large."""
+    with tempfile.TemporaryDirectory(prefix="s4node-flights-", ignore_cleanup_errors=True) as name:
+        os.environ["TMPDIR"] = name
+        yield
+
+
 @asynccontextmanager
 async def _process(*command: str) -> AsyncIterator[trio.Process]:
     """A process in a session of its own, so that Ctrl-C reaches only us; ended with the block."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     process = await trio.lowlevel.open_process(
         command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment,
         start_new_session=True,
     )
-    try:
-        yield process
-    finally:
-        with trio.CancelScope(shield=True):
-            await _end(process)
+    async with trio.open_nursery() as nursery:
+        relaying = trio.CancelScope(shield=True)  # it tells why the process ended, if it does
+        nursery.start_soon(_relay, process, relaying)
+        try:
+            yield process
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(process)
+            relaying.deadline = trio.current_time() + 1
+
+
+async def _relay(process: trio.Process, scope: trio.CancelScope) -> None:
+    """Print what the process prints on standard error; the live table makes room for it."""
+    assert process.stderr is not None
+    with scope:
+        async for line in _lines(process.stderr):
+            if line != HARMLESS:
+                print(line.decode(errors="replace"), file=sys.stderr, flush=True)
+    await trio.aclose_forcefully(process.stderr)
 
 
 async def _end(process: trio.Process) -> None:
@@ -172,35 +222,56 @@ async def _end(process: trio.Process) -> None:
 
 
 @asynccontextmanager
-async def _node(*arguments: str) -> AsyncIterator[str]:
-    """A node or adapter process; gives its address once it is ready."""
-    quiet = ("-p", "s4.listener.address=tcp://127.0.0.1:0", "-p", "s4.logger_level=warning")
-    command = (sys.executable, "-m", "s4node", *arguments, "--json", *quiet)
-    async with _process(*command) as process:
-        ready = b""
+async def _node(name: str, *arguments: str) -> AsyncIterator[str]:
+    """A node or adapter process; gives its address once it is ready. It may not end by itself."""
+    settings = ("-p", "s4.listener.address=tcp://127.0.0.1:0", "-p", "s4.logger_level=warning",
+                "-p", "s4.logger_format=console")  # fmt: skip
+    command = (sys.executable, "-m", "s4node", *arguments, "--json", *settings)
+    async with _process(*command) as process, trio.open_nursery() as nursery:
+        nursery.start_soon(_watch, name, process)
         assert process.stdout is not None
+        ready = b""
         while b"\n" not in ready:
             chunk = await process.stdout.receive_some()
             if not chunk:
-                raise SystemExit(f"{' '.join(command)} ended with status {await process.wait()}")
+                await trio.sleep_forever()  # until _watch says how it ended
             ready += chunk
         yield json.loads(ready)["address"]
+        nursery.cancel_scope.cancel()
 
 
-async def _lines(process: trio.Process) -> AsyncIterator[bytes]:
-    """The lines that the process prints, until it closes its standard output."""
-    assert process.stdout is not None
+async def _watch(name: str, process: trio.Process) -> None:
+    await process.wait()
+    raise _ended_early(name, process)
+
+
+def _ended_early(name: str, process: trio.Process) -> Failed:
+    assert process.returncode is not None
+    number = process.returncode
+    how = f"was killed by {signal.Signals(-number).name}" if number < 0 else (
+        f"ended with status {number}")  # fmt: skip
+    return Failed(1, f"FAILED: the {name} {how}; if it said why, that is above")
+
+
+async def _lines(pipe: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
+    """The lines that come out of a pipe until it is closed."""
     rest = b""
-    async for chunk in process.stdout:
+    async for chunk in pipe:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
+    if rest:
+        yield rest
 
 
-async def _watch_signals(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+async def _watch_signals(task_status: trio.TaskStatus[None]) -> None:
+    numbers = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup wants it
+        numbers.remove(signal.SIGHUP)
+    with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
         async for _ in signals:
-            scope.cancel()
+            raise Failed(130, "interrupted; all processes have been stopped")
 
 
 # -- showing -----------------------------------------------------------------------------------
@@ -211,8 +282,9 @@ class _shown:  # noqa: N801 - reads as a word in 'with'
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console, self._job = console, job
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._said = ("", -1.0)
+        self._live = Live(console=console, auto_refresh=False, transient=True,
+                          redirect_stderr=sys.stderr.isatty())  # fmt: skip
+        self._said = ("", 0, -1.0)
 
     def __enter__(self) -> Callable[[], None]:
         if not self._console.is_terminal:
@@ -225,13 +297,15 @@ class _shown:  # noqa: N801 - reads as a word in 'with'
             self._live.__exit__(*error)
 
     def _say(self) -> None:
-        job, now = self._job, time.perf_counter()
-        if job.stage != self._said[0] or now - self._said[1] > 2:
-            self._said = job.stage, now
-            self._console.print(
-                f"{job.stage}: {job.sent:,} sent, {job.board.complete_to:,} counted, "
-                f"{job.rate:,.0f} flights/s"
-            )
+        job, now, counted = self._job, time.perf_counter(), self._job.board.complete_to
+        stage, before, when = self._said
+        if job.stage != stage:
+            self._console.print(job.stage)
+        elif counted == before or now - when < 1:
+            return
+        else:
+            self._console.print(f"{counted:,} counted, {job.rate:,.0f} flights/s")
+        self._said = job.stage, counted, now
 
 
 async def _refresh(update: Callable[[], None]) -> None:

@@ -1,12 +1,14 @@
 """The Spark program: clean the flights, send them to the adapter, print Spark's own figures.
 
 Run as ``python -m apps.flights.spark_main ADDRESS``. Writes JSON lines to standard output: what it
-is doing, how many rows were sent, and at last the figures.
+is doing, how many rows were sent, and at last the figures. What Java writes there goes to standard
+error.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -38,5 +40,13 @@ def _say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
+def _keep_stdout() -> None:
+    """Keep standard output to ourselves: child processes get standard error for it."""
+    ours = os.dup(1)  # a duplicate is not inherited
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(ours, "w")
+
+
 if __name__ == "__main__":
+    _keep_stdout()
     main(sys.argv[1])

@@ -45,6 +45,7 @@ class ProducerLane:
         "_low",
         "_ruled",
         "admission",
+        "asked",
         "connection",
         "expected",
         "gap_told",
@@ -76,6 +77,7 @@ class ProducerLane:
         self.gap_told = False
         self.gap_untold = False
         self.urgent = False
+        self.asked = -1
         self.told_upto = start
         self.told_limit = start
         self.press_at = start
@@ -113,9 +115,10 @@ class ProducerLane:
     def ruling(self) -> wire.Ruling:
         """What the producer is to know now; counts as told."""
         self._before = self.limit, self.told_upto, self.told_limit, self.press_at
-        self.limit = self.admission.new_limit(self)
         self.urgent = False
         self._ruled = []
+        if self.asked <= self.safe:
+            self.asked = -1
         outcome = wire.ADMITTED
         if self.unprocessed:
             outcome = wire.REFUSED
@@ -125,6 +128,8 @@ class ProducerLane:
             self.urgent = bool(self.unprocessed) or self.gap_untold
         elif self.gap_untold:
             outcome, self.gap_untold = wire.EXPECTED, False
+        if not self.unprocessed:  # more credit only when all refusals so far have been told
+            self.limit = self.admission.new_limit(self)
         self.told()
         return wire.Ruling(
             self.partition,
@@ -160,7 +165,7 @@ class ProducerLane:
     @property
     def pressing(self) -> bool:
         """Whether the producer should hear now: it waits, or its window is a quarter used up."""
-        return self.urgent or self.safe >= self.press_at
+        return self.urgent or self.safe >= self.press_at or 0 <= self.asked <= self.safe
 
 
 class FrameReceipt:
@@ -259,7 +264,7 @@ class StreamAdmission:
             return None  # no hello yet on this connection: what was sent before it comes again
         lane.seen = now
         if data.flags & wire.ANSWER_NOW:
-            lane.urgent = True
+            lane.asked = max(lane.expected, data.first + data.count)
             self.touched(lane)
         end = data.first + data.count
         if data.first > lane.expected:
@@ -306,8 +311,9 @@ class StreamAdmission:
     def ask(self, producer: str, connection: Hashable) -> None:
         """The producer wants its verdicts now."""
         for lane in self._of(producer, connection):
-            lane.urgent = True
+            lane.asked = lane.expected  # the answer waits until what has come is processed
             lane.gap_untold = lane.gap_told  # told again: whoever asks may have missed it
+            lane.urgent = lane.urgent or lane.gap_untold
             self.touched(lane)
 
     def gone(self, connection: Hashable, now: float) -> None:

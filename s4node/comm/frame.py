@@ -273,6 +273,8 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
 def check_sections(header: Data, body: memoryview) -> str:
     """Why the sections of a data frame do not add up, or an empty text if they do."""
     sections = header.sections
+    if header.encoding not in (MSGPACK, JSON):
+        return f"no encoding {header.encoding}; 0 is msgpack, 1 is JSON"
     if len(sections) == 1 and 0 <= header.first <= MAX_NUMBER and header.partition >= 0:
         section = sections[0]
         if 0 < section.count == header.count <= section.size == len(body):

@@ -127,7 +127,7 @@ class Link:
         self._unsent = None  # the outboxes send it again
         if connected:
             self.draining = ""
-            self._control += [outbox.hello() for outbox in self.outboxes]
+            self._control += [outbox.hello() for outbox in self.outboxes if not outbox.error]
             self.wake()
         else:
             log.info("connection lost; dialling again", address=self.address)
@@ -224,8 +224,11 @@ class Link:
         before = sum(outbox.pending for outbox in self.outboxes)
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
+        room = _ENVELOPE_BYTES
         for outbox in self.outboxes if not self.draining else ():
-            frames += outbox.frames(_ENVELOPE_BYTES, now_ms)
+            made = outbox.frames(room, now_ms) if room > 0 else []
+            frames += made
+            room -= sum(map(len, made))
         if frames:
             left = before - sum(outbox.pending for outbox in self.outboxes)
             self._coalescer.flushed(left, time.perf_counter())

@@ -29,7 +29,9 @@ from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 log = structlog.get_logger("s4node.listener")
 
 _DRAIN_SECONDS = 0.002
-_MAX_ANSWERS = 256
+_MAX_ANSWER_BYTES = 4 << 20
+_VERDICT_BYTES = 1 << 20
+_RETRY_SECONDS = 0.005
 
 
 class FrameHandler(Protocol):
@@ -60,6 +62,7 @@ class Connection:
         self.pressing: dict[ProducerLane, None] = {}
         self.due = 0.0
         self.answers: deque[bytes] = deque()
+        self._answer_bytes = 0
         self.arrived = trio.Event()
         self.ended = trio.Event()
         self.silent = trio.Event()
@@ -77,8 +80,9 @@ class Connection:
 
     def answer(self, frame: bytes) -> None:
         """Send a frame soon, before any verdict."""
-        if len(self.answers) >= _MAX_ANSWERS:
-            return  # a peer that asks without reading; it will ask again
+        if self._answer_bytes > _MAX_ANSWER_BYTES:
+            return  # a peer that asks without reading
+        self._answer_bytes += len(frame)
         self.answers.append(frame)
         self._listener.has_news(self)
 
@@ -111,9 +115,15 @@ class Connection:
         if not lanes and not self.answers:
             return self.due if self.dirty else None
         by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
-        for lane in lanes:
+        size = 0
+        for number, lane in enumerate(lanes):
             ruling = lane.ruling()
             by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
+            if size > _VERDICT_BYTES:  # the other lanes go with the next envelope
+                self.pressing |= dict.fromkeys(lanes[number + 1 :])
+                del lanes[number + 1 :]
+                break
         frames = [
             *self.answers,
             *(
@@ -124,8 +134,9 @@ class Connection:
         if not self._send(frames):
             for lane in lanes:
                 lane.untold()
-            return now + self._listener.verdict_delay
+            return now + _RETRY_SECONDS
         self.answers.clear()
+        self._answer_bytes = 0
         for lane in lanes:
             if not lane.urgent:
                 self.dirty.pop(lane, None)

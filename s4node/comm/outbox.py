@@ -152,6 +152,8 @@ class Outbox:
 
     def declare_json(self, declaration: TypeDecl) -> None:
         """Send JsonText from now on, to be read as the node's type ``declaration``."""
+        if self._types.keys() - {JsonText}:
+            raise EventError(f"stream {self.stream!r} already carries events that are no texts")
         self._types[JsonText] = JsonType(declaration)
         if self.answer is not None:
             self._set_routing(self.answer)
@@ -231,6 +233,10 @@ class Outbox:
             self.lanes = [Lane(partition) for partition in range(answer.partitions)]
             self._set_routing(answer)
         self.answer = answer
+        if JsonText in self._types:  # the node may have come back with another version
+            for declared in answer.types:
+                if declared.name == self._types[JsonText].name:
+                    self._types[JsonText] = JsonType(declared)
         limit = answer.headers.get(wire.MAX_FRAME_BYTES)
         self._node_frame_bytes = limit if isinstance(limit, int) else 0
         for position in answer.positions:

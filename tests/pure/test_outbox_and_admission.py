@@ -777,12 +777,16 @@ def test_a_ruling_that_could_not_be_sent_is_said_again_whole() -> None:
     assert lane.ruling().outcome == wire.EXPECTED
 
 
-def test_a_producer_that_waits_is_answered_now() -> None:
+def test_a_producer_that_waits_is_answered_once_what_it_sent_is_processed() -> None:
     admission, ears = admission_of(100)
     greet(admission)
     lane = admission.lanes["p", 0]
     assert not lane.pressing
-    admitted(admission, 0, 1, flags=wire.ANSWER_NOW)
+    receipt = admission.admit(data(0, 1, flags=wire.ANSWER_NOW), NODE, 0.0)
+    assert ears.taken() == [("p", 0)]
+    assert not lane.pressing
+    assert receipt is not None
+    receipt.done()
     assert ears.taken() == [("p", 0)]
     assert lane.pressing
     lane.ruling()

@@ -1,0 +1,641 @@
+"""The ``s4`` command, always as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from harness import (
+    ANY_PORT,
+    NodeProcess,
+    environment,
+    free_port,
+    node_process,
+    run_s4,
+    s4,
+    s4_process,
+    until,
+)
+
+from s4node import Client, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+HELLO = """\
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): print(f"Hello {event.name}!")
+app = App("hello")
+app.create_input_stream("names", app.create_pe(Hello), key="name")
+"""
+
+COUNTER = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click): self.clicks += 1; print(self.key, self.clicks)
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+DIVIDE = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+    n: int
+class Divide(ProcessingElement):
+    def on_event(self, click: Click):
+        print(100 // click.n)
+app = App("divider")
+app.create_input_stream("clicks", app.create_pe(Divide), key="user")
+"""
+
+SLOW = """\
+import trio
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+    n: int
+class Slow(ProcessingElement):
+    async def on_event(self, click: Click):
+        await trio.sleep(0.001)
+        print(click.n)
+class Slowly(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Slow), key="user")
+    def on_close(self):
+        print("closed")
+"""
+
+STUCK = """\
+import time, trio
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+    n: int
+class Stuck(ProcessingElement):
+    {kind} on_event(self, click: Click):
+        print("began")
+        {wait}
+app = App("stuck")
+app.create_input_stream("clicks", app.create_pe(Stuck), key="user")
+"""
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with apps in it, which is not the repository's."""
+    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE), ("slow", SLOW)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+async def send(
+    folder: Path, node: NodeProcess, stream: str, lines: str | bytes, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    stdin = lines if isinstance(lines, bytes) else lines.encode()
+    return await run_s4("send", stream, "--to", node.address, *arguments, cwd=folder, stdin=stdin)
+
+
+def logs(node: NodeProcess) -> list[dict[str, object]]:
+    """The lines of stderr that are JSON objects."""
+    return [json.loads(line) for line in node.stderr if line.startswith("{")]
+
+
+def only_process_of_its_group_is_gone(node: NodeProcess) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.killpg(node.pid, 0)
+
+
+# -- running and sending --------------------------------------------------------------------------
+
+
+async def test_hello_in_five_lines(folder: Path) -> None:
+    assert len(HELLO.splitlines()) == 5
+    async with node_process("hello.py", cwd=folder) as node:
+        assert node.stderr[-2:] == [
+            f"hello runs at {node.address} (Ctrl-C stops it)",
+            f"  send events:  s4 send names --to {node.address}",
+        ]
+        done = await send(folder, node, "names", '{"name": "joe"}\n{"name": "ann"}\n')
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == "names: 2 admitted\n"
+        await until(lambda: node.stdout == ["Hello joe!", "Hello ann!"])
+
+
+async def test_a_keyed_count_in_eight_lines_on_several_partitions(folder: Path) -> None:
+    assert len(COUNTER.splitlines()) == 8
+    async with node_process("counter.py", "--partitions", "4", cwd=folder) as node:
+        users = ["joe", "ann", "joe", "bob", "joe", "ann"]
+        lines = "".join(f'{{"user": "{user}"}}\n' for user in users)
+        done = await send(folder, node, "clicks", lines)
+        assert done.returncode == 0, done.stderr
+        await until(lambda: len(node.stdout) == 6)
+        assert sorted(node.stdout) == ["ann 1", "ann 2", "bob 1", "joe 1", "joe 2", "joe 3"]
+
+
+async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Path) -> None:
+    lines = (
+        b'{"user": "ann", "n": 1}\n'
+        b"rubbish\n"
+        b"\n"
+        b"[1]\r\n"
+        b'{"user": "ann", "n": "two"}\n'
+        b'{"user": "ann"}\n'
+        b'{"user": "\xff\xfe", "n": 3}\n'
+        b'{"user": "ann", "n": 4} trailing\n'
+        b'{"user": "ann", "n": 5, "unknown": 1}\n'
+        b'{"n": 1, "user": ' + b"[" * 50_000 + b"\n"
+        b'  {"n": 50, "user": "ann"}  \r\n'
+        b'{"user": "ann", "n": 25}'
+    )
+    async with node_process("divide.py", cwd=folder) as node:
+        done = await send(folder, node, "clicks", lines)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        for told in (
+            "line 2 is no JSON object: ",
+            "line 4 is no JSON object: ",
+            "line 8 is no JSON object: ",
+            "line 10 is no JSON object: ",
+            "Click does not decode: Expected `int`, got `str` - at `$.n`",
+            "Click does not decode: Object missing required field `n`",
+            "Click does not decode: Object contains unknown field `unknown`",
+        ):
+            assert told in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "clicks: 3 admitted" in done.stderr.splitlines()[-1]
+        await until(lambda: node.stdout == ["100", "2", "4"])
+
+
+async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
+    async with node_process("divide.py", cwd=folder) as node:
+        lines = '{"user": "ann", "n": 1}\nrubbish\n{"user": "ann"}\n'
+        done = await send(folder, node, "clicks", lines, "--json")
+        assert done.returncode == 1
+        assert json.loads(done.stdout) == {
+            "stream": "clicks",
+            "admitted": 1,
+            "shed": 0,
+            "refused": 1,
+            "unsent": 0,
+            "pending": 0,
+            "bad lines": 1,
+        }
+
+
+async def test_nothing_to_send_is_no_failure(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        done = await send(folder, node, "names", "")
+        assert (done.returncode, done.stderr) == (0, "names: nothing sent\n")
+
+
+async def test_sending_to_a_stream_that_is_none_names_those_that_are(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        done = await send(folder, node, "nams", '{"name": "joe"}\n')
+        assert done.returncode == 1
+        assert "no input stream 'nams'; its input streams: names" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+async def test_sending_to_nobody_is_told_in_time(folder: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = ("send", "names", "--to", address, "--timeout", "0.3")
+    done = await run_s4(*command, cwd=folder, stdin=b'{"name": "joe"}\n')
+    assert done.returncode == 1
+    assert f"{address}: no answer within 0.3 s; is the node running?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
+    done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "s4: 'nonsense' is no address; write tcp://host:port\n"
+
+
+async def test_an_adapter_process_feeds_a_node_process(folder: Path) -> None:
+    (folder / "lines.py").write_text("""\
+from s4node import AdapterApp, Event
+class Click(Event):
+    user: str
+class Lines(AdapterApp):
+    remote_stream_key_finder = "user"
+    def on_start(self): self.start_soon(self.feed)
+    async def feed(self):
+        for n in range(100):
+            await self.remote_stream.send(Click(self.parameters["user"]))
+""")
+    command = (
+        "node",
+        "clicks-cluster",
+        "--app",
+        "counter.py",
+        "-p",
+        f"s4.listener.address={ANY_PORT}",
+    )
+    async with s4_process(*command, cwd=folder) as node:
+        settings = {
+            "s4.listener.address": ANY_PORT,
+            "s4.adapter.output.stream": "clicks",
+            "s4.stream.clicks.consumers": "clicks-cluster",
+            "s4.cluster.clicks-cluster.address": node.address,
+            "s4.app.user": "ann",
+        }
+        (folder / "lines.properties").write_text(
+            "".join(f"{key} = {value}\n" for key, value in settings.items())
+        )
+        arguments = ("adapter", "lines", "--app", "lines.py", "--config", "lines.properties")
+        async with s4_process(*arguments, cwd=folder) as adapter:
+            await until(lambda: len(node.stdout) == 100)
+            adapter.signal(signal.SIGTERM)
+            assert await adapter.wait() == 0
+        assert node.stdout == [f"ann {n}" for n in range(1, 101)]
+
+
+# -- stopping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_drains_and_ends_with_status_0_and_nothing_left(
+    folder: Path, number: signal.Signals
+) -> None:
+    async with node_process("slow.py", cwd=folder) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many([Click("ann", n) for n in range(500)])
+        await until(lambda: len(node.stdout) > 10)
+        node.signal(number)
+        assert await node.wait() == 0
+        assert node.stdout[-1] == "closed"
+        done = len(node.stdout) - 1
+        assert node.stdout[:-1] == [str(n) for n in range(done)]
+        await until(lambda: clicks.counts["admitted"] == done)
+        only_process_of_its_group_is_gone(node)
+        client.abandon()
+    assert not [line for line in node.stderr if "Traceback" in line]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wait"),
+    [
+        ("async def", "await trio.sleep_forever()"),
+        ("def", "time.sleep(1000)"),
+        ("def", "exec('while True: pass')"),
+    ],
+    ids=["async", "blocked", "busy"],
+)
+async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
+    folder: Path, kind: str, wait: str
+) -> None:
+    (folder / "stuck.py").write_text(STUCK.format(kind=kind, wait=wait))
+    async with node_process("stuck.py", cwd=folder) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send(Click("ann", 1))
+        await until(lambda: node.stdout == ["began"])
+        node.signal(signal.SIGINT)
+        with trio.move_on_after(0.3):
+            await node.wait()
+        assert node.process.returncode is None
+        node.signal(signal.SIGINT)
+        with trio.fail_after(10):
+            assert await node.wait() == 130
+        only_process_of_its_group_is_gone(node)
+        client.abandon()
+
+
+async def test_a_node_that_is_idle_ends_within_a_second(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        node.signal(signal.SIGTERM)
+        began = trio.current_time()
+        assert await node.wait() == 0
+        assert trio.current_time() - began < 1
+
+
+async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        process = await trio.lowlevel.open_process(
+            s4("send", "names", "--to", node.address),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=folder,
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        await process.stdin.send_all(b'{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["Hello joe!"])
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(10):
+            assert await process.wait() == 130
+        assert b"Traceback" not in await process.stderr.receive_some()
+        await process.stdin.aclose()
+        await process.stderr.aclose()
+
+
+# -- failing --------------------------------------------------------------------------------------
+
+
+async def test_a_pe_that_raises_ends_the_node_with_status_1_and_everything_named(
+    folder: Path,
+) -> None:
+    async with (
+        node_process("divide.py", cwd=folder) as node,
+        Client(node.address, producer="web") as client,
+    ):
+        clicks = await client.stream("clicks")
+        await clicks.send_many([Click("ann", 1), Click("bob", 2), Click("ann", 0)])
+        assert await node.wait() == 1
+        client.abandon()
+    assert node.stdout == ["100", "50"]
+    assert 'divide.py", line 7, in on_event' in node.errors
+    last = node.stderr[-1]
+    assert last.startswith("s4: Divide of app 'divider' raised ZeroDivisionError: ")
+    assert "key 'ann', event at clicks[0]@web:2." in last
+    assert "site-packages/trio" not in node.errors
+
+
+async def test_a_port_in_use_is_told_and_ends_with_status_2(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        done = await run_s4("run", "hello.py", "--listen", address, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"s4: cannot listen on {address}: Address already in use; is another node running there? "
+        f"choose another s4.listener.address"
+    )
+    assert "Traceback" not in done.stderr
+
+
+SYNTAX = "from s4node import App\napp = App('x'\nprint(1)\n"
+TWO_STREAMS = HELLO + 'app.create_input_stream("names", key="name")\n'
+NO_KEY = HELLO.replace(', key="name"', "")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "told"),
+    [
+        (None, "app.py", "no file app.py; give a Python file or package.module:App"),
+        (None, "no.such.module", "no module 'no.such.module': "),
+        (SYNTAX, "app.py", "app.py:2: '(' was never closed"),
+        ("x = 1\n", "app.py", "app.py has no App object and no App class"),
+        (HELLO + "other = App('other')\n", "app.py", "has several apps: name one as app.py:app"),
+        (HELLO, "app.py:ap", "app.py has no 'ap'; it has: App, app"),
+        (HELLO, "app.py:Hello", "app.py:Hello is not an App object or class"),
+        (TWO_STREAMS, "app.py", "app 'hello' has a stream 'names' already"),
+        (NO_KEY, "app.py", "stream 'names' has no key, so 'Hello' would never get an instance"),
+        ("import helper\n", "app.py", "helper.py:1: invalid syntax"),
+        ("import helper\n", "app", "helper.py:1: invalid syntax"),
+    ],
+    ids=[
+        "no file",
+        "no module",
+        "syntax",
+        "no app",
+        "several apps",
+        "no such name",
+        "no app of that name",
+        "a declaration",
+        "the graph",
+        "syntax of an import",
+        "syntax of a module's import",
+    ],
+)
+async def test_an_app_that_cannot_start_is_told_in_a_line_and_ends_with_status_2(
+    tmp_path: Path, text: str | None, target: str, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / "app.py").write_text(text)
+        (tmp_path / "helper.py").write_text("def (\n")
+    done = await run_s4("run", target, "--listen", ANY_PORT, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert done.stderr.startswith("s4: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+async def test_an_app_file_that_raises_shows_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("value = 1\nvalue / 0\n")
+    done = await run_s4("run", "app.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert 'app.py", line 2, in <module>' in done.stderr
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
+    done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "s4: hello.py is no AdapterApp; run it with 's4 run' or 's4 node'\n"
+
+
+# -- help, logs, configuration --------------------------------------------------------------------
+
+COMMANDS = ["run", "node", "adapter", "send", "bench", "config"]
+
+
+async def test_the_help_lists_every_command_and_each_has_an_example(tmp_path: Path) -> None:
+    whole = await run_s4("--help", cwd=tmp_path)
+    assert whole.returncode == 0
+    assert "example: s4 run hello.py" in whole.stdout
+    listed = [line.split()[0] for line in whole.stdout.splitlines() if line.startswith("    ")]
+    assert [name for name in listed if name.isalpha()] == COMMANDS
+    for command in COMMANDS:
+        told = await run_s4(command, "--help", cwd=tmp_path)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert "example: " in told.stdout
+        assert f"s4 {command}" in told.stdout.partition("example: ")[2].replace("\n", " ")
+
+
+async def test_a_command_that_is_none_and_no_command_at_all_end_with_status_2(
+    tmp_path: Path,
+) -> None:
+    nothing = await run_s4(cwd=tmp_path)
+    assert (nothing.returncode, nothing.stdout[:9]) == (2, "usage: s4")
+    wrong = await run_s4("rum", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "invalid choice: 'rum'" in wrong.stderr
+
+
+def test_the_help_is_there_within_three_tenths_of_a_second(tmp_path: Path) -> None:
+    def once() -> float:
+        began = time.perf_counter()
+        subprocess.run(
+            s4("--help"), check=True, capture_output=True, cwd=tmp_path, env=environment()
+        )
+        return time.perf_counter() - began
+
+    assert min(once() for _ in range(5)) < 0.3
+
+
+async def test_logs_are_json_lines_where_nobody_sits(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        stranger = await trio.open_tcp_stream("127.0.0.1", int(node.address.rsplit(":", 1)[1]))
+        await until(lambda: len(logs(node)) == 2)  # the stranger has had its second
+        await stranger.aclose()
+        node.signal(signal.SIGTERM)
+        await node.wait()
+    first, second = logs(node)
+    assert (first["event"], first["level"], first["app"]) == ("running", "info", "hello")
+    assert first["address"] == node.address
+    assert (second["level"], second["event"]) == (
+        "warning",
+        "a peer does not speak the protocol; closed",
+    )
+    others = [line for line in node.stderr if not line.startswith("{")]
+    assert others == [
+        f"hello runs at {node.address} (Ctrl-C stops it)",
+        f"  send events:  s4 send names --to {node.address}",
+    ]
+
+
+async def test_logs_are_for_people_at_a_terminal(folder: Path) -> None:
+    ours, theirs = os.openpty()
+    try:
+        process = await trio.lowlevel.open_process(
+            s4("run", "hello.py", "--listen", ANY_PORT),
+            stderr=theirs,
+            stdout=subprocess.DEVNULL,
+            env=environment(NO_COLOR="1"),
+            cwd=folder,
+        )
+        os.close(theirs)
+        text = b""
+        with trio.fail_after(20):
+            while b"send events" not in text:
+                text += await trio.to_thread.run_sync(os.read, ours, 4096)
+        assert b"[info     ] running" in text
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(20):
+            while b"draining; once more to stop at once" not in text:
+                text += await trio.to_thread.run_sync(os.read, ours, 4096)
+            assert await process.wait() == 0
+    finally:
+        os.close(ours)
+
+
+async def test_config_check_tells_all_mistakes_together_with_their_places(tmp_path: Path) -> None:
+    (tmp_path / "one.properties").write_text(
+        "s4.cluster.partitions = many\ns4.sender.maxframebytes = 5000\nnonsense\n"
+    )
+    (tmp_path / "two.properties").write_text("s4.comm.timeout = -1\n")
+    files = ("one.properties", "two.properties", "three.properties")
+    done = await run_s4("config", "check", *files, "-p", "s4.hasher=md5", cwd=tmp_path)
+    assert done.returncode == 2
+    lines = done.stderr.removeprefix("s4: ").splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("one.properties:1: s4.cluster.partitions = 'many' is not a whole")
+    assert "one.properties:2: unknown key 's4.sender.maxframebytes'" in lines[1]
+    assert "did you mean 's4.sender.maxFrameBytes'?" in lines[1]
+    assert lines[2].startswith("one.properties:3: 'nonsense' has no '='")
+    assert lines[3].startswith("two.properties:1: s4.comm.timeout = '-1' is out of bounds")
+    assert lines[4].startswith("three.properties: cannot be read")
+    assert lines[5].startswith("command line: s4.hasher = 'md5' is neither")
+
+
+async def test_config_check_is_quiet_about_what_is_right(tmp_path: Path) -> None:
+    (tmp_path / "one.properties").write_text("s4.cluster.partitions = 4\n")
+    done = await run_s4("config", "check", "one.properties", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+async def test_config_show_tells_each_value_and_where_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "one.properties").write_text("s4.cluster.partitions = 4\n")
+    command = ("config", "show", "one.properties", "-p", "s4.cluster.name=east")
+    done = await run_s4(*command, cwd=tmp_path)
+    assert done.returncode == 0
+    lines = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
+    assert lines["s4.cluster.partitions"].split() == ["4", "#", "one.properties:1"]
+    assert lines["s4.cluster.name"].split() == ["east", "#", "command", "line"]
+    assert lines["s4.hasher"].strip() == "crc32"
+    told = await run_s4(*command, "--json", cwd=tmp_path)
+    entries = {entry["key"]: entry for entry in json.loads(told.stdout)}
+    assert entries["s4.cluster.partitions"] == {
+        "key": "s4.cluster.partitions",
+        "value": "4",
+        "origin": "one.properties:1",
+    }
+
+
+async def test_config_default_prints_the_file_of_the_repository(tmp_path: Path) -> None:
+    from harness import ROOT
+
+    done = await run_s4("config", "default", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == (ROOT / "default.s4.comm.properties").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--partitions", "0"], "command line: s4.cluster.partitions = '0' is out of bounds"),
+        (["--listen", "here"], "command line: s4.listener.address = 'here'"),
+        (["-p", "s4.comm.timeout"], "-p s4.comm.timeout: write KEY=VALUE"),
+        (["-p", "s4.com.timeout=1"], "did you mean 's4.comm.timeout'?"),
+        (["--config", "no.properties"], "no.properties: cannot be read"),
+    ],
+)
+async def test_wrong_settings_end_run_with_status_2(
+    folder: Path, arguments: Sequence[str], told: str
+) -> None:
+    done = await run_s4("run", "hello.py", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["file", "absolute", "module", "named"])
+async def test_an_app_runs_from_any_folder_and_finds_its_neighbours(
+    tmp_path: Path, target: str
+) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (package / "__init__.py").touch()
+    neighbour = (
+        "from shop.words import GREETING" if target == "module" else "from words import GREETING"
+    )
+    (package / "words.py").write_text('GREETING = "Good day"\n')
+    (package / "app.py").write_text(f"{neighbour}\n{HELLO}".replace("Hello {", "{GREETING} {"))
+    found, cwd = {
+        "file": ("shop/app.py", tmp_path),
+        "absolute": (str(package / "app.py"), elsewhere),
+        "module": ("shop.app", tmp_path),
+        "named": ("../shop/app.py:app", elsewhere),
+    }[target]
+    async with node_process(found, cwd=cwd) as node:
+        done = await send(elsewhere, node, "names", '{"name": "joe"}\n')
+        assert done.returncode == 0
+        await until(lambda: node.stdout == ["Good day joe!"])
+
+
+def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "s4node", "--version"],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert done.stdout.startswith(b"s4node 0.")
