@@ -397,7 +397,7 @@ NO_KEY = HELLO.replace(', key="name"', "")
         (SYNTAX, "app.py", "app.py:2: '(' was never closed"),
         ("x = 1\n", "app.py", "app.py has no App object and no App class"),
         (HELLO + "other = App('other')\n", "app.py", "has several apps: name one as app.py:app"),
-        (HELLO, "app.py:ap", "app.py has no 'ap'; it has: App, app"),
+        (HELLO, "app.py:ap", "app.py has no 'ap'; it has: app"),
         (HELLO, "app.py:Hello", "app.py:Hello is not an App object or class"),
         (TWO_STREAMS, "app.py", "app 'hello' has a stream 'names' already"),
         (NO_KEY, "app.py", "stream 'names' has no key, so 'Hello' would never get an instance"),

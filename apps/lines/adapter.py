@@ -12,7 +12,7 @@ from __future__ import annotations
 import structlog
 import trio
 
-from s4node import AdapterApp, GenericEvent
+from s4node import AdapterApp, GenericEvent, S4Error
 
 log = structlog.get_logger("apps.lines")
 
@@ -33,7 +33,13 @@ class LineAdapter(AdapterApp):
 
     async def on_start(self) -> None:
         """Listen; from here on lines are taken."""
-        listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        try:
+            listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        except OSError as error:
+            raise S4Error(
+                f"the line adapter cannot listen on {self.host}:{self.port}: "
+                f"{error.strerror or error}; choose another s4.app.port"
+            ) from error
         self.port = listeners[0].socket.getsockname()[1]
         log.info("taking lines", host=self.host, port=self.port)
         self.start_soon(self._serve, listeners)

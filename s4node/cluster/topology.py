@@ -22,12 +22,17 @@ class Topology:
 
     def consumers(self, stream: str) -> dict[str, str]:
         """Name and address of each cluster that consumes ``stream``; empty if there is none."""
-        found = {}
+        found: dict[str, str] = {}
         for cluster in self._consumers.get(stream, ()):
             if cluster not in self._addresses:
                 raise ConfigError(
                     f"stream {stream!r} is consumed by cluster {cluster!r}, whose address is not "
                     f"known; set s4.cluster.{cluster}.address = tcp://host:port"
+                )
+            if self._addresses[cluster] in found.values():
+                raise ConfigError(
+                    f"stream {stream!r} has two consumers at {self._addresses[cluster]}; events "
+                    f"would come there twice: name it once in s4.stream.{stream}.consumers"
                 )
             found[cluster] = self._addresses[cluster]
         return found

@@ -21,7 +21,15 @@ import trio
 
 from s4node.comm.link import Link
 from s4node.comm.outbox import Outbox, Refusal
-from s4node.errors import ConnectionRefused, EventError, StageClosed, WouldBlock, leaves
+from s4node.errors import (
+    ConnectionRefused,
+    EventError,
+    S4Error,
+    StageBroken,
+    StageClosed,
+    WouldBlock,
+    leaves,
+)
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 from s4node.schema import TypeDecl
@@ -148,8 +156,21 @@ class Client:
         return stream
 
     async def flush(self) -> list[Refusal]:
-        """Wait until every event has its verdict; returns what was refused or shed."""
-        return [r for stream in list(self._streams.values()) for r in await stream.flush()]
+        """Wait until every event has its verdict; returns what was refused or shed.
+
+        Raises what a stream's ``flush`` raised, but only when the other streams are done, too.
+        """
+        refusals: list[Refusal] = []
+        failure: S4Error | None = None
+        for stream in list(self._streams.values()):
+            try:
+                refusals += await stream.flush()
+            except S4Error as error:
+                failure = failure or error
+        if failure is not None:
+            warn_of(refusals)
+            raise failure
+        return refusals
 
     def _heard(self) -> None:
         self._news.unpark_all()
@@ -263,18 +284,25 @@ class ClientStream:
     async def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; returns what was refused or shed.
 
-        Raises EventError if the node turned the stream down meanwhile.
+        Raises EventError if the node turned the stream down meanwhile, and StageBroken if it was
+        away for longer than the client's ``timeout``; what has no verdict is then still kept.
         """
         outbox = self._outbox
         await trio.lowlevel.checkpoint()
         self._link.hurry()
-        asked = trio.current_time()
+        asked_last = not outbox.pending
         while outbox.unsettled and not outbox.error:
-            with trio.move_on_after(1):
+            with trio.move_on_after(1) as second:
                 await self._news.park()
-            if not outbox.pending or trio.current_time() - asked > 1:
-                asked = trio.current_time()
+            if second.cancelled_caught or not (asked_last or outbox.pending):
+                asked_last = not outbox.pending
                 self._link.hurry()
+            if self._link.away > self._client.timeout:
+                raise StageBroken(
+                    f"stream {self.name!r}: nobody answers at {self._client.address} for "
+                    f"{self._client.timeout:g} s; {outbox.unsettled} events have no verdict. "
+                    f"Start the node and flush again"
+                )
         self._check()
         return outbox.take_refusals()
 

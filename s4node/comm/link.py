@@ -26,6 +26,7 @@ from s4node.errors import RemoteFrameError, StageBroken
 log = structlog.get_logger("s4node.link")
 
 _ENVELOPE_BYTES = 131_072
+_PATIENCE_SECONDS = 5.0
 
 
 class Link:
@@ -49,6 +50,7 @@ class Link:
         self.on_news = on_news
         self._max_bytes = max_bytes
         self._socket: PairSocket | None = None
+        self._away_since = time.monotonic()
         self._control: list[bytes] = []
         self._unsent: bytes | None = None
         self._work = trio.lowlevel.ParkingLot()
@@ -62,6 +64,11 @@ class Link:
     def connected(self) -> bool:
         """Whether the peer is there now."""
         return self._socket is not None and self._socket.connected
+
+    @property
+    def away(self) -> float:
+        """Seconds since the peer was last there; 0 while it is."""
+        return 0.0 if self.connected else time.monotonic() - self._away_since
 
     def add(self, outbox: Outbox) -> None:
         """Carry this outbox, too."""
@@ -90,12 +97,14 @@ class Link:
     def hurry(self) -> None:
         """Send what waits without gathering more, and ask for verdicts."""
         self._hurry = True
-        self._control += [outbox.ask() for outbox in self.outboxes if outbox.opened]
+        if not self.draining:
+            self._control += [outbox.ask() for outbox in self.outboxes if outbox.opened]
         self.wake()
 
     def finish(self) -> None:
         """Tell the node that nothing more will come on any stream."""
-        self._control += [outbox.end_of_stream() for outbox in self.outboxes if outbox.opened]
+        if not self.draining:
+            self._control += [box.end_of_stream() for box in self.outboxes if box.opened]
         self._hurry = True
         self.wake()
 
@@ -116,6 +125,7 @@ class Link:
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._warn)
                 nursery.start_soon(self._read)
                 nursery.start_soon(self._write)
         finally:
@@ -130,11 +140,18 @@ class Link:
             self._control += [outbox.hello() for outbox in self.outboxes if not outbox.error]
             self.wake()
         else:
+            self._away_since = time.monotonic()
             log.info("connection lost; dialling again", address=self.address)
         for outbox in self.outboxes:
             outbox.disconnected()
         self._sent.unpark_all()
         self.on_news()
+
+    async def _warn(self) -> None:
+        """Say it, once, if the peer is not there at the start."""
+        await trio.sleep(_PATIENCE_SECONDS)
+        if self.away >= _PATIENCE_SECONDS:
+            log.warning("nobody answers; dialling on", address=self.address)
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -171,7 +188,7 @@ class Link:
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)
                 for outbox in self.outboxes:
-                    if not outbox.opened:  # it was the hello, and no other answer will come
+                    if outbox.answer is None:  # it was the hello; no other answer will come
                         outbox.error = outbox.error or header.error
             for outbox in self.outboxes:
                 if outbox.stream == header.stream:
@@ -210,7 +227,10 @@ class Link:
             return 0
         if self.draining:
             return None
+        before = sum(outbox.pending for outbox in self.outboxes)
         sendable = sum(outbox.sendable for outbox in self.outboxes)
+        if sum(outbox.pending for outbox in self.outboxes) < before:
+            self.on_news()  # events without a key were refused here, which made room
         if not sendable:
             self._hurry = False
             return None
@@ -229,13 +249,13 @@ class Link:
             made = outbox.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
+        left = before - sum(outbox.pending for outbox in self.outboxes)
         if frames:
-            left = before - sum(outbox.pending for outbox in self.outboxes)
             self._coalescer.flushed(left, time.perf_counter())
             self._unsent = wire.envelope(frames)
             self._push()
-            if left:
-                self.on_news()  # there is room for senders that wait
+        if left:
+            self.on_news()  # there is room for senders that wait
 
     def _push(self) -> None:
         """Give the socket the envelope that waits for it, if it takes it."""

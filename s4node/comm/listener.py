@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import errno
 import socket as stdlib
 import time
 from collections import Counter, deque
@@ -198,9 +199,10 @@ class Listener:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
+            hint = "is another node running there? " if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(
-                f"cannot listen on {self.address}: {error.strerror or error}; is another node "
-                f"running there? choose another s4.listener.address"
+                f"cannot listen on {self.address}: {error.strerror or error}; {hint}choose another "
+                f"s4.listener.address"
             ) from error
         actual = listeners[0].socket.getsockname()[1]
         self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"

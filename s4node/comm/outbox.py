@@ -119,6 +119,7 @@ class Outbox:
         self.max_frame_events = max_frame_events
         self.max_frame_bytes = max_frame_bytes
         self.opened = False
+        self._fits = max_frame_events
         self.error = ""
         self.answer: wire.Hello | None = None
         self.refusals: list[Refusal] = []
@@ -405,7 +406,7 @@ class Outbox:
 
     def _encode(self, lane: Lane, count: int, now_ms: int, flags: int) -> bytes | None:
         """The lane's next ``count`` events as one kept frame; None if its only one was refused."""
-        events = lane.pending[:count]
+        events = lane.pending[: min(count, self._fits)]
         count = len(events)
         try:
             encoding, sections, order, body = self._sections(events)
@@ -415,8 +416,10 @@ class Outbox:
             self._drop_first(lane, str(error))
             return None
         if len(body) > self.max_frame_bytes:
-            if count > 1:
-                return self._encode(lane, count // 2, now_ms, flags)
+            if count > 1:  # try what would have fitted, a little less to be sure
+                fits = count * self.max_frame_bytes * 9 // (len(body) * 10)
+                self._fits = max(1, min(fits, count - 1))
+                return self._encode(lane, self._fits, now_ms, flags)
             self._drop_first(
                 lane,
                 f"the event takes {len(body)} bytes, over the frame limit of "
@@ -452,6 +455,8 @@ class Outbox:
         del lane.pending[:count]
         self._ready_events -= count
         lane.next_number = first + count
+        if self._fits < self.max_frame_events:  # large events lately: grow back step by step
+            self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)
         lane.kept.append(Kept(first, first + count, data))
         lane.cursor += 1
         return data

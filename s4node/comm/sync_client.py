@@ -189,8 +189,10 @@ class SyncStream:
         self._stream._admit(events)
 
     def _taken(self) -> list[Any]:
-        waiting = self._waiting
-        return [waiting.popleft() for _ in range(len(waiting))]
+        taken = []
+        while self._waiting:  # until it is empty: the next append then sees that it is the first
+            taken.append(self._waiting.popleft())
+        return taken
 
     def _pull(self) -> None:
         """Take what waits, without waiting for room; later calls wait if there is none."""

@@ -36,7 +36,7 @@ from s4node.container.loop import EventLoop
 from s4node.container.port import InputPort
 from s4node.container.task import Task, TaskStatistics
 from s4node.container.watchdog import Watchdog
-from s4node.errors import ProcessingError, WouldBlock
+from s4node.errors import GraphError, ProcessingError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 from s4node.keys import Partitioner, hasher_named
@@ -114,13 +114,15 @@ class Container:
                 async with trio.open_nursery() as inner:
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
-                    async with trio.open_nursery() as sources:
-                        self.app.spawn = partial(self._spawn, sources)
-                        await self._start()
-                        await self._stopping.wait()
-                        sources.cancel_scope.cancel()
-                    self._stop_accepting()
-                    with trio.move_on_after(grace) as patience:
+                    patience = trio.CancelScope()
+                    with patience:
+                        async with trio.open_nursery() as sources:
+                            self.app.spawn = partial(self._spawn, sources)
+                            sources.start_soon(self._start)
+                            await self._stopping.wait()
+                            patience.deadline = trio.current_time() + grace
+                            sources.cancel_scope.cancel()
+                        self._stop_accepting()
                         self.loop.drain()
                         await loop_ended.wait()
                         await self._settle()
@@ -131,7 +133,11 @@ class Container:
                             "not drained in time", seconds=grace, setting="task.shutdown.ms"
                         )
                     inner.cancel_scope.cancel()
-            await _maybe(self.app.on_close())
+            left = patience.deadline - trio.current_time()
+            with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
+                await self._hook("on_close", self.app.on_close)
+            if closing.cancelled_caught:
+                log.warning("on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
     async def _init(self) -> None:
@@ -140,17 +146,32 @@ class Container:
         app.partitions = self.partitions
         if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
             app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
-        await _maybe(app.on_init())
+        await self._hook("on_init", app.on_init)
         graph.check(app)
         app.freeze()
 
     async def _start(self) -> None:
         for task in self.tasks:
             await task.start()
-        await _maybe(self.app.on_start())
+        self.loop.nudge()
+        await self._hook("on_start", self.app.on_start)
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitions)  # fmt: skip
         self.ready.set()
+
+    async def _hook(self, name: str, hook: Callable[[], Any]) -> None:
+        """Call one of the app's own methods; what it raises names the app and the method."""
+        try:
+            result = hook()
+            if inspect.isawaitable(result):
+                await result
+        except S4Error:
+            raise
+        except Exception as error:
+            raise GraphError(
+                f"{name} of app {self.app.name!r} raised {type(error).__name__}: {error}; the app "
+                f"cannot run"
+            ) from error
 
     def _spawn(
         self, nursery: trio.Nursery, function: Callable[..., Awaitable[Any]], *arguments: Any
@@ -454,8 +475,3 @@ class _Inner:
 
 def _notify(lane: Any) -> None:
     lane.connection.notify(lane)
-
-
-async def _maybe(result: Any) -> None:
-    if inspect.isawaitable(result):
-        await result

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -86,7 +87,7 @@ class EventLoop:
             self.nudge()  # it is awake, or about to be
             return
         due = self._turn(self._nursery)
-        if self._ready or (due is not None and due < self._asleep_until):
+        if self._ready or self._deadline(due) < self._asleep_until:
             self.nudge()
 
     def drain(self) -> None:
@@ -202,7 +203,7 @@ class EventLoop:
         dues = [task.next_due for task in free]
         earliest = min([d for d in (*dues, due) if d is not None], default=None)
         if earliest is None:
-            return float("inf")
+            return math.inf
         return trio.current_time() + max(0.0, earliest - self._clock())
 
 

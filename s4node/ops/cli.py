@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
     )
     send.add_argument("--type", default="", help="event type, where the stream takes several")
-    send.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS",
+    send.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
@@ -150,6 +150,13 @@ def _serving_options(parser: argparse.ArgumentParser) -> None:
                         help="property file; later ones win")  # fmt: skip
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
                         help="one setting; wins over files")  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
+    return value
 
 
 def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:
@@ -231,6 +238,8 @@ def _config(parsed: argparse.Namespace) -> int:
         print(settings.render(), end="")
         return 0
     config = _load(parsed.files, parsed.settings)
+    if parsed.action == "check" and not (parsed.files or parsed.settings):
+        raise ConfigError("nothing to check; name a property file, or settings with -p")
     if parsed.action == "check":
         print(f"{len(parsed.files)} files, no mistakes", file=sys.stderr)
         return 0

@@ -48,7 +48,8 @@ def _apps(module: ModuleType) -> list[str]:
     return [
         n
         for n, v in vars(module).items()
-        if isinstance(v, App) or (isinstance(v, type) and issubclass(v, App))
+        if isinstance(v, App)
+        or (isinstance(v, type) and issubclass(v, App) and v not in (App, AdapterApp))
     ]
 
 

@@ -24,7 +24,7 @@ from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
 from s4node.container.container import Container
-from s4node.errors import ConfigError, GraphError, ProcessingError, S4Error, leaves
+from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.ops import logging
 
 _AT_ONCE_SECONDS = 1.0
@@ -45,7 +45,7 @@ def exit_status(error: BaseException) -> int:
     for leaf in found:
         if isinstance(leaf, S4Error):
             cause = leaf.__cause__
-            if isinstance(leaf, ProcessingError) and cause is not None:
+            if cause is not None and not isinstance(cause, (S4Error, OSError, SyntaxError)):
                 traceback.print_exception(cause, limit=-4, file=sys.stderr)
             print(f"s4: {leaf}", file=sys.stderr)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
