@@ -160,7 +160,8 @@ async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: 
             if where == hook:
                 raise ZeroDivisionError(where)
 
-    with pytest.raises(GraphError, match=f"{hook} of app 'Broken' raised ZeroDivisionError") as told:
+    words = f"{hook} of app 'Broken' raised ZeroDivisionError"
+    with pytest.raises(GraphError, match=words) as told:
         async with running(Broken()):
             assert hook == "on_close"
     assert isinstance(told.value.__cause__, ZeroDivisionError)

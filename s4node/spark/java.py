@@ -60,7 +60,7 @@ done
 case ${{JDK_JAVA_OPTIONS-}} in
     *{module}*)
         JDK_JAVA_OPTIONS=$(printf '%s\\n' "$JDK_JAVA_OPTIONS" |
-            sed 's/--add-modules={pattern}//g')
+            sed 's/--add-modules[= ]{pattern}//g')
         export JDK_JAVA_OPTIONS ;;
 esac
 exec {java} "$@"
@@ -172,7 +172,7 @@ def _usable(java: Path, name: str, tried: list[str]) -> Path | None:
         tried.append(f"{name} is Java {version}")
         return None
     try:
-        pass
+        _probe(java, f"--add-modules={_MODULE}")
     except RuntimeError as error:
         tried.append(f"{name} does not start with the module {_MODULE}: {error}")
         return None
