@@ -132,6 +132,7 @@ def only_process_of_its_group_is_gone(node: NodeProcess) -> None:
 async def test_hello_in_five_lines(folder: Path) -> None:
     assert len(HELLO.splitlines()) == 5
     async with node_process("hello.py", cwd=folder) as node:
+        await until(lambda: "send events" in node.stderr[-1])
         assert node.stderr[-2:] == [
             f"hello runs at {node.address} (Ctrl-C stops it)",
             f"  send events:  s4 send names --to {node.address}",

@@ -27,6 +27,7 @@ from s4node.errors import (
     ConfigError,
     ConnectionRefused,
     EventError,
+    StageBroken,
     StageClosed,
     WouldBlock,
 )
@@ -454,6 +455,41 @@ async def test_an_event_type_that_the_app_does_not_take_is_an_error_that_names_b
         with pytest.raises(EventError, match="stream 'clicks' takes Click, not 'Buy'"):
             await stream.send_many(clicks(1))
         client.abandon()
+
+
+async def test_a_stream_that_was_turned_down_does_not_cost_the_others_their_events() -> None:
+    noted = Noted()
+
+    async def work(address: str) -> None:
+        async with Client(address) as client:
+            wrong, right = await client.stream("clicks"), await client.stream("others")
+            await wrong.send(Buy("ann", 5))
+            await right.send_many(clicks(3000))
+
+    async with running(noted.app) as node:
+        with pytest.raises(EventError, match="stream 'clicks' takes Click, not 'Buy'"):
+            await work(node.address)
+    assert noted.numbers == list(range(3000))
+
+
+async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() -> None:
+    before, after = Noted(), Noted()
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with Client(address, timeout=0.3) as client:
+        async with running(before.app, address=address):
+            stream = await client.stream("clicks")
+            await stream.send_many(clicks(10))
+            assert await stream.flush() == []
+        await stream.send_many(clicks(10, 10))
+        with trio.fail_after(DEADLINE), pytest.raises(StageBroken) as caught:
+            await stream.flush()
+        assert f"nobody answers at {address} for 0.3 s; 10 events have no verdict" in str(
+            caught.value
+        )
+        async with running(after.app, address=address):
+            await until(lambda: len(after.seen) == 10)
+            assert await stream.flush() == []
+    assert before.numbers + after.numbers == list(range(20))
 
 
 async def test_of_two_clients_with_one_producer_id_the_older_is_told() -> None:

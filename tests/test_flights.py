@@ -370,8 +370,8 @@ async def test_the_demo_can_be_terminated_while_spark_starts(demo: Demo) -> None
 
 
 @pytest.mark.slow
-async def test_the_demo_can_be_interrupted_while_spark_sends(demo: Demo) -> None:
-    await demo.until_said("sending")
+async def test_the_demo_can_be_interrupted_while_spark_runs(demo: Demo) -> None:
+    await demo.until_said("reading and cleaning")
     demo.signal(signal.SIGINT)
 
     assert await demo.wait(seconds=15) == 130

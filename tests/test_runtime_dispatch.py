@@ -10,7 +10,7 @@ import trio
 from harness import data_frame, raw_peer, run_s4, running, until
 
 from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder, ProcessingElement
-from s4node.errors import ConnectionRefused, EventError, ProcessingError
+from s4node.errors import ConfigError, ConnectionRefused, EventError, ProcessingError
 from s4node.keys import Partitioner, crc32, s4
 
 if TYPE_CHECKING:
@@ -593,6 +593,21 @@ async def test_an_output_stream_that_the_consumer_does_not_have_stops_the_app_by
             await trio.sleep_forever()
 
     with pytest.raises(EventError, match="no input stream 'clicks'; its input streams: visits"):
+        await run()
+
+
+async def test_two_consumers_at_one_address_are_a_mistake_of_the_configuration() -> None:
+    settings = {
+        "s4.stream.clicks.consumers": "east, west",
+        "s4.cluster.east.address": "tcp://127.0.0.1:12000",
+        "s4.cluster.west.address": "tcp://127.0.0.1:12000",
+    }
+
+    async def run() -> None:
+        async with running(Source([]), settings):
+            raise AssertionError("it must not run")
+
+    with pytest.raises(ConfigError, match="'clicks' has two consumers at tcp:"):
         await run()
 
 

@@ -292,7 +292,7 @@ def test_spark_runs_on_jdk4pys_java_and_keeps_to_the_temporary_folder(
         "    java = spark._jvm.System\n"
         "    print(java.getProperty('java.home'))\n"
         "    print(java.getProperty('java.io.tmpdir'))\n"
-        "    print(spark.sparkContext.parallelize([1, 2, 3]).map(lambda n: n * n).sum())\n"
+        "    print(spark.range(14).count())\n"
     )
     done = python(program, PATH=path_without_java, TMPDIR=f"{tmp_path}/temp folder")
 

@@ -26,8 +26,8 @@ PURE_FOLDERS = ["pe", "executors", "progress"]
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
     "__future__", "abc", "annotationlib", "collections", "contextvars", "copy", "dataclasses",
-    "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools", "keyword", "math",
-    "msgspec", "operator", "re", "struct", "textwrap", "types", "typing", "zlib",
+    "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools", "keyword",
+    "math", "msgspec", "operator", "re", "struct", "textwrap", "types", "typing", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one
