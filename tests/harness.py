@@ -456,7 +456,7 @@ async def in_thread(function: Callable[[], None]) -> None:
             errors.append(error)
         token.run_sync_soon(ended.set)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # one that is stuck fails its test only
     thread.start()
     await ended.wait()
     thread.join()

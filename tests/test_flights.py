@@ -303,7 +303,7 @@ class Demo:
     async def until(self, condition: Callable[[], object], why: str) -> None:
         """Wait for ``condition``, at most as long as the demo runs."""
         ended = self._process.poll
-        await until(lambda: condition() or ended() is not None, f"{why}: {self.output}", 60)
+        await until(lambda: condition() or ended() is not None, f"{why}: {self.output}", 120)
         assert condition(), f"it ended before {why}: {self.output}"
 
     async def until_said(self, words: str) -> None:

