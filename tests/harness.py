@@ -79,7 +79,6 @@ async def running(
     values = {
         "s4.listener.address": address,
         "s4.cluster.partitions": str(partitions),
-        "s4.gc.threshold": "0",  # it would change the collector of the test process
         "s4.watchdog.ms": "0",
         **(settings or {}),
     }

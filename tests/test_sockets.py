@@ -299,29 +299,56 @@ async def test_repeated_and_overlapping_frames_are_trimmed_and_gaps_answered(nod
     assert (admission.admitted, admission.duplicates, admission.gaps) == (30, 20, 1)
 
 
-async def test_events_that_do_not_decode_are_refused_one_by_one(node: Node) -> None:
-    kind = EventType(Click)
-    encode = msgspec.msgpack.encode
-    events = [encode(["ann", 1]), encode(["ann", "two"]), encode(["ann", 3]), b"\xc1", encode([])]
-    for bad_at, expected in ((5, [1, 3]), (3, [1, 3])):
-        body = b"\x95"[:0] + bytes([0x90 | bad_at]) + b"".join(events[:bad_at])
-        section = wire.Section(kind.fingerprint, bad_at, len(body))
-        async with raw_peer(node.container.address) as peer:
-            producer = f"raw{bad_at}"
-            await peer.open("clicks", producer, Click)
-            header = wire.Data("clicks", 0, producer, 0, bad_at, (section,), flags=wire.ANSWER_NOW)
-            await peer.send_frames((header, body))
-            verdict = await peer.receive_until(
-                lambda frame: isinstance(frame, wire.Verdict) and frame.rulings[0].exceptions
-            )
-            numbers = [number for number, _, _ in verdict.rulings[0].exceptions]
-            if bad_at == 3:
-                assert numbers == [1]
-                assert "Click does not decode: Expected `int`, got `str`" in str(verdict)
-                await until(lambda expected=expected: node.seen == expected)
-            else:  # a byte that msgpack does not have: nothing behind it can be told apart
-                assert numbers == [0, 1, 2, 3, 4]
-                assert node.seen == []
+def packed(*fields: Any) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.mark.parametrize(
+    ("events", "refused", "processed", "told"),
+    [
+        (
+            [packed("ann", 1), packed("ann", "two"), packed("ann", 3)],
+            [1],
+            [1, 3],
+            "Click does not decode: Expected `int`, got `str` - at `$[1]`",
+        ),
+        (
+            [packed(), packed("ann", 2), packed("ann", 3, "more"), packed(b"ann", 4), b"\x05"],
+            [0, 3, 4],
+            [2, 3],
+            "Click does not decode: Expected `array`, got `int`",
+        ),
+        (
+            [packed("ann", 1), b"\x92\xa1\xff\x02", packed("ann", 3)],
+            [1],
+            [1, 3],
+            "Click does not decode: 'utf-8' codec can't decode byte 0xff",
+        ),
+        (
+            [packed("ann", 1), b"\xc1", packed("ann", 3)],  # a byte that begins nothing
+            [0, 1, 2],
+            [],
+            "MessagePack data is malformed",
+        ),
+    ],
+    ids=["wrong type", "wrong shape", "no UTF-8", "no msgpack"],
+)
+async def test_events_that_do_not_decode_are_refused_one_by_one(
+    node: Node, events: list[bytes], refused: list[int], processed: list[int], told: str
+) -> None:
+    body = bytes([0x90 | len(events)]) + b"".join(events)
+    sections = (wire.Section(EventType(Click).fingerprint, len(events), len(body)),)
+    header = wire.Data("clicks", 0, "raw", 0, len(events), sections, flags=wire.ANSWER_NOW)
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames((header, body))
+        verdict = await peer.receive_until(
+            lambda frame: isinstance(frame, wire.Verdict) and frame.rulings[0].upto == len(events)
+        )
+    (ruling,) = verdict.rulings
+    assert [number for number, _, _ in ruling.exceptions] == refused
+    assert told in str(ruling.exceptions)
+    assert node.seen == processed
 
 
 async def test_a_type_that_no_hello_declared_is_refused_with_its_fingerprint(node: Node) -> None:
