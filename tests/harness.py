@@ -91,7 +91,7 @@ async def running(
             container.stop()
     for port in container.ports.values():
         port.admission.validate()
-    for task in container.tasks:
+    for task in container.tasks.values():
         task.gate.validate()
 
 

@@ -60,7 +60,7 @@ def node(task: dict[str, Any]) -> None:
                 say(rss_mb=resident_mb(), cpu_s=usage()["cpu_s"])
             tallies = [
                 (str(pe.key), pe.count, pe.total)  # type: ignore[attr-defined]
-                for one in container.tasks
+                for one in container.tasks.values()
                 for pe in one.instances["Tally"].values()
             ]
             say(

@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s4node.comm import frame as wire
@@ -196,12 +196,13 @@ class FrameReceipt:
 class StreamAdmission:
     """All producers of one input stream on this node.
 
-    ``stages`` are the stream's stages by partition. ``notify`` is told of each lane whose producer
+    ``stages`` are the stream's stages of the partitions that this node owns; there may come more.
+    ``notify`` is told of each lane whose producer
     should hear something.
     """
 
     stream: str
-    stages: list[Stage]
+    stages: Mapping[int, Stage]
     notify: Callable[[ProducerLane], None]
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
@@ -210,15 +211,12 @@ class StreamAdmission:
     gaps: int = 0
     over_credit: int = 0
     refused: int = 0
-    _credits: list[Credit[ProducerLane]] = field(default_factory=list)
+    _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: set[Credit[ProducerLane]] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._credits = [Credit(stage) for stage in self.stages]
 
     def new_limit(self, lane: ProducerLane) -> int:
         """How far the lane may send now."""
-        credit = self._credits[lane.partition]
+        credit = self._credit(lane.partition)
         limit = credit.limit(lane, lane.safe, lane.limit)
         if credit.holding:
             self._holding.add(credit)
@@ -226,7 +224,13 @@ class StreamAdmission:
 
     def share(self, lane: ProducerLane) -> int:
         """Events that this lane may have under way."""
-        return self._credits[lane.partition].share
+        return self._credit(lane.partition).share
+
+    def _credit(self, partition: int) -> Credit[ProducerLane]:
+        credit = self._credits.get(partition)
+        if credit is None:
+            credit = self._credits[partition] = Credit(self.stages[partition])
+        return credit
 
     def touched(self, lane: ProducerLane) -> None:
         """There is something to tell this lane's producer."""
@@ -239,7 +243,7 @@ class StreamAdmission:
         """Open or reopen the producer's lanes: where each goes on, and its credit."""
         starts = {position.partition: position.number for position in hello.positions}
         positions = []
-        for partition in range(len(self.stages)):
+        for partition in self.stages:
             lane = self.lanes.get((hello.peer, partition))
             if lane is None:
                 start = max(0, starts.get(partition, 0))
@@ -247,8 +251,8 @@ class StreamAdmission:
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen = connection, now
             lane.reopened(starts.get(partition, lane.expected))
-            self._credits[partition].join(lane)
-        for partition in range(len(self.stages)):  # after all joined, so that shares are right
+            self._credit(partition).join(lane)
+        for partition in self.stages:  # after all joined, so that shares are right
             lane = self.lanes[hello.peer, partition]
             lane.limit = self.new_limit(lane)
             lane.told()
@@ -292,7 +296,7 @@ class StreamAdmission:
 
     def connection_of(self, producer: str) -> Hashable | None:
         """The connection that the producer's id belongs to, if it is connected."""
-        lane = self.lanes.get((producer, 0))
+        lane = self.lanes.get((producer, next(iter(self.stages), 0)))
         return None if lane is None else lane.connection
 
     def _tell_expected(self, lane: ProducerLane) -> None:
@@ -321,13 +325,13 @@ class StreamAdmission:
         for lane in self.lanes.values():
             if lane.connection == connection:
                 lane.connection, lane.seen = None, now
-                self._credits[lane.partition].leave(lane)
+                self._credit(lane.partition).leave(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
         """The producer is done for good; lanes with work in progress go when they expire."""
         for lane in list(self._of(producer, connection)):
             if lane.safe == lane.expected:
-                self._credits[lane.partition].leave(lane)
+                self._credit(lane.partition).leave(lane)
                 del self.lanes[producer, lane.partition]
 
     def expire(self, before: float) -> int:
@@ -342,7 +346,7 @@ class StreamAdmission:
         return len(stale)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
-        for partition in range(len(self.stages)):
+        for partition in self.stages:
             lane = self.lanes.get((producer, partition))
             if lane is not None and lane.connection == connection:
                 yield lane

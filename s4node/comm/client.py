@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 import trio
 
-from s4node.comm.link import Link
+from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.errors import (
     ConnectionRefused,
@@ -70,7 +70,7 @@ class Client:
         self._incarnation = secrets.token_hex(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._link = Link(address, queue_size=queue_size, on_news=self._heard)
+        self._emitter = Emitter([address], queue_size=queue_size, on_news=self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -80,7 +80,7 @@ class Client:
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
         try:
-            await nursery.start(self._link.run)
+            await nursery.start(self._emitter.run)
         except BaseException:
             nursery.cancel_scope.cancel()
             await self._nursery_manager.__aexit__(None, None, None)
@@ -99,9 +99,9 @@ class Client:
         try:
             if kind is None and not self._abandoned:
                 warn_of(await self.flush())
-                self._link.finish()
+                self._emitter.finish()
                 with trio.move_on_after(1):
-                    await self._link.wait_quiet()
+                    await self._emitter.wait_quiet()
         finally:
             self._nursery.cancel_scope.cancel()
             self._nursery = None
@@ -139,15 +139,15 @@ class Client:
     ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
         outbox = Outbox(name, self.producer, self._incarnation, key=key, types=types)
-        stream = ClientStream(self, outbox, self._link, self._news)
-        self._link.add(outbox)
+        stream = ClientStream(self, outbox, self._emitter, self._news)
+        self._emitter.add(outbox)
         try:
             with trio.move_on_after(self.timeout):
                 while not outbox.opened and not outbox.error:
                     await self._news.park()
         finally:
             if outbox.error or not outbox.opened:
-                self._link.outboxes.remove(outbox)
+                self._emitter.remove(outbox)
         if outbox.error or not outbox.opened:
             raise ConnectionRefused(
                 f"stream {name!r} at {self.address}: "
@@ -187,11 +187,11 @@ class ClientStream:
     """One stream of a client. Get it from :meth:`Client.stream`."""
 
     def __init__(
-        self, client: Client, outbox: Outbox, link: Link, news: trio.lowlevel.ParkingLot
+        self, client: Client, outbox: Outbox, emitter: Emitter, news: trio.lowlevel.ParkingLot
     ) -> None:
         self._client = client
         self._outbox = outbox
-        self._link = link
+        self._emitter = emitter
         self._news = news
         self._queue_size = client.queue_size
         self._put = outbox.put
@@ -234,8 +234,8 @@ class ClientStream:
             self._admit((event,))
         self._put(event)
         self._unbreathed += 1
-        if not self._link.awake:
-            self._link.send_soon()
+        if not self._emitter.awake:
+            self._emitter.send_soon()
         if self._unbreathed >= _BREATHE:
             await self._breathe()
 
@@ -245,7 +245,7 @@ class ClientStream:
         self._admit(batch)
         self._outbox.extend(batch)
         self._unbreathed += len(batch)
-        self._link.wake()
+        self._emitter.wake()
         if self._unbreathed >= _BREATHE:
             await self._breathe()
 
@@ -269,7 +269,7 @@ class ClientStream:
             raise WouldBlock(f"stream {self.name!r}: {self._outbox.pending} events wait already")
         self._admit((event,))
         self._put(event)
-        self._link.wake()
+        self._emitter.wake()
 
     def take_refusals(self) -> list[Refusal]:
         """What was refused or shed since the last call, without waiting."""
@@ -279,7 +279,7 @@ class ClientStream:
         """Take events whether or not there is room; for callers that bound them themselves."""
         self._admit(events)
         self._outbox.extend(events)
-        self._link.wake()
+        self._emitter.wake()
 
     async def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; returns what was refused or shed.
@@ -289,15 +289,18 @@ class ClientStream:
         """
         outbox = self._outbox
         await trio.lowlevel.checkpoint()
-        self._link.hurry()
+        self._emitter.hurry()
         asked_last = not outbox.pending
+        stuck = 0.0
         while outbox.unsettled and not outbox.error:
             with trio.move_on_after(1) as second:
                 await self._news.park()
             if second.cancelled_caught or not (asked_last or outbox.pending):
                 asked_last = not outbox.pending
-                self._link.hurry()
-            if self._link.away > self._client.timeout:
+                self._emitter.hurry()
+            now = trio.current_time()
+            stuck = (stuck or now) if outbox.stuck else 0.0
+            if stuck and now - stuck >= self._client.timeout:
                 raise StageBroken(
                     f"stream {self.name!r}: nobody answers at {self._client.address} for "
                     f"{self._client.timeout:g} s; {outbox.unsettled} events have no verdict. "
@@ -320,7 +323,7 @@ class ClientStream:
     async def _breathe(self) -> None:
         """Let the link run, and wait for room."""
         self._unbreathed = 0
-        self._link.wake()
+        self._emitter.wake()
         await trio.lowlevel.checkpoint()
         while self._outbox.pending >= self._queue_size:
             self._check()

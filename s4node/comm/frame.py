@@ -37,8 +37,26 @@ ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
 UNNAMED_KEY = "?"
 """Stands in a node's routing for a key that has no name: the stream is keyed, nobody knows how."""
 
+ROUTED = "="
+"""The routing of frames between nodes of one cluster: each event is for the frame's partition."""
+
 MAX_FRAME_BYTES = "max_frame_bytes"
 """Header of a node's hello: the longest frame that it takes, in bytes."""
+
+NODES = "nodes"
+"""Header of a node's hello: the addresses of all nodes that run the app, spares included."""
+
+OWNERS = "owners"
+"""Header of a node's hello: for each partition the index of its owner in ``nodes``, -1 for none."""
+
+ADDRESS = "address"
+"""Header of a node's hello: the node's own address, as it stands in ``nodes``."""
+
+EPOCH = "epoch"
+"""Header of a node's hello: the age of its word on owners; of two words the higher one is true."""
+
+CLUSTER = "cluster"
+"""Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
 
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 

@@ -1,10 +1,10 @@
-"""The dialling side of a connection: carries outboxes to one node and verdicts back.
+"""The dialling side of a connection: carries legs of outboxes to one node and verdicts back.
 
 Rules
-- Hellos first, after every connect; the outboxes decide what may leave.
+- Hellos first, after every connect; the legs decide what may leave.
 - One envelope at a time: while the socket is busy events gather, when it is free they leave. The
   first event after a rest is sent by whoever brings it.
-- Losing the peer is no error: nng dials again, the outboxes send again what had no verdict.
+- Losing the peer is no error: nng dials again, the legs send again what had no verdict.
 - A node that says that it drains gets no further events on this connection.
 """
 
@@ -19,7 +19,7 @@ import trio
 
 from s4node.comm import frame as wire
 from s4node.comm.coalescer import Coalescer
-from s4node.comm.outbox import Outbox
+from s4node.comm.leg import Leg
 from s4node.comm.socket import PairSocket
 from s4node.errors import RemoteFrameError, StageBroken
 
@@ -30,10 +30,10 @@ _PATIENCE_SECONDS = 5.0
 
 
 class Link:
-    """A connection to the node at ``address`` for any number of outboxes.
+    """A connection to the node at ``address`` for the legs of any number of outboxes.
 
     ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
-    and when the peer has come or gone.
+    and when the peer has come. ``on_lost`` is called with the link when the peer has gone.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class Link:
         max_bytes: int = 16_777_216,
         queue_size: int = 10_000,
         on_news: Callable[[], None] = lambda: None,
+        on_lost: Callable[[Link], None] = lambda _: None,
     ) -> None:
         self.address = address
-        self.outboxes: list[Outbox] = []
+        self.legs: list[Leg] = []
         self.draining = ""
         self.on_news = on_news
+        self._on_lost = on_lost
         self._max_bytes = max_bytes
         self._socket: PairSocket | None = None
         self._away_since = time.monotonic()
@@ -70,12 +72,22 @@ class Link:
         """Seconds since the peer was last there; 0 while it is."""
         return 0.0 if self.connected else time.monotonic() - self._away_since
 
-    def add(self, outbox: Outbox) -> None:
-        """Carry this outbox, too."""
-        self.outboxes.append(outbox)
+    def add(self, leg: Leg) -> None:
+        """Carry this leg, too."""
+        self.legs.append(leg)
         if self.connected:
-            self._control.append(outbox.hello())
+            self._control.append(leg.hello())
             self.wake()
+
+    def remove(self, leg: Leg) -> None:
+        """Carry this leg no longer."""
+        self.legs.remove(leg)
+        leg.disconnected()
+
+    @property
+    def pending(self) -> int:
+        """Events of all our outboxes that have not been sent for the first time."""
+        return sum(leg.outbox.pending for leg in self.legs)
 
     def wake(self) -> None:
         """There is something to send."""
@@ -91,20 +103,20 @@ class Link:
         quiet = self._unsent is None and not self._control and not self.draining
         if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
             self._send()
-        if self._unsent is not None or not quiet or any(o.pending for o in self.outboxes):
+        if self._unsent is not None or not quiet or self.pending:
             self.wake()
 
     def hurry(self) -> None:
         """Send what waits without gathering more, and ask for verdicts."""
         self._hurry = True
         if not self.draining:
-            self._control += [outbox.ask() for outbox in self.outboxes if outbox.opened]
+            self._control += [leg.ask() for leg in self.legs if leg.opened]
         self.wake()
 
     def finish(self) -> None:
         """Tell the node that nothing more will come on any stream."""
         if not self.draining:
-            self._control += [box.end_of_stream() for box in self.outboxes if box.opened]
+            self._control += [leg.end_of_stream() for leg in self.legs if leg.opened]
         self._hurry = True
         self.wake()
 
@@ -117,7 +129,7 @@ class Link:
     def quiet(self) -> bool:
         """Whether every frame that may leave has been given to the socket."""
         busy = self._unsent is not None or self._control
-        return not busy and not any(outbox.sendable for outbox in self.outboxes)
+        return not busy and not any(leg.sendable for leg in self.legs)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; what has no verdict then stays in the outboxes."""
@@ -134,18 +146,21 @@ class Link:
 
     def _changed(self, connected: bool) -> None:
         self._control.clear()
-        self._unsent = None  # the outboxes send it again
+        self._unsent = None  # the legs send it again
+        for leg in self.legs:
+            leg.disconnected()
         if connected:
             self.draining = ""
-            self._control += [outbox.hello() for outbox in self.outboxes if not outbox.error]
+            self._control += [leg.hello() for leg in self.legs if not leg.outbox.error]
             self.wake()
         else:
             self._away_since = time.monotonic()
             log.info("connection lost; dialling again", address=self.address)
-        for outbox in self.outboxes:
-            outbox.disconnected()
         self._sent.unpark_all()
-        self.on_news()
+        if connected:
+            self.on_news()
+        else:
+            self._on_lost(self)
 
     async def _warn(self) -> None:
         """Say it, once, if the peer is not there at the start."""
@@ -187,17 +202,16 @@ class Link:
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)
-                for outbox in self.outboxes:
-                    if outbox.answer is None:  # it was the hello; no other answer will come
-                        outbox.error = outbox.error or header.error
-            for outbox in self.outboxes:
-                if outbox.stream == header.stream:
+                for leg in self.legs:
+                    if leg.outbox.answer is None:  # it was the hello; no other answer will come
+                        leg.outbox.error = leg.outbox.error or header.error
+            for leg in list(self.legs):
+                if leg.outbox.stream == header.stream:
                     if isinstance(header, wire.Hello):
-                        outbox.on_hello(header)
-                        lanes = len(outbox.lanes)
-                        self._coalescer.for_lanes(lanes, self._queue_size)
-                    elif outbox.producer == header.producer:
-                        outbox.on_verdict(header)
+                        leg.on_hello(header)
+                        self._coalescer.for_lanes(len(leg.lanes), self._queue_size)
+                    elif leg.outbox.producer == header.producer:
+                        leg.on_verdict(header)
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -227,9 +241,11 @@ class Link:
             return 0
         if self.draining:
             return None
-        before = sum(outbox.pending for outbox in self.outboxes)
-        sendable = sum(outbox.sendable for outbox in self.outboxes)
-        if sum(outbox.pending for outbox in self.outboxes) < before:
+        if any(leg.asks for leg in self.legs):
+            return 0
+        before = self.pending
+        sendable = sum(leg.sendable for leg in self.legs)
+        if self.pending < before:
             self.on_news()  # events without a key were refused here, which made room
         if not sendable:
             self._hurry = False
@@ -241,15 +257,15 @@ class Link:
 
     def _send(self) -> None:
         """Make one envelope of what may leave now, and send it unless the socket is busy."""
-        before = sum(outbox.pending for outbox in self.outboxes)
+        before = self.pending
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
         room = _ENVELOPE_BYTES
-        for outbox in self.outboxes if not self.draining else ():
-            made = outbox.frames(room, now_ms) if room > 0 else []
+        for leg in self.legs if not self.draining else ():
+            made = leg.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
-        left = before - sum(outbox.pending for outbox in self.outboxes)
+        left = before - self.pending
         if frames:
             self._coalescer.flushed(left, time.perf_counter())
             self._unsent = wire.envelope(frames)

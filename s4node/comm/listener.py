@@ -59,6 +59,7 @@ class Connection:
         self.serial = serial  # a peer that comes again has a higher one
         self.socket: PairSocket | None = None
         self.errors = 0
+        self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}
         self.pressing: dict[ProducerLane, None] = {}
         self.due = 0.0

@@ -6,7 +6,8 @@ Rules
 - A lane sends below its credit limit only. It keeps every frame until the node has ruled on all
   of its events, and sends it again, byte for byte, when the node says "expected n" and after a
   reconnect.
-- ``hello`` first: nothing leaves before the node has answered it.
+- A lane leaves by one leg: the connection to the node that owns its partition. Who that is comes
+  with the answers to hellos, and may change; a newer word (a higher epoch) wins.
 - Without a key, events go round robin over the partitions; the choice is made once, before the
   first send. A stream with a key that we cannot route by gets everything in one lane, so that the
   node, which sends each event on to its own partition, sees each key's events in order.
@@ -17,10 +18,11 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.comm import frame as wire
+from s4node.comm.leg import Leg
 from s4node.errors import ConfigError, EventError, GraphError
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
 from s4node.routing import KeyRule, Router, route, router
@@ -50,10 +52,13 @@ class Lane:
 
     __slots__ = (
         "cursor",
+        "epoch",
         "excepted",
         "kept",
+        "leg",
         "limit",
         "next_number",
+        "open",
         "partition",
         "pending",
         "start",
@@ -62,6 +67,9 @@ class Lane:
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
+        self.leg: Leg | None = None  # None: nobody is known to own the partition
+        self.epoch = -1  # of the word on who owns it
+        self.open = False  # its owner has said where it goes on
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
         self.excepted: set[int] = set()
@@ -85,6 +93,21 @@ class Lane:
             kept.popleft()
             self.cursor = max(0, self.cursor - 1)
 
+    def reopen(self, position: wire.Position) -> None:
+        """The owner has said where the lane goes on."""
+        if position.number > self.next_number:  # an earlier life of this producer
+            self.kept.clear()
+            self.start = self.next_number = self.upto = position.number
+        self.settle(min(position.safe, self.next_number))
+        self.go_back(position.number)
+        self.limit = position.limit
+        self.open = True
+
+    def close(self) -> None:
+        """The way to the owner is gone: all that has no verdict will be sent again."""
+        self.open = False
+        self.cursor = 0
+
     def validate(self) -> None:
         """Assert the rules; for tests."""
         assert 0 <= self.cursor <= len(self.kept)
@@ -98,8 +121,9 @@ class Lane:
 class Outbox:
     """All lanes of one stream to one cluster, without any socket.
 
-    ``put`` and ``extend`` only append; ``frames`` encodes what may leave now. Counts are events:
-    ``pending`` waits here, ``unsettled`` has no verdict yet (pending included).
+    ``put`` and ``extend`` only append; a leg's ``frames`` encodes what may leave by it now. Counts
+    are events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included).
+    ``nodes`` are the addresses where the stream's owners can be asked for.
     """
 
     def __init__(
@@ -110,31 +134,34 @@ class Outbox:
         *,
         key: KeySpec | None = None,
         types: Sequence[type] = (),
+        headers: wire.Headers | None = None,
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
     ) -> None:
         self.stream = stream
         self.producer = producer
         self.incarnation = incarnation
+        self.headers = headers or {}
         self.max_frame_events = max_frame_events
         self.max_frame_bytes = max_frame_bytes
-        self.opened = False
+        self.legs: dict[str, Leg] = {}
+        self.nodes: tuple[str, ...] = ()
+        self.regrouped = False  # legs have come or gone
         self._fits = max_frame_events
         self.error = ""
         self.answer: wire.Hello | None = None
         self.refusals: list[Refusal] = []
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
+        self.on_settled: Callable[[Lane, int], None] | None = None
+        self.on_refusal: Callable[[Lane, Refusal], None] | None = None
+        self.routing = ""
         self._key = key
-        self._routing = ""
         self._router: Router | None = None
         self._only: Lane | None = None
         self._incoming: list[Any] = []
         self._ready_events = 0
         self._turn = 0
-        self._first_lane = 0
-        self._node_frame_bytes = 0
         self._types: dict[type, EventType | JsonType] = {}
-        self._declared: set[type] = set()
         self.lanes: list[Lane] = []
         for cls in types:
             self.declare(cls)
@@ -147,7 +174,7 @@ class Outbox:
         return self._types.keys()
 
     def declare(self, cls: type) -> None:
-        """Make ``cls`` known; the node hears of it before its first event."""
+        """Make ``cls`` known; nodes hear of it before its first event."""
         if cls not in self._types:
             self._types[cls] = EventType(cls)
 
@@ -193,43 +220,75 @@ class Outbox:
         taken, self.refusals = self.refusals, []
         return taken
 
-    # -- what the connection calls -----------------------------------------------------------
+    # -- who owns what -----------------------------------------------------------------------
 
-    def hello(self) -> bytes:
-        """The frame that opens this stream on a new connection."""
-        self._declared = set(self._types)
-        return wire.encode_frame(
-            wire.Hello(
-                self.producer,
-                self.incarnation,
-                self.stream,
-                self._declarations(),
-                self._routing,
-                len(self.lanes),
-                tuple(wire.Position(lane.partition, lane.upto) for lane in self.lanes),
-            )
-        )
+    def leg(self, address: str) -> Leg:
+        """The leg to the node at ``address``, made if there is none yet."""
+        for leg in self.legs.values():
+            if address in (leg.address, leg.alias):
+                return leg
+        leg = self.legs[address] = Leg(self, address)
+        self.regrouped = True
+        return leg
 
-    def disconnected(self) -> None:
-        """The connection is gone: everything without a verdict will be sent again."""
-        self.opened = False
-        for lane in self.lanes:
-            lane.cursor = 0
+    @property
+    def opened(self) -> bool:
+        """Whether some node has answered for the stream."""
+        return any(leg.opened for leg in self.legs.values())
 
-    def on_hello(self, answer: wire.Hello) -> None:
-        """The node's answer: partitions, types, and where each lane goes on."""
-        if answer.error:
-            self.error = answer.error
-            return
+    @property
+    def stuck(self) -> bool:
+        """Whether events wait for a partition that cannot be reached now."""
+        if not self.lanes:
+            return bool(self._incoming)
+        self.route()
+        return any(not lane.open and (lane.pending or lane.kept) for lane in self.lanes)
+
+    def open_lanes(self, partitions: int, routing: str) -> None:
+        """Have lanes before any node has answered: the caller routes, with ``extend_lane``."""
+        self.lanes = [Lane(partition) for partition in range(partitions)]
+        self.routing = routing
+
+    def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
+        """Take events that belong to ``partition``."""
+        self.lanes[partition].pending += events
+        self._ready_events += len(events)
+
+    def assign(self, owners: Sequence[str], epoch: int) -> None:
+        """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
+        for lane, address in zip(self.lanes, owners, strict=False):
+            if epoch >= lane.epoch:
+                self.move(lane, self.leg(address) if address else None, epoch)
+
+    def move(self, lane: Lane, leg: Leg | None, epoch: int) -> None:
+        """``leg`` leads to the lane's owner."""
+        lane.epoch = epoch
+        if lane.leg is not leg:
+            if lane.leg is not None:
+                lane.leg.lanes.remove(lane)
+            lane.close()
+            lane.leg = leg
+            if leg is not None:
+                leg.lanes.append(lane)
+        if leg is not None and not lane.open:
+            leg.ask_for_lanes()
+
+    def drop(self, leg: Leg) -> None:
+        """The leg leads nowhere any more; its lanes wait for another owner."""
+        for lane in list(leg.lanes):
+            self.move(lane, None, lane.epoch)
+        self.legs.pop(leg.address, None)
+        self.regrouped = True
+
+    def take_answer(self, answer: wire.Hello) -> str:
+        """Learn partitions and types from a node's answer; returns what is wrong with it."""
         if not 1 <= answer.partitions <= 4096:
-            self.error = f"the node claims {answer.partitions} partitions"
-            return
+            return f"the node claims {answer.partitions} partitions"
         if self.lanes and len(self.lanes) != answer.partitions:
-            self.error = (
+            return (
                 f"stream {self.stream!r} had {len(self.lanes)} partitions and now has "
                 f"{answer.partitions}; events already numbered cannot move: start a new producer"
             )
-            return
         if not self.lanes:
             self.lanes = [Lane(partition) for partition in range(answer.partitions)]
             self._set_routing(answer)
@@ -238,38 +297,22 @@ class Outbox:
             for declared in answer.types:
                 if declared.name == self._types[JsonText].name:
                     self._types[JsonText] = JsonType(declared)
-        limit = answer.headers.get(wire.MAX_FRAME_BYTES)
-        self._node_frame_bytes = limit if isinstance(limit, int) else 0
-        for position in answer.positions:
-            if not 0 <= position.partition < len(self.lanes):
-                continue
-            lane = self.lanes[position.partition]
-            if position.number > lane.next_number:  # an earlier life of this producer
-                lane.kept.clear()
-                lane.start = lane.next_number = lane.upto = position.number
-            lane.settle(min(position.safe, lane.next_number))
-            lane.go_back(position.number)
-            lane.limit = position.limit
-        self.opened = True
+        return ""
 
-    def on_verdict(self, verdict: wire.Verdict) -> None:
-        """Take the node's rulings."""
-        if verdict.error:
-            self.error = verdict.error
-        for ruling in verdict.rulings:
-            if not 0 <= ruling.partition < len(self.lanes):
-                continue
-            lane = self.lanes[ruling.partition]
-            self._take_exceptions(lane, ruling)
-            lane.settle(min(ruling.upto, lane.next_number))
-            lane.limit = ruling.limit
-            if ruling.outcome == wire.EXPECTED:
-                lane.go_back(ruling.expected)
-            elif ruling.outcome == wire.NOT_OWNER:
-                self.error = (
-                    f"partition {lane.partition} of {self.stream!r} is run by "
-                    f"{ruling.owner or 'another node'}"
-                )
+    def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
+        """Take what the lane's owner says."""
+        self._take_exceptions(lane, ruling)
+        before = lane.upto
+        lane.settle(min(ruling.upto, lane.next_number))
+        self.tell_settled(lane, before)
+        lane.limit = max(lane.limit, ruling.limit)
+        if ruling.outcome == wire.EXPECTED:
+            lane.go_back(ruling.expected)
+
+    def tell_settled(self, lane: Lane, before: int) -> None:
+        """The lane's ``upto`` was ``before``: tell whoever follows single events."""
+        if self.on_settled is not None and lane.upto > before:
+            self.on_settled(lane, lane.upto - before)
 
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Count what was refused or shed; a node says it again after a reconnect."""
@@ -279,64 +322,12 @@ class Outbox:
                 if number not in lane.excepted:
                     lane.excepted.add(number)
                     self.counts["shed" if shed else "refused"] += 1
-                    self.refusals.append(Refusal(self.stream, lane.partition, number, reason, shed))
+                    self._tell(lane, Refusal(self.stream, lane.partition, number, reason, shed))
 
-    def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
-        """Frames that may leave now, resends first, up to about ``budget`` bytes."""
-        if not self.opened or self.error:
-            return []
-        out: list[bytes] = []
-        if self._incoming:
+    def route(self) -> None:
+        """Sort what has come in into the lanes."""
+        if self._incoming and self.lanes:
             self._route()
-        if len(self._declared) != len(self._types):
-            out.append(self.hello())
-        lanes = self.lanes
-        for offset in range(len(lanes)):
-            lane = lanes[(self._first_lane + offset) % len(lanes)]
-            while lane.cursor < len(lane.kept) and budget > 0:
-                kept = lane.kept[lane.cursor]
-                if kept.first >= lane.limit:
-                    break
-                lane.cursor += 1
-                out.append(kept.data)
-                budget -= len(kept.data)
-            while lane.pending and lane.cursor == len(lane.kept) and budget > 0:
-                room = lane.limit - lane.next_number
-                if room <= 0:
-                    break
-                data = self._encode(lane, min(room, self.max_frame_events), now_ms, flags)
-                if data is not None:
-                    out.append(data)
-                    budget -= len(data)
-            if budget <= 0:
-                self._first_lane = (lane.partition + 1) % len(lanes)  # the others' turn
-                break
-        return out
-
-    def ask(self) -> bytes:
-        """A frame that asks for a verdict without delay."""
-        return wire.encode_frame(wire.Idle(self.stream, self.producer, wire.ANSWER_NOW))
-
-    def end_of_stream(self) -> bytes:
-        """A frame that says that this producer is done."""
-        return wire.encode_frame(wire.EndOfStream(self.stream, self.producer))
-
-    @property
-    def sendable(self) -> int:
-        """How many events may leave now, those that are to be sent again included."""
-        if not self.opened or self.error:
-            return 0
-        if self._incoming:
-            self._route()
-        total = 0
-        for lane in self.lanes:
-            if lane.cursor < len(lane.kept):
-                kept = lane.kept[lane.cursor]
-                if kept.first < lane.limit:
-                    total += lane.next_number - kept.first
-            elif lane.pending:
-                total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
-        return total
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
@@ -346,7 +337,9 @@ class Outbox:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _declarations(self) -> tuple[TypeDecl, ...]:
+    @property
+    def declarations(self) -> tuple[TypeDecl, ...]:
+        """What a node must know to read our events."""
         return tuple(
             kind.declaration for kind in self._types.values() if kind.encoding == wire.MSGPACK
         )
@@ -357,7 +350,7 @@ class Outbox:
         Where the stream has a key and we route by another or none, the node sends each event on to
         its own partition, and only a single lane keeps the order of each key.
         """
-        self._router, self._routing, self._only = None, "", None
+        self._router, self.routing, self._only = None, "", None
         hasher, _, named = answer.routing.rpartition(":")
         key = self._key
         if key is None and named and named[0] not in "@?":
@@ -375,7 +368,7 @@ class Outbox:
             else:
                 routing = f"{hasher}:{rule.name}" if rule.name else ""
                 if not named or routing == answer.routing:
-                    self._router, self._routing = router(rule, partitioner), routing
+                    self._router, self.routing = router(rule, partitioner), routing
                     return
         if named:
             self._only = self.lanes[crc32(self.producer) % len(self.lanes)]
@@ -398,28 +391,40 @@ class Outbox:
                 lane.pending += share
             self._ready_events += len(events) - len(failures)
             for _, reason in failures:
-                self._refuse(-1, reason)
+                self._refuse(None, reason)
 
-    def _refuse(self, partition: int, reason: str) -> None:
+    def _refuse(self, lane: Lane | None, reason: str) -> None:
         self.counts["unsent"] += 1
-        self.refusals.append(Refusal(self.stream, partition, -1, reason))
+        partition = -1 if lane is None else lane.partition
+        self._tell(lane, Refusal(self.stream, partition, -1, reason))
 
-    def _encode(self, lane: Lane, count: int, now_ms: int, flags: int) -> bytes | None:
-        """The lane's next ``count`` events as one kept frame; None if its only one was refused."""
+    def _tell(self, lane: Lane | None, refusal: Refusal) -> None:
+        if self.on_refusal is not None and lane is not None:
+            self.on_refusal(lane, refusal)
+        else:
+            self.refusals.append(refusal)
+
+    def encode(
+        self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
+    ) -> bytes | None:
+        """The lane's next ``count`` events as one kept frame; None if its only one was refused.
+
+        ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
+        """
         events = lane.pending[: min(count, self._fits)]
         count = len(events)
         try:
             encoding, sections, order, body = self._sections(events)
         except EventError as error:
             if count > 1:
-                return self._encode(lane, count // 2, now_ms, flags)
+                return self.encode(lane, count // 2, now_ms, flags, most_bytes)
             self._drop_first(lane, str(error))
             return None
         if len(body) > self.max_frame_bytes:
             if count > 1:  # try what would have fitted, a little less to be sure
                 fits = count * self.max_frame_bytes * 9 // (len(body) * 10)
                 self._fits = max(1, min(fits, count - 1))
-                return self._encode(lane, self._fits, now_ms, flags)
+                return self.encode(lane, self._fits, now_ms, flags, most_bytes)
             self._drop_first(
                 lane,
                 f"the event takes {len(body)} bytes, over the frame limit of "
@@ -435,7 +440,7 @@ class Outbox:
                 first,
                 count,
                 sections,
-                self._routing,
+                self.routing,
                 encoding,
                 flags,
                 order,
@@ -443,13 +448,13 @@ class Outbox:
             ),
             body,
         )
-        if 0 < self._node_frame_bytes < len(data):
+        if 0 < most_bytes < len(data):
             if count > 1:
-                return self._encode(lane, count // 2, now_ms, flags)
+                return self.encode(lane, count // 2, now_ms, flags, most_bytes)
             self._drop_first(
                 lane,
                 f"the event's frame takes {len(data)} bytes, over the node's limit of "
-                f"{self._node_frame_bytes} (s4.listener.maxFrameBytes)",
+                f"{most_bytes} (s4.listener.maxFrameBytes)",
             )
             return None
         del lane.pending[:count]
@@ -464,7 +469,7 @@ class Outbox:
     def _drop_first(self, lane: Lane, reason: str) -> None:
         del lane.pending[:1]
         self._ready_events -= 1
-        self._refuse(lane.partition, reason)
+        self._refuse(lane, reason)
 
     def _sections(self, events: list[Any]) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
         """Encoding, sections, order and body of a frame."""

@@ -3,7 +3,7 @@
 Rules
 - Blocking: while more than the queue's size waits for one cluster, tasks that emit pause and
   sources wait. Nothing is dropped.
-- Each consuming cluster has its own link, so a slow one holds back only itself and its sources.
+- Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from s4node.comm.link import Link
+from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.errors import EventError, WouldBlock
 
@@ -27,7 +27,7 @@ class RemoteSender:
     def __init__(
         self,
         stream: str,
-        routes: Sequence[tuple[Link, Outbox]],
+        routes: Sequence[tuple[Emitter, Outbox]],
         *,
         queue_size: int,
         on_room: Callable[[], None],
@@ -41,17 +41,17 @@ class RemoteSender:
         self._on_refused = on_refused
         self._lot = trio.lowlevel.ParkingLot()
         self._was_full = False
-        for link, outbox in self._routes:
-            link.add(outbox)
+        for emitter, outbox in self._routes:
+            emitter.add(outbox)
 
     def extend(self, events: Sequence[Any]) -> None:
         """Take events from a task; ``full`` tells it to pause."""
         self.sent += len(events)
-        for link, outbox in self._routes:
+        for emitter, outbox in self._routes:
             for cls in set(map(type, events)):
                 outbox.declare(cls)
             outbox.extend(events)
-            link.wake()
+            emitter.wake()
         if self.full:
             self._was_full = True
 

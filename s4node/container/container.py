@@ -3,21 +3,24 @@
 Rules
 - Start: on_init, check the graph, make tasks and senders, listen, on_start. Nothing is accepted
   before the app can process it.
-- Stop, in this order: stop the app's sources and accept nothing further, drain what was admitted,
-  send what it emitted, on_close, close. One deadline over all of it.
+- A container by itself owns all partitions. As a member of a cluster it owns those that its view
+  gives it, and passes what belongs to others on to them.
+- Stop, in this order: stop the app's sources and accept nothing further from outside, drain what
+  was admitted, send what it emitted, leave the cluster, on_close, close. One deadline over all.
 - Only this room knows both the app's side and the sockets.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import trio
@@ -26,8 +29,10 @@ from s4node import config as settings
 from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.cluster.topology import Topology
+from s4node.cluster.view import View
 from s4node.comm import frame as wire
-from s4node.comm.link import Link
+from s4node.comm.emitter import Emitter
+from s4node.comm.forwarder import Forwarder
 from s4node.comm.listener import Connection, Listener
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.sender import RemoteSender
@@ -49,6 +54,9 @@ _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
 they have stopped sending."""
 
+_QUIET_SECONDS = 0.25
+"""How long a stopping member goes on taking what the others of its cluster still send to it."""
+
 
 @dataclass(frozen=True)
 class ContainerStatistics:
@@ -66,23 +74,55 @@ class ContainerStatistics:
         return sum(task.processed for task in self.tasks)
 
 
-class Container:
-    """Runs all partitions of ``app`` in this process. Call :meth:`run` once."""
+class Membership(Protocol):
+    """A container's place among those that run the same app."""
 
-    def __init__(self, app: App, config: Config, *, node: str = "") -> None:
+    async def run(self, on_view: Callable[[View], None]) -> None:
+        """Take part, telling every new view, until cancelled or gone."""
+        ...
+
+    async def leave(self) -> None:
+        """Give up our partitions, for the others to take over at once."""
+        ...
+
+
+class Container:
+    """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
+
+    ``join`` makes it a member: it gets the address where the container listens. Call :meth:`run`
+    once.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        *,
+        node: str = "",
+        join: Callable[[str], Membership] | None = None,
+    ) -> None:
         self.app = app
         self.config = config
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
         self.partitions = config[settings.CLUSTER_PARTITIONS]
         self.partitioner = Partitioner(self.partitions, hasher_named(config[settings.HASHER]))
-        self.tasks: list[Task] = []
+        self.tasks: dict[int, Task] = {}
+        self.view = View.alone(self.partitions)
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._over: set[Stage] = set()
         self._routers: dict[str, Router] = {}
-        self._links: dict[str, Link] = {}
+        self._make_membership = join
+        self._membership: Membership | None = None
+        self._inner_ports: dict[str, InputPort] = {}
+        self._emitters: dict[str, Emitter] = {}
+        self._peers: Emitter | None = None
+        self._ways: dict[str, Outbox] = {}  # streams to the other members
+        self._forwarders: dict[str, Forwarder] = {}
+        self._streams_of: dict[Connection, set[str]] = {}
+        self._told: wire.Headers = {}
         self._refusals: Counter[str] = Counter()
         self._stopping = trio.Event()
         self._news = trio.Event()
@@ -107,13 +147,14 @@ class Container:
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
-            for link in self._links.values():
-                await outer.start(link.run)
+            for emitter in self._all_emitters():
+                await outer.start(emitter.run)
             await outer.start(self.listener.serve)
             with Watchdog(self.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
+                    await self._join(inner)
                     patience = trio.CancelScope()
                     with patience:
                         async with trio.open_nursery() as sources:
@@ -123,6 +164,8 @@ class Container:
                             patience.deadline = trio.current_time() + grace
                             sources.cancel_scope.cancel()
                         self._stop_accepting()
+                        if self._membership is not None:
+                            await self._drain_with_others()
                         self.loop.drain()
                         await loop_ended.wait()
                         await self._settle()
@@ -140,6 +183,93 @@ class Container:
                 log.warning("on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
+    async def _join(self, nursery: trio.Nursery) -> None:
+        """Own our partitions; as a member, from the first view on that gives us any."""
+        if self._make_membership is None:
+            await self._own(self.view)
+            return
+        self._membership = self._make_membership(self.address)
+        send, views = trio.open_memory_channel[View](math.inf)
+        nursery.start_soon(self._membership.run, send.send_nowait)
+        await self._own(await views.receive())
+        nursery.start_soon(self._follow, views)
+
+    async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
+        async for view in views:
+            if self._stopping.is_set() and view.mine < self.tasks.keys():
+                return  # we are leaving, and others have taken over
+            await self._own(view)
+
+    async def _own(self, view: View) -> None:
+        """Take over what ``view`` gives us, and tell everybody who owns what."""
+        lost = self.tasks.keys() - view.mine
+        if lost:
+            raise S4Error(
+                f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
+                f"members while it was running them; it stops, for two owners would count twice"
+            )
+        gained = sorted(view.mine - self.tasks.keys())
+        for partition in gained:
+            self._open(partition)
+        for partition in gained:
+            await self.tasks[partition].start()
+            self.loop.wake(self.tasks[partition])
+        self.view = view
+        if self._membership is None:
+            return
+        if gained:
+            log.info("owns partitions", app=self.app.name, node=self.node, partitions=gained,
+                     epoch=view.epoch)  # fmt: skip
+        nodes = list(dict.fromkeys((self.address, *view.members)))
+        at = {address: index for index, address in enumerate(nodes)}
+        self._told |= {
+            wire.ADDRESS: self.address,
+            wire.NODES: nodes,
+            wire.OWNERS: [at.get(owner, -1) for owner in view.owners],
+            wire.EPOCH: view.epoch,
+        }
+        for connection, streams in self._streams_of.items():
+            for name in streams:
+                word = self._port(name).word(self.node, self.incarnation)
+                connection.answer(wire.encode_frame(word))
+        self._assign_ways()
+        self.loop.nudge()
+
+    def _assign_ways(self) -> None:
+        """Lead the ways to the other members to where the partitions are now."""
+        assert self._peers is not None
+        for way in self._ways.values():
+            owners = [
+                "" if lane.partition in self.tasks and not (lane.pending or lane.kept) else owner
+                for lane, owner in zip(way.lanes, self.view.owners, strict=True)
+            ]
+            self._peers.assign(way, owners, self.view.epoch)
+
+    async def _drain_with_others(self) -> None:
+        """Work off what the members of a stopping cluster still send each other."""
+        while True:
+            before = self.processed
+            with trio.move_on_after(_QUIET_SECONDS):
+                await trio.sleep_forever()
+            ways = [way for way in self._ways.values() if way.unsettled]
+            if self.processed == before and self.loop.idle and not ways:
+                break
+            if ways and self._peers is not None:
+                self._peers.hurry()
+        for port in self._inner_ports.values():
+            port.closed = True
+        assert self._membership is not None
+        await self._membership.leave()
+
+    @property
+    def processed(self) -> int:
+        """Events handled, over all tasks and streams."""
+        return sum(task.processed for task in self.tasks.values())
+
+    def _all_emitters(self) -> list[Emitter]:
+        peers = [] if self._peers is None else [self._peers]
+        return [*self._emitters.values(), *peers]
+
     async def _init(self) -> None:
         app, config = self.app, self.config
         app.parameters = config.matching(settings.APP_PARAMETER)
@@ -151,9 +281,6 @@ class Container:
         app.freeze()
 
     async def _start(self) -> None:
-        for task in self.tasks:
-            await task.start()
-        self.loop.nudge()
         await self._hook("on_start", self.app.on_start)
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitions)  # fmt: skip
@@ -191,14 +318,14 @@ class Container:
 
     async def _settle(self) -> None:
         """Wait until what was emitted to other clusters has its verdict."""
-        for link in self._links.values():
-            link.hurry()
+        for emitter in self._emitters.values():
+            emitter.hurry()
         while not all(sender.settled for sender in self.senders.values()):
             self._news = trio.Event()
             await self._news.wait()
-        for link in self._links.values():
-            link.finish()
-            await link.wait_quiet()
+        for emitter in self._all_emitters():
+            emitter.finish()
+            await emitter.wait_quiet()
 
     # -- making ------------------------------------------------------------------------------
 
@@ -210,19 +337,7 @@ class Container:
             rule = graph.rule_of(stream)
             if rule is not None and self.partitions > 1 and not isinstance(stream, OutputStream):
                 self._routers[stream.name] = router(rule, self.partitioner)
-        self.tasks = [
-            Task(
-                app,
-                partition,
-                queue_size=config[settings.STREAM_WORK_QUEUE_SIZE],
-                clock=clock,
-                deliver=self._deliver,
-                inputs_held=lambda: bool(self._over),
-            )
-            for partition in range(self.partitions)
-        ]
         self.loop = EventLoop(
-            self.tasks,
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
             clock=clock,
@@ -240,28 +355,75 @@ class Container:
             verdict_delay=config[settings.COMM_VERDICT_DELAY],
             nudge=self.loop.nudge,
         )
+        self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
+        if self._make_membership is not None:
+            self._peers = Emitter(
+                queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=self._heard
+            )
         for stream in app.streams.values():
-            if isinstance(stream, InputStream):
-                self.ports[stream.name] = InputPort(
-                    stream,
-                    [task.stages[stream.name] for task in self.tasks],
-                    self.partitioner,
-                    config[settings.HASHER],
-                    self._offer,
-                    _notify,
-                    config[settings.LISTENER_MAX_FRAME_BYTES],
-                )
             if isinstance(stream, OutputStream):
                 stream.carrier = self.senders[stream.name] = self._sender(stream)
-            else:
-                stream.carrier = _Inner(self, stream)
+                continue
+            stream.carrier = _Inner(self, stream)
+            if isinstance(stream, InputStream):
+                self.ports[stream.name] = self._make_port(stream)
+            elif self._peers is not None:
+                self._inner_ports[stream.name] = self._make_port(stream)
+            if self._peers is not None:
+                self._ways[stream.name] = self._make_way(stream, self._peers)
+
+    def _make_port(self, stream: Stream) -> InputPort:
+        return InputPort(
+            stream,
+            {},
+            self.partitioner,
+            self.config[settings.HASHER],
+            self._offer,
+            _notify,
+            self._told,
+        )
+
+    def _make_way(self, stream: Stream, peers: Emitter) -> Outbox:
+        """The outbox that carries ``stream`` to the partitions of the other members."""
+        outbox = Outbox(
+            stream.name,
+            f"{self.node}-{self.incarnation}",
+            self.incarnation,
+            types=[kind.cls for kind in stream.types],
+            headers={wire.CLUSTER: self.config[settings.CLUSTER_NAME]},
+            max_frame_events=self.config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self.config[settings.SENDER_MAX_FRAME_BYTES],
+        )
+        outbox.open_lanes(self.partitions, wire.ROUTED)
+        peers.add(outbox)
+        if isinstance(stream, InputStream):
+            self._forwarders[stream.name] = Forwarder(outbox)
+        return outbox
+
+    def _open(self, partition: int) -> None:
+        """Make the task of a partition, and open the ports for it."""
+        task = self.tasks[partition] = Task(
+            self.app,
+            partition,
+            queue_size=self.config[settings.STREAM_WORK_QUEUE_SIZE],
+            clock=trio.current_time,
+            deliver=self._deliver,
+            inputs_held=lambda: bool(self._over),
+        )
+        self.loop.adopt(task)
+        for ports in (self.ports, self._inner_ports):
+            for port in ports.values():
+                port.open(partition, task.stages[port.stream.name])
+
+    def _port(self, name: str) -> InputPort:
+        return self.ports.get(name) or self._inner_ports[name]
 
     def _sender(self, stream: OutputStream) -> RemoteSender:
         routes = []
-        for address in Topology(self.config).consumers(stream.name).values():
-            if address not in self._links:
-                self._links[address] = Link(
-                    address,
+        for cluster, address in Topology(self.config).consumers(stream.name).items():
+            if cluster not in self._emitters:
+                self._emitters[cluster] = Emitter(
+                    [address],
                     queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
                     on_news=self._heard,
                 )
@@ -274,7 +436,7 @@ class Container:
                 max_frame_events=self.config[settings.SENDER_MAX_FRAME_EVENTS],
                 max_frame_bytes=self.config[settings.SENDER_MAX_FRAME_BYTES],
             )
-            routes.append((self._links[address], outbox))
+            routes.append((self._emitters[cluster], outbox))
         if not routes:
             log.warning("nobody consumes an output stream; its events go nowhere",
                         stream=stream.name,
@@ -290,10 +452,30 @@ class Container:
     # -- events on their way -----------------------------------------------------------------
 
     def _offer(self, batch: EventBatch) -> None:
-        """A batch for one of the tasks."""
-        task = self.tasks[batch.partition]
-        task.offer(batch)
-        self.loop.add(task)
+        """A batch for one of the tasks, here or with another member."""
+        partition = batch.partition
+        task = self.tasks.get(partition)
+        if task is not None and not self._is_behind(batch.stream, partition):
+            task.offer(batch)
+            self.loop.add(task)
+        elif batch.receipt is not None:
+            self._forwarders[batch.stream].forward(batch)
+            self._wake_peers()
+        else:
+            self._ways[batch.stream].extend_lane(partition, batch.events)
+            self._wake_peers()
+
+    def _is_behind(self, stream: str, partition: int) -> bool:
+        """Whether earlier events for a partition of ours are still on their way over the socket."""
+        way = self._ways.get(stream)
+        if way is None:
+            return False
+        lane = way.lanes[partition]
+        return bool(lane.pending or lane.kept)
+
+    def _wake_peers(self) -> None:
+        assert self._peers is not None
+        self._peers.wake()
 
     def _deliver(self, task: Task, stream: Stream, events: list[Any]) -> None:
         """Hand on what the handlers of ``task`` have put on ``stream``."""
@@ -301,14 +483,14 @@ class Container:
             sender = self.senders[stream.name]
             sender.extend(events)
             if sender.full:
-                for other in self.tasks:
+                for other in self.tasks.values():
                     other.gate.outputs_full = True
             return
         for partition, share in self._shares(stream, events, task.partition):
             self._offer(EventBatch(stream.name, partition, share))
-            stage = self.tasks[partition].stages[stream.name]
-            if stage.full:
-                self._over.add(stage)
+            here = self.tasks.get(partition)
+            if here is not None and here.stages[stream.name].full:
+                self._over.add(here.stages[stream.name])
 
     def _shares(
         self, stream: Stream, events: list[Any], home: int
@@ -337,22 +519,29 @@ class Container:
         if self._over:
             self._over = {stage for stage in self._over if stage.full}
             if not self._over:
-                for task in self.tasks:
+                for task in self.tasks.values():
                     self.loop.wake(task)
         for port in self.ports.values():
+            port.admission.released()
+        for port in self._inner_ports.values():
             port.admission.released()
         return self.listener.flush(trio.current_time())
 
     def _room(self) -> None:
         """A sender has room again."""
         if not any(sender.full for sender in self.senders.values()):
-            for task in self.tasks:
+            for task in self.tasks.values():
                 task.gate.outputs_full = False
                 self.loop.wake(task)
 
     def _heard(self) -> None:
         for sender in self.senders.values():
             sender.news()
+        for way in self._ways.values():
+            for refusal in way.take_refusals():
+                self._refused(refusal)
+            if way.error:
+                raise S4Error(f"stream {way.stream!r} to the other members: {way.error}")
         self._news.set()
 
     def _refused(self, refusal: Refusal) -> None:
@@ -372,9 +561,12 @@ class Container:
         """Take a frame from a peer."""
         header = frame.header
         if isinstance(header, wire.Data):
-            port = self.ports.get(header.stream)
+            port = self.ports.get(header.stream) or self._inner_ports.get(header.stream)
             if port is None:
                 connection.bad_frame(self._unknown(header.stream), header)
+                return
+            if header.partition not in self.tasks and 0 <= header.partition < self.partitions:
+                connection.answer(wire.encode_frame(self._not_owner(header)))
                 return
             now = trio.current_time()
             problem = port.on_data(header, frame.body, connection, now)
@@ -383,11 +575,11 @@ class Container:
         elif isinstance(header, wire.Hello):
             connection.answer(wire.encode_frame(self._hello(header, connection)))
         elif isinstance(header, wire.Idle):
-            if header.flags & wire.ANSWER_NOW and header.stream in self.ports:
-                self.ports[header.stream].admission.ask(header.producer, connection)
+            if header.flags & wire.ANSWER_NOW and self._knows(header.stream):
+                self._port(header.stream).admission.ask(header.producer, connection)
         elif isinstance(header, wire.EndOfStream):
-            if header.stream in self.ports:
-                self.ports[header.stream].admission.forget(header.producer, connection)
+            if self._knows(header.stream):
+                self._port(header.stream).admission.forget(header.producer, connection)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
         elif not isinstance(header, wire.Watermark):
@@ -400,12 +592,15 @@ class Container:
     def on_gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
         now = trio.current_time()
-        for port in self.ports.values():
+        self._streams_of.pop(connection, None)
+        for port in (*self.ports.values(), *self._inner_ports.values()):
             port.admission.gone(connection, now)
             port.admission.expire(now - self.config[settings.PRODUCER_EXPIRY])
 
     def _hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
         port = self.ports.get(hello.stream)
+        if hello.headers.get(wire.CLUSTER) == self.config[settings.CLUSTER_NAME]:
+            port = port or self._inner_ports.get(hello.stream)
         if port is None:
             reason = self._unknown(hello.stream)
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
@@ -415,13 +610,26 @@ class Container:
             reason = f"producer {hello.peer!r} has a newer connection; this one is out of date"
             return wire.Hello(self.node, self.incarnation, hello.stream, error=reason)
         answer = port.on_hello(hello, connection, self.node, self.incarnation, trio.current_time())
+        if not answer.error:
+            self._streams_of.setdefault(connection, set()).add(hello.stream)
+        connection.incarnation = hello.incarnation
         if not answer.error and isinstance(before, Connection) and before is not connection:
+            if hello.incarnation and before.incarnation == hello.incarnation:
+                return answer  # the same process, by another of our names
             reason = (
                 f"producer {hello.peer!r} has connected again from {connection.peer}; give each "
                 f"client a producer id of its own"
             )
             before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
         return answer
+
+    def _knows(self, stream: str) -> bool:
+        return stream in self.ports or stream in self._inner_ports
+
+    def _not_owner(self, data: wire.Data) -> wire.Verdict:
+        owner = self.view.owners[data.partition]
+        ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
+        return wire.Verdict(data.stream, data.producer, (ruling,))
 
     def _unknown(self, stream: str) -> str:
         known = ", ".join(self.ports) or "none"
@@ -430,7 +638,7 @@ class Container:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
         return ContainerStatistics(
-            tuple(task.statistics() for task in self.tasks),
+            tuple(task.statistics() for task in self.tasks.values()),
             {name: port.admission.admitted for name, port in self.ports.items()},
             {name: port.admission.refused for name, port in self.ports.items()},
             {name: sender.sent for name, sender in self.senders.items()},
@@ -449,8 +657,13 @@ class _Inner:
     @property
     def pressure(self) -> float:
         """How full the fullest partition's stage is."""
-        stages = [task.stages[self._stream.name] for task in self._container.tasks]
-        return max(stage.depth / stage.capacity for stage in stages)
+        name, container = self._stream.name, self._container
+        stages = [task.stages[name] for task in container.tasks.values()]
+        here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
+        way = container._ways.get(name)
+        if way is None:
+            return here
+        return max(here, way.pending / container.config[settings.SENDER_WORK_QUEUE_SIZE])
 
     async def send(self, events: Sequence[Any]) -> None:
         """Take events once there is room."""
@@ -467,8 +680,10 @@ class _Inner:
 
     def _put(self, events: Sequence[Any]) -> None:
         container = self._container
-        self._turn = (self._turn + 1) % container.partitions
-        for partition, share in container._shares(self._stream, list(events), self._turn):
+        self._turn += 1
+        homes = list(container.tasks) or [0]
+        home = homes[self._turn % len(homes)]
+        for partition, share in container._shares(self._stream, list(events), home):
             container._offer(EventBatch(self._stream.name, partition, share))
         container.loop.nudge()
 

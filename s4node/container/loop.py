@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """Runs the steps of ``tasks``.
+    """Runs the steps of the tasks that it has adopted.
 
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
     called again at the latest, or None.
@@ -36,22 +36,19 @@ class EventLoop:
 
     def __init__(
         self,
-        tasks: list[Task],
         *,
         max_events: int,
         max_seconds: float,
         clock: Callable[[], float],
         after_turn: Callable[[], float | None],
     ) -> None:
-        self.tasks = tasks
+        self.tasks: list[Task] = []
         self.turns = 0
         self.step_began = 0.0
         self._max_events = max_events
         self._max_seconds = max_seconds
         self._clock = clock
         self._after_turn = after_turn
-        for task in tasks:
-            task.pace = Pace(max_events, max_seconds)
         self._ready: deque[Task] = deque()
         self._lot = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -60,6 +57,12 @@ class EventLoop:
         self._nudged = False
         self._draining = False
         self._async_steps = 0
+
+    def adopt(self, task: Task) -> None:
+        """Run this task, too."""
+        task.pace = Pace(self._max_events, self._max_seconds)
+        task.gate.draining = self._draining
+        self.tasks.append(task)
 
     def add(self, task: Task) -> None:
         """The task may have something to do; the caller sees to it that a turn follows."""
@@ -96,6 +99,11 @@ class EventLoop:
         for task in self.tasks:
             task.gate.draining = True
         self.nudge()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task has anything to do now."""
+        return not self._ready and not self._async_steps
 
     @property
     def done(self) -> bool:

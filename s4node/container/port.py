@@ -5,13 +5,14 @@ Rules
 - A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
   came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
   decoding fails, the culprits are found and refused; the others go on.
+- A port takes frames for the partitions that its container owns.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
   same key, each event is decoded and hashed at once and goes to its own partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from s4node.comm import frame as wire
@@ -22,7 +23,7 @@ from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.routing import key_failure
 from s4node.schema import EventType, Refusals, fingerprint_of
-from s4node.stream import InputStream
+from s4node.stream import Stream
 
 
 class FrameBatch(EventBatch):
@@ -61,31 +62,33 @@ class FrameBatch(EventBatch):
 
 
 class InputPort:
-    """Where the frames of one input stream arrive.
+    """Where the frames of one stream arrive.
 
+    ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
     nothing more: the producers keep it.
     """
 
     def __init__(
         self,
-        stream: InputStream,
-        stages: list[Stage],
+        stream: Stream,
+        stages: Mapping[int, Stage],
         partitioner: Partitioner,
         hasher_name: str,
         deliver: Callable[[EventBatch], None],
         notify: Callable[[ProducerLane], None],
-        max_frame_bytes: int,
+        headers: wire.Headers,
     ) -> None:
         self.stream = stream
         self.closed = False
-        self.admission = StreamAdmission(stream.name, stages, notify)
+        self._stages = dict(stages)
+        self.admission = StreamAdmission(stream.name, self._stages, notify)
         self.redispatched = 0
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
-        self._headers = {wire.MAX_FRAME_BYTES: max_frame_bytes}
+        self._headers = headers
         self._deliver = deliver
-        self._partitions = len(stages)
+        self._partitions = partitioner.partitions
         self._memo = partitioner.memo
         self._find: Callable[[Any], Any] | None = None
         rule = rule_of(stream)
@@ -96,12 +99,26 @@ class InputPort:
                 self._find = rule.finder()
         self._readers: dict[int, EventType] = {kind.fingerprint: kind for kind in stream.types}
 
+    def open(self, partition: int, stage: Stage) -> None:
+        """Take frames for a partition that the container owns now."""
+        self._stages[partition] = stage
+
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello:
         """Open the stream for a producer, or say why not."""
         error = self._accept_numbers(hello) or self._accept_types(hello)
         positions = () if error else self.admission.hello(hello, connection, now)
+        return self.word(node, incarnation, positions, error)
+
+    def word(
+        self,
+        node: str,
+        incarnation: str,
+        positions: tuple[wire.Position, ...] = (),
+        error: str = "",
+    ) -> wire.Hello:
+        """What a producer is to know of the stream; unasked, that owners have changed."""
         return wire.Hello(
             node,
             incarnation,
@@ -111,7 +128,7 @@ class InputPort:
             self._partitions,
             positions,
             error,
-            self._headers,
+            dict(self._headers),
         )
 
     def _accept_numbers(self, hello: wire.Hello) -> str:
@@ -155,10 +172,11 @@ class InputPort:
         if admitted is None:
             return ""
         batch = FrameBatch(self, data, body, admitted)
-        if self._find is not None and (not self.routing or data.routing != self.routing):
-            self._redispatch(batch)
-        else:
+        routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)
+        if self._find is None or routed:
             self._deliver(batch)
+        else:
+            self._redispatch(batch)
         return ""
 
     def _redispatch(self, batch: FrameBatch) -> None:

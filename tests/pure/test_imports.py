@@ -18,7 +18,8 @@ PURE = [
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.stage",
     "progress.low_watermark",
-    "comm.frame", "comm.outbox", "comm.admission", "comm.coalescer",
+    "cluster.view",
+    "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
 ]  # fmt: skip
 PURE_FOLDERS = ["pe", "executors", "progress"]

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_EXCEPTIONS, FrameReceipt, ProducerLane, StreamAdmission
 from s4node.comm.frame import Frame, check_sections, envelope, read_envelope
+from s4node.comm.leg import Leg
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.errors import EventError
 from s4node.event import Event, EventBatch, GenericEvent
@@ -35,6 +36,11 @@ class Tock(Event):
 
 TICK = EventType(Tick)
 NODE = object()
+
+
+def way(outbox: Outbox) -> Leg:
+    """The outbox's leg to the only node."""
+    return outbox.leg("tcp://node:1")
 
 
 def headers_of(frames: list[bytes]) -> list[Any]:
@@ -59,9 +65,9 @@ def answer(*positions: wire.Position, routing: str = "crc32:", **more: Any) -> w
 def opened(*limits: int, routing: str = "crc32:", **more: Any) -> Outbox:
     """An outbox for as many partitions as there are limits, its hello answered."""
     outbox = Outbox("ticks", "p", "i1", types=[Tick], **more)
-    outbox.hello()
+    way(outbox).hello()
     positions = [wire.Position(p, 0, limit) for p, limit in enumerate(limits)]
-    outbox.on_hello(answer(*positions, routing=routing))
+    way(outbox).on_hello(answer(*positions, routing=routing))
     return outbox
 
 
@@ -75,7 +81,7 @@ def ruled(
 ) -> None:  # fmt: skip
     """The outbox hears one ruling."""
     ruling = wire.Ruling(partition, outcome, upto, limit, expected, exceptions, **more)
-    outbox.on_verdict(wire.Verdict("ticks", "p", (ruling,)))
+    way(outbox).on_verdict(wire.Verdict("ticks", "p", (ruling,)))
     outbox.validate()
 
 
@@ -85,25 +91,25 @@ def ruled(
 def test_nothing_leaves_before_the_hello_has_been_answered() -> None:
     outbox = Outbox("ticks", "p", "i1", types=[Tick])
     outbox.extend(ticks(3))
-    assert not outbox.sendable
-    assert outbox.frames(1000) == []
+    assert not way(outbox).sendable
+    assert way(outbox).frames(1000) == []
     assert (outbox.pending, outbox.unsettled, outbox.in_flight) == (3, 3, 0)
-    outbox.hello()
-    outbox.on_hello(answer(wire.Position(0, 0, 10)))
-    assert outbox.sendable
-    assert spans(outbox.frames(1000)) == [(0, 0, 3)]
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 10)))
+    assert way(outbox).sendable
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 3)]
 
 
 def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
     outbox = Outbox("ticks", "p", "i1", types=[Tick])
-    assert headers_of([outbox.hello()]) == [
+    assert headers_of([way(outbox).hello()]) == [
         wire.Hello("p", "i1", "ticks", (TICK.declaration,), "", 0, ())
     ]
-    outbox.on_hello(answer(wire.Position(0, 0, 10), wire.Position(1, 0, 10)))
+    way(outbox).on_hello(answer(wire.Position(0, 0, 10), wire.Position(1, 0, 10)))
     outbox.extend(ticks(4))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 1, 1, 10)
-    assert headers_of([outbox.hello()]) == [
+    assert headers_of([way(outbox).hello()]) == [
         wire.Hello(
             "p", "i1", "ticks", (TICK.declaration,), "", 2,
             (wire.Position(0, 0), wire.Position(1, 1)),
@@ -126,16 +132,16 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
 ) -> None:
     outbox = opened(10, 10)
     outbox.put(Tick("joe"))
-    outbox.on_hello(hello)
+    way(outbox).on_hello(hello)
     assert outbox.error.startswith(error)
-    assert not outbox.sendable
-    assert outbox.frames(1000) == []
+    assert not way(outbox).sendable
+    assert way(outbox).frames(1000) == []
     assert outbox.unsettled == 1
 
 
 def test_positions_for_partitions_that_do_not_exist_are_ignored() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
-    outbox.on_hello(
+    way(outbox).on_hello(
         wire.Hello(
             "node", "n1", "ticks", partitions=1,
             positions=(wire.Position(0, 0, 3), wire.Position(1, 5, 9), wire.Position(-1, 7, 9)),
@@ -149,11 +155,11 @@ def test_a_new_event_class_is_declared_before_its_first_event() -> None:
     outbox = opened(10)
     outbox.declare(Tock)
     outbox.put(Tock("joe"))
-    hello, data = headers_of(outbox.frames(1000))
+    hello, data = headers_of(way(outbox).frames(1000))
     assert [kind.name for kind in hello.types] == ["Tick", "Tock"]
     assert data.sections[0].fingerprint == EventType(Tock).fingerprint
     outbox.put(Tock("ann"))
-    assert spans(outbox.frames(1000)) == [(0, 1, 2)]
+    assert spans(way(outbox).frames(1000)) == [(0, 1, 2)]
 
 
 # --- the outbox: routing -------------------------------------------------------------------------
@@ -173,9 +179,9 @@ def lanes_of(outbox: Outbox, frames: list[bytes]) -> dict[int, list[int]]:
 def test_without_a_key_events_take_turns_over_the_partitions() -> None:
     outbox = opened(100, 100, 100)
     outbox.extend(ticks(4))
-    assert lanes_of(outbox, outbox.frames(1000)) == {0: [0, 3], 1: [1], 2: [2]}
+    assert lanes_of(outbox, way(outbox).frames(1000)) == {0: [0, 3], 1: [1], 2: [2]}
     outbox.extend(ticks(3, 4))
-    assert lanes_of(outbox, outbox.frames(1000)) == {1: [4], 2: [5], 0: [6]}
+    assert lanes_of(outbox, way(outbox).frames(1000)) == {1: [4], 2: [5], 0: [6]}
 
 
 def test_events_take_turns_even_if_each_uses_the_budget_up() -> None:
@@ -183,14 +189,14 @@ def test_events_take_turns_even_if_each_uses_the_budget_up() -> None:
     turns = []
     for tick in ticks(7):
         outbox.put(tick)
-        turns += [partition for partition, _, _ in spans(outbox.frames(1))]
+        turns += [partition for partition, _, _ in spans(way(outbox).frames(1))]
     assert turns == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_no_lane_waits_for_ever_behind_one_that_uses_the_budget_up() -> None:
     outbox = opened(100, 100, 100, max_frame_events=1)
     outbox.extend(ticks(30))
-    turns = [spans(outbox.frames(1))[0][0] for _ in range(9)]
+    turns = [spans(way(outbox).frames(1))[0][0] for _ in range(9)]
     assert Counter(turns) == {0: 3, 1: 3, 2: 3}
 
 
@@ -200,20 +206,20 @@ def test_with_the_node_s_key_events_go_to_the_partition_of_their_key(routing: st
 
     outbox = opened(*[1000] * 4, routing=routing)
     outbox.extend(ticks(100))
-    frames = outbox.frames(1 << 20)
+    frames = way(outbox).frames(1 << 20)
     partitioner = Partitioner(4, crc32 if routing == "crc32:user" else s4)
     expected: dict[int, list[int]] = {}
     for n in range(100):
         expected.setdefault(partitioner.partition_of(f"user-{n}"), []).append(n)
     assert lanes_of(outbox, frames) == expected
     assert {header.routing for header in headers_of(frames)} == {routing}
-    assert headers_of([outbox.hello()])[0].routing == routing
+    assert headers_of([way(outbox).hello()])[0].routing == routing
 
 
 def test_a_stream_without_a_key_is_routed_by_a_key_of_one_s_own() -> None:
     outbox = opened(*[1000] * 4, routing="crc32:", key="serial")
     outbox.extend(ticks(100))
-    frames = outbox.frames(1 << 20)
+    frames = way(outbox).frames(1 << 20)
     partitioner = Partitioner(4)
     found = lanes_of(outbox, frames)
     assert len(found) == 4
@@ -238,7 +244,7 @@ def test_a_key_that_is_not_the_node_s_sends_everything_through_one_lane(
     """The node sends each event on, so only one lane keeps the order of each of its keys."""
     outbox = opened(*[1000] * 4, routing=routing, key=key)
     outbox.extend(ticks(100))
-    frames = outbox.frames(1 << 20)
+    frames = way(outbox).frames(1 << 20)
     (serials,) = lanes_of(outbox, frames).values()
     assert serials == list(range(100))
     assert {header.routing for header in headers_of(frames)} == {""}
@@ -249,19 +255,19 @@ def test_the_one_lane_is_the_same_in_each_life_of_a_producer() -> None:
     for _ in range(3):
         outbox = opened(*[1000] * 64, routing="crc32:?")
         outbox.extend(ticks(3))
-        lanes |= set(lanes_of(outbox, outbox.frames(1 << 20)))
+        lanes |= set(lanes_of(outbox, way(outbox).frames(1 << 20)))
     assert len(lanes) == 1
 
 
 def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> None:
     outbox = Outbox("ticks", "p", types=[GenericEvent])
-    outbox.hello()
+    way(outbox).hello()
     types = (EventType(GenericEvent).declaration,)
     positions = (wire.Position(0, 0, 9), wire.Position(1, 0, 9))
-    outbox.on_hello(wire.Hello("node", "n1", "ticks", types, "crc32:user", 2, positions))
+    way(outbox).on_hello(wire.Hello("node", "n1", "ticks", types, "crc32:user", 2, positions))
     outbox.extend([GenericEvent(user="a"), GenericEvent(name="b"), GenericEvent(user=1.5),
                    GenericEvent(user="c")])  # fmt: skip
-    assert sum(end - first for _, first, end in spans(outbox.frames(1000))) == 2
+    assert sum(end - first for _, first, end in spans(way(outbox).frames(1000))) == 2
     refusals = outbox.take_refusals()
     assert [(r.stream, r.partition, r.number, r.shed) for r in refusals] == [
         ("ticks", -1, -1, False)
@@ -279,23 +285,23 @@ def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> 
 def test_a_lane_sends_below_its_limit_only() -> None:
     outbox = opened(5)
     outbox.extend(ticks(8))
-    assert spans(outbox.frames(1000)) == [(0, 0, 5)]
-    assert not outbox.sendable
-    assert outbox.frames(1000) == []
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 5)]
+    assert not way(outbox).sendable
+    assert way(outbox).frames(1000) == []
     assert (outbox.pending, outbox.in_flight) == (3, 5)
     ruled(outbox, 0, 2, 7)
-    assert outbox.sendable
-    assert spans(outbox.frames(1000)) == [(0, 5, 7)]
+    assert way(outbox).sendable
+    assert spans(way(outbox).frames(1000)) == [(0, 5, 7)]
     assert (outbox.pending, outbox.in_flight) == (1, 5)
 
 
 def test_frames_hold_no_more_events_and_bytes_than_they_may() -> None:
     outbox = opened(100, max_frame_events=4)
     outbox.extend(ticks(10))
-    assert spans(outbox.frames(1 << 20)) == [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
+    assert spans(way(outbox).frames(1 << 20)) == [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
     outbox = opened(100, max_frame_bytes=64)
     outbox.extend(ticks(20))
-    frames = outbox.frames(1 << 20)
+    frames = way(outbox).frames(1 << 20)
     assert [end for _, _, end in spans(frames)][-1] == 20
     for frame in read_envelope(envelope(frames), 1 << 20):
         assert isinstance(frame, Frame)
@@ -305,28 +311,28 @@ def test_frames_hold_no_more_events_and_bytes_than_they_may() -> None:
 def test_the_budget_ends_with_the_frame_that_uses_it_up() -> None:
     outbox = opened(100, max_frame_events=1)
     outbox.extend(ticks(5))
-    size = len(outbox.frames(1)[0])
-    assert spans(outbox.frames(size + 1)) == [(0, 1, 2), (0, 2, 3)]
-    assert outbox.frames(0) == []
-    assert spans(outbox.frames(1 << 20)) == [(0, 3, 4), (0, 4, 5)]
+    size = len(way(outbox).frames(1)[0])
+    assert spans(way(outbox).frames(size + 1)) == [(0, 1, 2), (0, 2, 3)]
+    assert way(outbox).frames(0) == []
+    assert spans(way(outbox).frames(1 << 20)) == [(0, 3, 4), (0, 4, 5)]
 
 
 def test_time_and_flags_are_in_the_header() -> None:
     outbox = opened(10)
     outbox.put(Tick("joe"))
-    (header,) = headers_of(outbox.frames(1000, now_ms=1700000000123, flags=wire.ANSWER_NOW))
+    (header,) = headers_of(way(outbox).frames(1000, now_ms=1700000000123, flags=wire.ANSWER_NOW))
     assert (header.created_ms, header.flags) == (1700000000123, wire.ANSWER_NOW)
 
 
 def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_order() -> None:
     outbox = Outbox("ticks", "p", types=[GenericEvent], max_frame_bytes=100)
-    outbox.hello()
-    outbox.on_hello(answer(wire.Position(0, 0, 50)))
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 50)))
     events = [GenericEvent(n=n) for n in range(7)]
     events[1].put("n", object())
     events[4].put("n", "x" * 200)
     outbox.extend(events)
-    bodies = [frame.body for frame in read_envelope(envelope(outbox.frames(1 << 20)), 1 << 20)]  # type: ignore[union-attr]
+    bodies = [frame.body for frame in read_envelope(envelope(way(outbox).frames(1 << 20)), 1 << 20)]  # type: ignore[union-attr]
     sent = [event for body in bodies for event in EventType(GenericEvent).decode(body)]
     assert [event.n for event in sent] == [0, 2, 3, 5, 6]
     refusals = outbox.take_refusals()
@@ -344,9 +350,9 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
 def test_events_of_several_classes_share_a_frame_in_sections() -> None:
     outbox = opened(10)
     outbox.declare(Tock)
-    outbox.hello()
+    way(outbox).hello()
     outbox.extend([Tick("a", 1), Tock("b"), Tock("c"), Tick("d", 2)])
-    (frame,) = read_envelope(envelope(outbox.frames(1000)), 1 << 20)
+    (frame,) = read_envelope(envelope(way(outbox).frames(1000)), 1 << 20)
     assert isinstance(frame, Frame)
     assert isinstance(frame.header, wire.Data)
     assert check_sections(frame.header, frame.body) == ""
@@ -367,10 +373,10 @@ def test_any_number_of_event_classes_may_be_mixed() -> None:
     outbox = opened(1000)
     for cls in classes:
         outbox.declare(cls)
-    outbox.hello()
+    way(outbox).hello()
     outbox.extend([cls(n) for n, cls in enumerate(classes)])
     seen = 0
-    for frame in read_envelope(envelope(outbox.frames(1 << 20)), 1 << 20):
+    for frame in read_envelope(envelope(way(outbox).frames(1 << 20)), 1 << 20):
         assert isinstance(frame, Frame)
         assert isinstance(frame.header, wire.Data)
         assert check_sections(frame.header, frame.body) == ""
@@ -381,11 +387,11 @@ def test_any_number_of_event_classes_may_be_mixed() -> None:
 
 def test_json_texts_travel_under_the_node_s_type() -> None:
     outbox = Outbox("ticks", "p")
-    outbox.on_hello(answer(wire.Position(0, 0, 9), wire.Position(1, 0, 9)))
+    way(outbox).on_hello(answer(wire.Position(0, 0, 9), wire.Position(1, 0, 9)))
     outbox.declare_json(TICK.declaration)
-    outbox.hello()
+    way(outbox).hello()
     outbox.extend([JsonText(b'{"user":"a"}'), JsonText(b'{"user":"b"}'), JsonText(b'{"user":"c"}')])
-    frames = list(read_envelope(envelope(outbox.frames(1000)), 1 << 20))
+    frames = list(read_envelope(envelope(way(outbox).frames(1000)), 1 << 20))
     assert [(f.header.partition, f.header.count) for f in frames] == [(0, 2), (1, 1)]  # type: ignore[union-attr]
     assert {f.header.encoding for f in frames} == {wire.JSON}  # type: ignore[union-attr]
     assert bytes(frames[0].body) == b'[{"user":"a"},{"user":"c"}]'  # type: ignore[union-attr]
@@ -397,7 +403,7 @@ def test_json_texts_travel_under_the_node_s_type() -> None:
 def test_a_frame_is_kept_until_all_of_its_events_have_a_verdict() -> None:
     outbox = opened(100, max_frame_events=4)
     outbox.extend(ticks(8))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     for upto, kept in [(0, 2), (3, 2), (4, 1), (7, 1), (8, 0)]:
         ruled(outbox, 0, upto, 100)
         assert len(outbox.lanes[0].kept) == kept
@@ -407,7 +413,7 @@ def test_a_frame_is_kept_until_all_of_its_events_have_a_verdict() -> None:
 def test_an_older_verdict_takes_nothing_back() -> None:
     outbox = opened(100)
     outbox.extend(ticks(8))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 0, 8, 108)
     ruled(outbox, 0, 3, 108)
     assert (outbox.admitted, outbox.unsettled) == (8, 0)
@@ -416,7 +422,7 @@ def test_an_older_verdict_takes_nothing_back() -> None:
 def test_a_verdict_over_more_than_was_sent_settles_what_was_sent() -> None:
     outbox = opened(100)
     outbox.extend(ticks(3))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 0, 99, 200)
     assert (outbox.admitted, outbox.unsettled) == (3, 0)
 
@@ -431,49 +437,49 @@ def test_rulings_over_partitions_that_do_not_exist_are_ignored() -> None:
 def test_expected_n_sends_again_byte_for_byte_from_the_frame_that_holds_n() -> None:
     outbox = opened(100, max_frame_events=4)
     outbox.extend(ticks(12))
-    first = outbox.frames(1 << 20)
+    first = way(outbox).frames(1 << 20)
     outbox.put(Tick("new", 12))
     ruled(outbox, 0, 0, 100, wire.EXPECTED, expected=6)
-    again = outbox.frames(1 << 20)
+    again = way(outbox).frames(1 << 20)
     assert again[:2] == first[1:]
     assert spans(again) == [(0, 4, 8), (0, 8, 12), (0, 12, 13)]
-    assert outbox.frames(1 << 20) == []
+    assert way(outbox).frames(1 << 20) == []
 
 
 def test_after_a_reconnect_what_had_no_verdict_is_sent_again_byte_for_byte() -> None:
     outbox = opened(100, max_frame_events=4)
     outbox.extend(ticks(12))
-    first = outbox.frames(1 << 20)
+    first = way(outbox).frames(1 << 20)
     ruled(outbox, 0, 5, 100)
-    outbox.disconnected()
-    assert not outbox.sendable
-    assert outbox.frames(1 << 20) == []
+    way(outbox).disconnected()
+    assert not way(outbox).sendable
+    assert way(outbox).frames(1 << 20) == []
     assert outbox.unsettled == 7
-    assert headers_of([outbox.hello()])[0].positions == (wire.Position(0, 5),)
-    outbox.on_hello(answer(wire.Position(0, 8, 100, 6)))
+    assert headers_of([way(outbox).hello()])[0].positions == (wire.Position(0, 5),)
+    way(outbox).on_hello(answer(wire.Position(0, 8, 100, 6)))
     assert outbox.unsettled == 6
-    assert outbox.frames(1 << 20) == first[2:]
+    assert way(outbox).frames(1 << 20) == first[2:]
 
 
 def test_resends_stay_below_the_limit_too() -> None:
     outbox = opened(100, max_frame_events=4)
     outbox.extend(ticks(12))
-    first = outbox.frames(1 << 20)
-    outbox.disconnected()
-    outbox.on_hello(answer(wire.Position(0, 0, 6)))
-    assert outbox.frames(1 << 20) == first[:2]  # the second frame begins below 6
-    assert not outbox.sendable
+    first = way(outbox).frames(1 << 20)
+    way(outbox).disconnected()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 6)))
+    assert way(outbox).frames(1 << 20) == first[:2]  # the second frame begins below 6
+    assert not way(outbox).sendable
     ruled(outbox, 0, 8, 14)
-    assert outbox.frames(1 << 20) == first[2:]
+    assert way(outbox).frames(1 << 20) == first[2:]
 
 
 def test_a_producer_goes_on_where_its_earlier_life_stopped() -> None:
     outbox = Outbox("ticks", "p", "i2", types=[Tick])
-    outbox.hello()
+    way(outbox).hello()
     outbox.extend(ticks(3))
-    outbox.on_hello(answer(wire.Position(0, 40, 140, 38)))
+    way(outbox).on_hello(answer(wire.Position(0, 40, 140, 38)))
     assert (outbox.admitted, outbox.unsettled) == (0, 3)
-    assert spans(outbox.frames(1000)) == [(0, 40, 43)]
+    assert spans(way(outbox).frames(1000)) == [(0, 40, 43)]
     ruled(outbox, 0, 42, 142)
     assert (outbox.admitted, outbox.unsettled) == (2, 1)
     outbox.validate()
@@ -482,7 +488,7 @@ def test_a_producer_goes_on_where_its_earlier_life_stopped() -> None:
 def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
     outbox = opened(100)
     outbox.extend(ticks(10))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 0, 4, 100, wire.REFUSED, 10, ((1, 1, "no key"),))
     ruled(outbox, 0, 9, 100, wire.SHED, 10, ((5, 3, "too many"),))
     assert outbox.take_refusals() == [
@@ -498,7 +504,7 @@ def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
 def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> None:
     outbox = opened(100)
     outbox.extend(ticks(10))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 0, 0, 100, wire.REFUSED, 10, ((5, 1, "no key"),))
     assert (outbox.admitted, outbox.unsettled) == (0, 10)
     ruled(outbox, 0, 10, 110)
@@ -508,7 +514,7 @@ def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> 
 def test_a_refusal_that_is_told_again_counts_once() -> None:
     outbox = opened(100)
     outbox.extend(ticks(10))
-    outbox.frames(1000)
+    way(outbox).frames(1000)
     ruled(outbox, 0, 0, 100, wire.REFUSED, 10, ((5, 1, "no key"),))
     ruled(outbox, 0, 7, 100, wire.REFUSED, 10, ((5, 1, "no key"), (6, 1, "no key")))
     ruled(outbox, 0, 9, 100, wire.REFUSED, 10, ((6, 1, "no key"), (8, 1, "no key")))
@@ -517,32 +523,120 @@ def test_a_refusal_that_is_told_again_counts_once() -> None:
     assert (outbox.admitted, outbox.unsettled) == (6, 1)
 
 
-@pytest.mark.parametrize(
-    ("owner", "error"),
-    [
-        ("tcp://10.0.0.2:12000", "partition 0 of 'ticks' is run by tcp://10.0.0.2:12000"),
-        ("", "partition 0 of 'ticks' is run by another node"),
-    ],
-)
-def test_a_partition_run_elsewhere_is_the_outbox_s_error(owner: str, error: str) -> None:
+def test_a_lane_whose_partition_is_run_elsewhere_goes_there_with_all_that_has_no_verdict() -> None:
+    outbox = opened(100, 100)
+    outbox.extend(ticks(6))
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 3), (1, 0, 3)]
+    ruled(outbox, 0, 2, 100)
+    ruled(outbox, 0, 0, 0, wire.NOT_OWNER, owner="tcp://node:2")
+    assert not way(outbox).sendable
+    other = outbox.leg("tcp://node:2")
+    assert [position.number for position in headers_of([other.hello()])[0].positions] == [2, 0]
+    other.on_hello(
+        wire.Hello("b", "n2", "ticks", partitions=2, positions=(wire.Position(0, 2, 9),))
+    )
+    assert spans(other.frames(1000)) == [(0, 0, 3)]
+    assert not outbox.stuck
+    ruled(outbox, 1, 3, 100)
+    assert outbox.unsettled == 1
+
+
+def test_a_lane_without_an_owner_waits_until_somebody_owns_its_partition() -> None:
     outbox = opened(100)
-    ruled(outbox, 0, 0, 0, wire.NOT_OWNER, owner=owner)
-    assert outbox.error == error
+    ruled(outbox, 0, 0, 0, wire.NOT_OWNER)
+    outbox.extend(ticks(2))
+    assert not way(outbox).sendable
+    assert outbox.stuck
+    outbox.assign(["tcp://node:1"], 7)
+    assert way(outbox).asks  # a new hello, for the partition that has come to the node
+    (hello,) = headers_of(way(outbox).frames(1000))
+    assert isinstance(hello, wire.Hello)
+    way(outbox).on_hello(answer(wire.Position(0, 0, 9), headers={wire.EPOCH: 7}))
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 2)]
+
+
+def word(
+    epoch: int, *owners: int, nodes: Any = ("tcp://node:1", "tcp://node:2"), **more: Any
+) -> wire.Hello:
+    """A node's hello that tells the owners of the partitions, by their index in ``nodes``."""
+    headers = {wire.NODES: list(nodes), wire.OWNERS: list(owners), wire.EPOCH: epoch}
+    return wire.Hello("n", "n1", "ticks", (TICK.declaration,), "crc32:", len(owners),
+                      headers=headers, **more)  # fmt: skip
+
+
+def test_the_answer_to_a_hello_leads_each_lane_to_its_owner() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    outbox.extend(ticks(4))
+    way(outbox).hello()
+    way(outbox).on_hello(word(1, 0, 1, positions=(wire.Position(0, 0, 9),)))
+    assert set(outbox.legs) == {"tcp://node:1", "tcp://node:2"}
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 2)]
+    other = outbox.leg("tcp://node:2")
+    other.hello()
+    other.on_hello(word(1, 0, 1, positions=(wire.Position(1, 0, 9),)))
+    assert spans(other.frames(1000)) == [(1, 0, 2)]
+
+
+def test_of_two_words_on_owners_the_one_of_the_higher_epoch_is_true() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    way(outbox).hello()
+    way(outbox).on_hello(word(5, 1))
+    late = outbox.leg("tcp://node:3")
+    late.hello()
+    late.on_hello(word(4, 0, nodes=["tcp://node:3"], positions=(wire.Position(0, 0, 9),)))
+    (lane,) = outbox.lanes
+    assert lane.leg is outbox.leg("tcp://node:2")
+    way(outbox).on_hello(word(6, 0))
+    assert lane.leg is way(outbox)
+
+
+def test_a_lane_that_changes_its_owner_sends_again_what_had_no_verdict() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    way(outbox).hello()
+    way(outbox).on_hello(word(1, 0, positions=(wire.Position(0, 0, 9),)))
+    outbox.extend(ticks(4))
+    way(outbox).frames(1000)
+    ruled(outbox, 0, 1, 9)
+    way(outbox).disconnected()
+    other = outbox.leg("tcp://node:2")
+    other.hello()
+    other.on_hello(word(1, 0))
+    assert not other.sendable
+    other.on_hello(word(2, 1))  # unasked: the partition has been taken over
+    (hello,) = headers_of(other.frames(1000))
+    assert hello.positions == (wire.Position(0, 1),)
+    other.on_hello(word(2, 1, positions=(wire.Position(0, 1, 9),)))
+    assert spans(other.frames(1000)) == [(0, 0, 4)]
+    outbox.validate()
+
+
+def test_a_node_that_was_dialled_by_two_names_keeps_one_leg() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    headers = {wire.ADDRESS: "tcp://node:1", wire.NODES: ["tcp://node:1"], wire.OWNERS: [0]}
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 9), headers=headers))
+    again = Leg(outbox, "tcp://localhost:1")
+    outbox.legs[again.address] = again
+    again.hello()
+    again.on_hello(answer(wire.Position(0, 0, 9), headers=headers))
+    assert list(outbox.legs) == ["tcp://localhost:1"]
+    assert outbox.leg("tcp://node:1") is again
+    assert outbox.lanes[0].leg is again
 
 
 def test_an_error_in_a_verdict_stops_the_outbox_and_keeps_its_events() -> None:
     outbox = opened(100)
     outbox.extend(ticks(2))
-    outbox.on_verdict(wire.Verdict("ticks", "p", error="sections do not add up"))
+    way(outbox).on_verdict(wire.Verdict("ticks", "p", error="sections do not add up"))
     assert outbox.error == "sections do not add up"
-    assert not outbox.sendable
-    assert outbox.frames(1000) == []
+    assert not way(outbox).sendable
+    assert way(outbox).frames(1000) == []
     assert outbox.unsettled == 2
 
 
 def test_asking_and_ending_are_frames_of_this_stream_and_producer() -> None:
     outbox = opened(100)
-    assert headers_of([outbox.ask(), outbox.end_of_stream()]) == [
+    assert headers_of([way(outbox).ask(), way(outbox).end_of_stream()]) == [
         wire.Idle("ticks", "p", wire.ANSWER_NOW),
         wire.EndOfStream("ticks", "p"),
     ]
@@ -572,7 +666,7 @@ class Ears:
 
 def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:
     ears = Ears()
-    return StreamAdmission("ticks", [Stage(capacity) for capacity in capacities], ears), ears
+    return StreamAdmission("ticks", dict(enumerate(map(Stage, capacities))), ears), ears
 
 
 def greet(
@@ -978,7 +1072,7 @@ class World:
         self.routing = routing
         self.admission = StreamAdmission(
             "ticks",
-            [Stage(capacity) for _ in range(partitions)],
+            {partition: Stage(capacity) for partition in range(partitions)},
             lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
         )
         self.outboxes = {
@@ -1013,8 +1107,8 @@ class World:
     def send(self, name: str, budget: int) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
         resent = [len(lane.kept) for lane in outbox.lanes]
-        sendable = outbox.sendable
-        frames = outbox.frames(budget)
+        sendable = way(outbox).sendable
+        frames = way(outbox).frames(budget)
         assert sendable or not frames
         for header in headers_of(frames):
             lane = outbox.lanes[header.partition]
@@ -1029,21 +1123,21 @@ class World:
     def ask(self, name: str) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
         if wire_ is not None and outbox.opened:
-            wire_.up.append(envelope([outbox.ask()]))
+            wire_.up.append(envelope([way(outbox).ask()]))
 
     def greet_again(self, name: str) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
         if wire_ is not None:
-            wire_.up.append(envelope([outbox.hello()]))
+            wire_.up.append(envelope([way(outbox).hello()]))
 
     def hear(self, name: str) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
         if wire_ is not None and wire_.down:
             for header in headers_of_envelope(wire_.down.popleft()):
                 if isinstance(header, wire.Hello):
-                    outbox.on_hello(header)
+                    way(outbox).on_hello(header)
                 else:
-                    outbox.on_verdict(header)
+                    way(outbox).on_verdict(header)
             assert not outbox.error
             for refusal in outbox.take_refusals():
                 if refusal.number >= 0:
@@ -1054,7 +1148,7 @@ class World:
     def connect(self, name: str) -> None:
         if self.wires[name] is None:
             self.wires[name] = Wire(name)
-            self.outboxes[name].disconnected()
+            way(self.outboxes[name]).disconnected()
             self.greet_again(name)
 
     def disconnect(self, name: str, arriving: int) -> None:
@@ -1062,7 +1156,7 @@ class World:
         wire_ = self.wires[name]
         if wire_ is not None:
             self.wires[name] = None
-            self.outboxes[name].disconnected()
+            way(self.outboxes[name]).disconnected()
             wire_.down.clear()
             while len(wire_.up) > arriving:
                 wire_.up.pop()
@@ -1200,7 +1294,9 @@ class World:
         assert {name: box.unsettled for name, box in self.outboxes.items()} == dict.fromkeys(
             self.names, 0
         )
-        assert [stage.depth for stage in self.admission.stages] == [0] * len(self.admission.stages)
+        assert [stage.depth for stage in self.admission.stages.values()] == [0] * len(
+            self.admission.stages
+        )
         handled = sorted(serial for serials in self.processed.values() for serial in serials)
         assert handled == [n for n in range(self.serial) if n not in self.unsendable]
         for name, outbox in self.outboxes.items():

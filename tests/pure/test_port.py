@@ -46,11 +46,11 @@ class Node:
         assert isinstance(stream, InputStream)
         self.batches: list[EventBatch] = []
         self.heard: list[ProducerLane] = []
-        self.stages = [Stage(1000) for _ in range(partitions)]
+        self.stages = {partition: Stage(1000) for partition in range(partitions)}
         self.partitioner = Partitioner(partitions)
         self.port = InputPort(
             stream, self.stages, self.partitioner, "crc32", self.batches.append,
-            self.heard.append, 4096,
+            self.heard.append, {wire.MAX_FRAME_BYTES: 4096},
         )  # fmt: skip
 
     def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:

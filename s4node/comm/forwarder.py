@@ -1,0 +1,72 @@
+"""Carries events that came to the wrong node on to the node that owns their partition. Pure.
+
+Rules
+- The producer's frame is done when the owner has ruled on every event of it, so nothing is
+  acknowledged that another process may still lose.
+- What the owner refuses is refused to the producer, with the owner's word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from s4node.comm.outbox import Lane, Outbox, Refusal
+from s4node.event import EventBatch
+
+
+class _Carried:
+    """The events of one batch that have no ruling yet, by their place in the producer's frame."""
+
+    __slots__ = ("batch", "indices")
+
+    def __init__(self, batch: EventBatch) -> None:
+        self.batch = batch
+        self.indices = deque(range(len(batch.events)))
+
+
+class Forwarder:
+    """One stream's way from this node to the others of its cluster."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self._carried: dict[int, deque[_Carried]] = {}
+        outbox.on_settled = self._settled
+        outbox.on_refusal = self._refused
+
+    def forward(self, batch: EventBatch) -> None:
+        """Take a batch for a partition of another node."""
+        self._carried.setdefault(batch.partition, deque()).append(_Carried(batch))
+        self.outbox.extend_lane(batch.partition, batch.events)
+
+    def _settled(self, lane: Lane, count: int) -> None:
+        """The owner has ruled on the lane's oldest ``count`` events."""
+        waiting = self._carried.get(lane.partition)
+        while count and waiting:
+            carried = waiting[0]
+            taken = min(count, len(carried.indices))
+            for _ in range(taken):
+                carried.indices.popleft()
+            count -= taken
+            if not carried.indices:
+                waiting.popleft()
+                if carried.batch.receipt is not None:
+                    carried.batch.receipt.done()
+
+    def _refused(self, lane: Lane, refusal: Refusal) -> None:
+        """The owner did not process an event, or it could not be sent at all (number -1)."""
+        unsent = refusal.number < 0
+        at = (lane.next_number if unsent else refusal.number) - lane.upto
+        waiting = self._carried.get(lane.partition, deque())
+        for carried in waiting:
+            if at < len(carried.indices):
+                batch, index = carried.batch, carried.indices[at]
+                if batch.receipt is not None:
+                    batch.receipt.refuse(batch.number(index), refusal.reason)
+                if unsent:  # it has no number, so nothing will settle it
+                    del carried.indices[at]
+                    if not carried.indices:
+                        waiting.remove(carried)
+                        if batch.receipt is not None:
+                            batch.receipt.done()
+                return
+            at -= len(carried.indices)

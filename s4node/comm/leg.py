@@ -1,0 +1,227 @@
+"""A leg of an outbox: its lanes' way over one connection, to the node that owns them. Pure.
+
+Rules
+- ``hello`` first: a lane sends nothing before its owner has said where it goes on.
+- The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
+  also says so unasked when owners change; then a new hello opens what has come to it.
+- A node that was dialled by one name may call itself by another: ``alias`` is its own.
+- What comes from a leg concerns its own lanes only: a node that has lost a partition cannot
+  rule on it any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from s4node.comm import frame as wire
+
+if TYPE_CHECKING:
+    from s4node.comm.outbox import Lane, Outbox
+
+
+class Leg:
+    """The part of ``outbox`` that goes to the node at ``address``."""
+
+    __slots__ = (
+        "_asked",
+        "_declared",
+        "_first_lane",
+        "_frame_bytes",
+        "_wants_hello",
+        "address",
+        "alias",
+        "lanes",
+        "opened",
+        "outbox",
+    )
+
+    def __init__(self, outbox: Outbox, address: str) -> None:
+        self.outbox = outbox
+        self.address = address
+        self.alias = address
+        self.lanes: list[Lane] = []
+        self.opened = False
+        self._asked = 0  # hellos without an answer
+        self._declared = 0
+        self._wants_hello = False
+        self._frame_bytes = 0
+        self._first_lane = 0
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def hello(self) -> bytes:
+        """The frame that opens the stream on a new connection, or anew on an open one."""
+        box = self.outbox
+        self._declared = len(box.known)
+        self._wants_hello = False
+        self._asked += 1
+        return wire.encode_frame(
+            wire.Hello(
+                box.producer,
+                box.incarnation,
+                box.stream,
+                box.declarations,
+                box.routing,
+                len(box.lanes),
+                tuple(wire.Position(lane.partition, lane.upto) for lane in box.lanes),
+                headers=box.headers,
+            )
+        )
+
+    def ask_for_lanes(self) -> None:
+        """Lanes have come to this leg: say hello for them, if the connection has one already."""
+        self._wants_hello = self.opened
+
+    @property
+    def asks(self) -> bool:
+        """Whether a hello is to be sent now."""
+        return self.opened and (self._wants_hello or self._declared != len(self.outbox.known))
+
+    def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
+        """Frames that may leave now, resends first, up to about ``budget`` bytes."""
+        box = self.outbox
+        if not self.opened or box.error:
+            return []
+        out: list[bytes] = []
+        box.route()
+        if self.asks:
+            out.append(self.hello())
+        lanes = self.lanes
+        for offset in range(len(lanes)):
+            lane = lanes[(self._first_lane + offset) % len(lanes)]
+            if not lane.open:
+                continue
+            while lane.cursor < len(lane.kept) and budget > 0:
+                kept = lane.kept[lane.cursor]
+                if kept.first >= lane.limit:
+                    break
+                lane.cursor += 1
+                out.append(kept.data)
+                budget -= len(kept.data)
+            while lane.pending and lane.cursor == len(lane.kept) and budget > 0:
+                room = lane.limit - lane.next_number
+                if room <= 0:
+                    break
+                count = min(room, box.max_frame_events)
+                data = box.encode(lane, count, now_ms, flags, self._frame_bytes)
+                if data is not None:
+                    out.append(data)
+                    budget -= len(data)
+            if budget <= 0:
+                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
+                break
+        return out
+
+    @property
+    def sendable(self) -> int:
+        """How many events may leave now, those that are to be sent again included."""
+        box = self.outbox
+        if not self.opened or box.error:
+            return 0
+        box.route()
+        total = 0
+        for lane in self.lanes:
+            if not lane.open:
+                continue
+            if lane.cursor < len(lane.kept):
+                kept = lane.kept[lane.cursor]
+                if kept.first < lane.limit:
+                    total += lane.next_number - kept.first
+            elif lane.pending:
+                total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
+        return total
+
+    def ask(self) -> bytes:
+        """A frame that asks for a verdict without delay."""
+        box = self.outbox
+        return wire.encode_frame(wire.Idle(box.stream, box.producer, wire.ANSWER_NOW))
+
+    def end_of_stream(self) -> bytes:
+        """A frame that says that this producer is done."""
+        return wire.encode_frame(wire.EndOfStream(self.outbox.stream, self.outbox.producer))
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def disconnected(self) -> None:
+        """The connection is gone: everything without a verdict will be sent again."""
+        self.opened = self._wants_hello = False
+        self._asked = 0
+        for lane in self.lanes:
+            lane.close()
+
+    def on_hello(self, answer: wire.Hello) -> None:
+        """The node's answer, or its word that owners have changed."""
+        box = self.outbox
+        asked, self._asked = self._asked, max(0, self._asked - 1)
+        if answer.error:
+            if not any(leg.opened for leg in box.legs.values() if leg is not self):
+                box.error = answer.error
+            return
+        problem = box.take_answer(answer)
+        if problem:
+            box.error = problem
+            return
+        self._learn(answer)
+        epoch = _whole(answer.headers.get(wire.EPOCH))
+        for position in answer.positions:
+            if not 0 <= position.partition < len(box.lanes):
+                continue
+            lane = box.lanes[position.partition]
+            if lane.leg is not self:
+                if epoch < lane.epoch:
+                    continue  # whom others call the owner has been told so later
+                box.move(lane, self, epoch)
+            if asked or not lane.open:
+                before = lane.upto
+                lane.reopen(position)
+                box.tell_settled(lane, before)
+        self.opened = True
+        self._wants_hello = False
+        owners = _owners(answer)
+        if owners:
+            box.assign(owners, epoch)
+
+    def on_verdict(self, verdict: wire.Verdict) -> None:
+        """Take the node's rulings."""
+        box = self.outbox
+        if verdict.error:
+            box.error = verdict.error
+        for ruling in verdict.rulings:
+            if not 0 <= ruling.partition < len(box.lanes):
+                continue
+            lane = box.lanes[ruling.partition]
+            if lane.leg is not self:
+                continue
+            if ruling.outcome == wire.NOT_OWNER:
+                lane.close()
+                if ruling.owner:
+                    box.move(lane, box.leg(ruling.owner), lane.epoch)
+                continue
+            box.take_ruling(lane, ruling)
+
+    def _learn(self, answer: wire.Hello) -> None:
+        box = self.outbox
+        self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
+        alias = answer.headers.get(wire.ADDRESS)
+        if isinstance(alias, str) and alias:
+            for other in [leg for leg in box.legs.values() if leg is not self]:
+                if alias in (other.address, other.alias):  # the same node by another name
+                    for lane in list(other.lanes):
+                        box.move(lane, self, lane.epoch)
+                    box.drop(other)
+            self.alias = alias
+        nodes = answer.headers.get(wire.NODES)
+        if isinstance(nodes, (list, tuple)):
+            box.nodes = tuple(node for node in nodes if isinstance(node, str))
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _owners(answer: wire.Hello) -> list[str]:
+    """The address of each partition's owner, as an answer tells them; empty if it does not."""
+    nodes, owners = answer.headers.get(wire.NODES), answer.headers.get(wire.OWNERS)
+    if not isinstance(nodes, (list, tuple)) or not isinstance(owners, (list, tuple)):
+        return []
+    return [str(nodes[at]) if isinstance(at, int) and 0 <= at < len(nodes) else "" for at in owners]
