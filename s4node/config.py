@@ -216,6 +216,25 @@ HASHER = Setting(
     "a key to a whole number. Producers that route by themselves must use the same one.",
 )
 
+CLUSTER_GATHER_TIMEOUT = Setting(
+    _CLUSTER, "s4.cluster.gatherTimeout", "10000", _milliseconds(0),
+    "How long the first containers of an app wait for the others that are expected, before they "
+    "share out its partitions among those that are there. Who comes later is a spare.",
+)
+
+_COORDINATION = "Coordination: how nodes find each other"
+
+COORDINATION_FOLDER = Setting(
+    _COORDINATION, "s4.coordination.folder", "~/.s4node", _TEXT,
+    "The folder in which the nodes of one machine find each other; they make it. Nodes with the "
+    "same folder belong together. It must be on a disk of this machine, and yours alone.",
+)
+SESSION_TIMEOUT = Setting(
+    _COORDINATION, "s4.session.timeout", "10000", _milliseconds(100),
+    "After how long the partitions of a process that gives no sign of life go to others. A process "
+    "that dies is noticed at once; this is for those that hang or are stopped.",
+)
+
 _LISTENER = "Listener: what comes in"
 
 LISTENER_ADDRESS = Setting(

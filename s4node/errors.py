@@ -80,6 +80,34 @@ class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 
 
+class CoordinationError(S4Error):
+    """What the nodes share cannot be read or written, or says that this one may not join."""
+
+
+class NoEntry(CoordinationError):  # noqa: N818
+    """There is no entry at this path of the coordination's tree."""
+
+
+class EntryExists(CoordinationError):  # noqa: N818
+    """There is an entry at this path already; nothing was written."""
+
+
+class EntryNotEmpty(CoordinationError):  # noqa: N818
+    """The entry has entries below it; nothing was deleted."""
+
+
+class BadVersion(CoordinationError):  # noqa: N818
+    """Somebody else wrote this entry since it was read; nothing was written."""
+
+
+class NameTaken(CoordinationError):  # noqa: N818
+    """A node or member of this name lives already; the message tells which."""
+
+
+class SessionLost(CoordinationError):  # noqa: N818
+    """This session is over: what it owned has gone to others, and it may write no more."""
+
+
 def leaves(error: BaseException) -> list[BaseException]:
     """The exceptions inside nested groups, in order; ``[error]`` if it is no group."""
     if isinstance(error, BaseExceptionGroup):

@@ -2,7 +2,7 @@
 
 Rules
 - Of two views the one of the higher epoch is true.
-- ``owners`` holds an address for each partition, ``""`` where nobody owns it at the moment.
+- ``owners`` holds an address for each partition, ``""`` where nobody lives who owns it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class View:
     """The owners of an app's partitions as one member sees them.
 
     ``epochs`` says since which epoch each partition has had its owner, ``mine`` are the partitions
-    of the member itself, ``members`` the addresses of all, spares included.
+    of the member itself, ``members`` the addresses of all that live, spares included, the oldest
+    first. ``epoch`` 0: nothing is assigned yet.
     """
 
     epoch: int

@@ -18,7 +18,7 @@ PURE = [
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.stage",
     "progress.low_watermark",
-    "cluster.view",
+    "cluster.coordination", "cluster.assignment", "cluster.view",
     "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
 ]  # fmt: skip
@@ -171,7 +171,7 @@ def test_trio_is_known_to_shells_only() -> None:
         for found in IMPORTS
         if found.target.split(".")[0] in ("trio", "structlog")
     }
-    assert users <= {"comm", "container", "ops", "bench", "spark", "testing"}
+    assert users <= {"cluster", "comm", "container", "ops", "bench", "spark", "testing"}
 
 
 def test_rooms_import_downwards_only_so_there_is_no_cycle_between_them() -> None:

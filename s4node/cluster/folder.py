@@ -1,0 +1,325 @@
+"""Coordination on one machine, without any server: a folder that all processes share.
+
+Rules
+- The folder holds a database (:mod:`s4node.cluster.tree`), a file for each session
+  (:mod:`s4node.cluster.session_file`) and a lock for what must happen one at a time. It must be on
+  a disk of this machine: network file systems keep neither kind of lock reliably.
+- Calls that read or write run in a thread, for SQLite may wait for another process or the disk.
+  Looking for changes runs in the loop, every 50 ms: a few system calls that never wait, about
+  0.1 ms in all.
+- Every session looks after all others. A process that dies loses its lock, is noticed at the next
+  look, and whoever notices removes its session. A process that is stopped is removed when it gave
+  no sign of life for its timeout.
+- A session that finds itself removed, or its folder gone, is lost for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from s4node.cluster.coordination import Entry, check_data, check_path
+from s4node.cluster.session_file import SeenFile, SessionFile
+from s4node.cluster.tree import ENDED, SessionRow, Tree, TreeBusy, Watch
+from s4node.errors import CoordinationError, SessionLost
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.05
+"""How often a session looks for changes and for others that died."""
+
+_CLOSING_SECONDS = 2.0
+_SESSIONS = "sessions"
+
+
+class FolderCoordination:
+    """The tree in ``folder``, which is made if it is missing; ``~`` is the user's home.
+
+    ``session_timeout`` (seconds) is after how long a silent session is ended by the others.
+    """
+
+    def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        self.session_timeout = session_timeout
+
+    @asynccontextmanager
+    async def session(self, name: str) -> AsyncIterator[FolderSession]:
+        """See :meth:`coordination.Coordination.session`."""
+        session = await self._open(name)
+        failure: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.beat)
+                nursery.start_soon(session.look)
+                try:
+                    yield session
+                except Exception as error:  # carried out of the nursery as it is, not in a group
+                    failure = error
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await session.close()
+        if failure is not None:
+            raise failure
+
+    async def _open(self, name: str) -> FolderSession:
+        row = SessionRow(uuid.uuid4().hex, name, self.session_timeout)
+        deadline = trio.current_time() + self.session_timeout
+        while True:
+            try:
+                return await trio.to_thread.run_sync(_open_session, self.folder, row)
+            except TreeBusy as busy:
+                if trio.current_time() > deadline:
+                    raise _stuck(self.folder, self.session_timeout) from busy
+                await trio.sleep(LOOK_SECONDS)
+            except OSError as error:
+                raise CoordinationError(
+                    f"the coordination's folder {self.folder} cannot be used ({error}); mend its "
+                    f"rights or set s4.coordination.folder to another one"
+                ) from error
+
+
+class FolderSession:
+    """A :class:`coordination.Session` in a folder; made by :meth:`FolderCoordination.session`."""
+
+    def __init__(self, folder: Path, row: SessionRow, tree: Tree, file: SessionFile) -> None:
+        self.id = row.id
+        self.name = row.name
+        self.timeout = row.timeout
+        self.lost = trio.Event()
+        self._reason = ""
+        self._folder = folder
+        self._tree = tree
+        self._inode = tree.path.stat().st_ino
+        self._file = file
+        self._turn = trio.Lock()
+        self._changed = trio.Event()
+        self._others: dict[str, SeenFile] = {}
+
+    # --- the contract ----------------------------------------------------------------------------
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
+        """See :meth:`coordination.Session.create`."""
+        check_path(path)
+        check_data(path, data)
+        await self._call(lambda: self._tree.create(self.id, path, data, ephemeral), write=True)
+
+    async def get(self, path: str) -> Entry | None:
+        """See :meth:`coordination.Session.get`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.get(self.id, path))
+
+    async def set(self, path: str, data: bytes, version: int | None = None) -> int:
+        """See :meth:`coordination.Session.set`."""
+        check_path(path)
+        check_data(path, data)
+        return await self._call(lambda: self._tree.set(self.id, path, data, version), write=True)
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """See :meth:`coordination.Session.delete`."""
+        check_path(path)
+        await self._call(lambda: self._tree.delete(self.id, path, version), write=True)
+
+    async def children(self, path: str) -> list[str]:
+        """See :meth:`coordination.Session.children`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.children(self.id, path))
+
+    async def change(self, path: str) -> int:
+        """See :meth:`coordination.Session.change`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.change(self.id, path))
+
+    async def wait_change(self, path: str, seen: int) -> int:
+        """See :meth:`coordination.Session.wait_change`."""
+        while True:
+            changed = self._changed  # before reading: what comes after sets this very event
+            number = await self.change(path)
+            if number > seen:
+                return number
+            await changed.wait()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _call(self, step: Callable[[], T], *, write: bool = False) -> T:
+        """Run ``step`` in a thread, again and again while other processes are in the way."""
+        deadline = trio.current_time() + self.timeout
+        while True:
+            try:
+                result = await self._attempt(step)
+            except TreeBusy as busy:
+                if trio.current_time() > deadline:
+                    raise _stuck(self._folder, self.timeout) from busy
+            else:
+                if write:
+                    self._wake()
+                return result
+
+    async def _attempt(self, step: Callable[[], T]) -> T:
+        async with self._turn:
+            if self.lost.is_set():
+                raise SessionLost(self._reason)
+            try:
+                return await trio.to_thread.run_sync(step)
+            except SessionLost as lost:
+                self._lose(str(lost))
+                raise SessionLost(self._reason) from None
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self._reason = f"session {self.name!r} in {self._folder} is lost: {reason}"
+            self.lost.set()
+            self._file.close()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def beat(self) -> None:
+        """Give signs of life; apart from looking, which may have to wait for others."""
+        while not self.lost.is_set():
+            self._file.beat()
+            await trio.sleep(self.timeout / 5)
+
+    async def look(self) -> None:
+        """See to changes and to the other sessions, until this one is lost."""
+        watch = self._tree.watch()
+        try:
+            await self._look(watch)
+        except SessionLost:
+            pass  # it is known by now
+        except (CoordinationError, OSError) as error:
+            self._lose(str(error))
+        finally:
+            watch.close()
+            for other in self._others.values():
+                other.close()
+
+    async def _look(self, watch: Watch) -> None:
+        last = time.monotonic()
+        while not self.lost.is_set():
+            now = time.monotonic()
+            self._check_folder()
+            with contextlib.suppress(TreeBusy):  # then at the next look
+                if watch.changed():
+                    self._wake()
+                    await self._read_sessions(now)
+                if now - last > self.timeout / 2:  # asleep oneself, and perhaps all others too
+                    for other in self._others.values():
+                        other.excuse(now)
+                for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
+                    await self._attempt(partial(_end_session, self._tree, self._folder, id_))
+                    self._others.pop(id_).close()
+            last = now
+            await trio.sleep(LOOK_SECONDS)
+
+    def _check_folder(self) -> None:
+        try:
+            same = self._tree.path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise CoordinationError(
+                "its database was deleted or replaced under it; start all nodes anew, and keep "
+                "what cleans up folders away from this one"
+            )
+
+    async def _read_sessions(self, now: float) -> None:
+        """Learn who is there; raises SessionLost if this session no longer is."""
+        rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
+        if self.id not in rows:
+            self._lose(ENDED)
+        for id_ in self._others.keys() - rows.keys():
+            self._others.pop(id_).close()
+        for id_ in rows.keys() - self._others.keys() - {self.id}:
+            self._others[id_] = SeenFile(_session_path(self._folder, id_), rows[id_].timeout, now)
+
+    async def close(self) -> None:
+        """End the session in good order, if nobody else has; the others learn it at once."""
+        try:
+            while not self.lost.is_set():
+                with contextlib.suppress(TreeBusy):
+                    await self._attempt(partial(_end_session, self._tree, self._folder, self.id))
+                    break
+        except CoordinationError:
+            pass  # the lock below tells the others all the same
+        finally:
+            self._lose("it was closed")
+            self._tree.close()
+
+
+# --- what happens in threads ---------------------------------------------------------------------
+
+
+def _open_session(folder: Path, row: SessionRow) -> FolderSession:
+    """Make the folder if need be, bury the dead, and make ``row`` known; raises TreeBusy."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise CoordinationError(
+            f"everybody may write to {folder}, and so could tell the nodes what to run; forbid it "
+            f"(chmod o-w), or set s4.coordination.folder to another folder"
+        )
+    (folder / _SESSIONS).mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as undo:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as busy:
+                raise TreeBusy(str(busy)) from busy
+            tree = Tree(folder / "tree.sqlite")
+            undo.callback(tree.close)
+            _bury(tree, folder)
+            file = SessionFile(_session_path(folder, row.id))
+            undo.callback(file.close)
+            tree.open_session(row)
+            session = FolderSession(folder, row, tree, file)
+            undo.pop_all()
+            return session
+        finally:
+            os.close(lock)
+
+
+def _bury(tree: Tree, folder: Path) -> None:
+    """End the sessions of dead processes, so that nobody meets their entries.
+
+    Files that no session belongs to are left from processes that died while they made them.
+    """
+    for path in sorted(
+        {_session_path(folder, row.id) for row in tree.sessions()}
+        | set((folder / _SESSIONS).iterdir())
+    ):
+        seen = SeenFile(path, 0.0, 0.0)
+        try:
+            if seen.dead():
+                _end_session(tree, folder, path.name)
+        finally:
+            seen.close()
+
+
+def _end_session(tree: Tree, folder: Path, id_: str) -> None:
+    tree.end_session(id_)
+    _session_path(folder, id_).unlink(missing_ok=True)
+
+
+def _session_path(folder: Path, id_: str) -> Path:
+    return folder / _SESSIONS / id_
+
+
+def _stuck(folder: Path, seconds: float) -> CoordinationError:
+    return CoordinationError(
+        f"the coordination's folder {folder} was locked by another process for {seconds:g} s; look "
+        f"for a stopped one (ps shows state T), and go on with it or kill it"
+    )

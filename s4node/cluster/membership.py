@@ -1,0 +1,181 @@
+"""A container among its peers: it joins, and follows who owns which partition.
+
+Rules
+- The oldest living member computes the assignment and writes it over the version that it has read;
+  whoever was slower reads again. Should it die, the next oldest goes on: nobody is elected.
+- The first assignment waits until the expected number of members is there, or for the gather time.
+  First is also the one after all owners have died.
+- What is told is a whole view, never a difference; equal views are told once.
+- An owner that no longer lives is nobody: its address is not told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from s4node.cluster.assignment import Key, assign, has_living_owner
+from s4node.cluster.registry import AppId, Group, MemberInfo, Registry
+from s4node.cluster.view import View
+from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
+
+if TYPE_CHECKING:
+    from s4node.cluster.coordination import Session
+
+GATHER_SECONDS = 10.0
+
+
+class Membership:
+    """One container's part in an app of ``partitions`` partitions.
+
+    ``member`` must be unique among the app's living members, ``address`` is where peers reach it,
+    ``expected`` how many members the first assignment waits for, ``gather_timeout`` (seconds) for
+    how long at most. ``node`` and ``version`` are for those who look.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        cluster: str,
+        app: str,
+        member: str,
+        address: str,
+        partitions: int,
+        expected: int = 1,
+        gather_timeout: float = GATHER_SECONDS,
+        node: str = "",
+        version: str = "",
+    ) -> None:
+        self.app = AppId(cluster, app)
+        self.registry = Registry(session)
+        self._session = session
+        self._info = MemberInfo(
+            name=member,
+            node=node,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            address=address,
+            version=version,
+            partitions=partitions,
+        )
+        self._expected = expected
+        self._gather_timeout = gather_timeout
+        self._gather_until = 0.0
+        self._running: trio.CancelScope | None = None
+        self._left = False
+        self.view = View(0, ("",) * partitions, (0,) * partitions, frozenset(), ())
+
+    async def run(self, on_view: Callable[[View], None]) -> None:
+        """Join, and call ``on_view`` with every new view until :meth:`leave`.
+
+        ``on_view`` is called in the loop and must not block. The last view comes after leaving, and
+        in it nothing is ``mine``. Raises NameTaken where a member of this name lives,
+        CoordinationError where one with another number of partitions does, and SessionLost when the
+        session is over: whatever was ``mine`` may be others' by then. A run that is cancelled
+        leaves the member joined, for as long as its session lives.
+        """
+        await self.registry.join_member(self.app, self._info)
+        self._gather_until = trio.current_time() + self._gather_timeout
+        if self._left:  # while it was joining
+            await self.leave()
+            return
+        await self._check_partitions()
+        with trio.CancelScope() as self._running:
+            await self._follow(on_view)
+        self._tell(await self.registry.group(self.app), on_view)
+
+    async def leave(self) -> None:
+        """Give up what is ``mine``, which goes to others at once, and end :meth:`run`.
+
+        Stop processing first: from here on others may start with these partitions. Leaving again,
+        or after the session was lost, does nothing.
+        """
+        self._left = True
+        try:
+            await self.registry.leave_member(self.app, self._info.name)
+            while True:  # who leaves knows it first, so it shares out what it had
+                group = await self.registry.group(self.app)
+                if group.assignment is None or not await self._write_next(group):
+                    break
+        except SessionLost:
+            return
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _check_partitions(self) -> None:
+        """Of two that disagree the younger one goes, so that they agree on who is wrong."""
+        mine = self._info
+        for member in (await self.registry.group(self.app)).members:
+            if member.session == self._session.id and member.value.name == mine.name:
+                return
+            if member.value.partitions != mine.partitions:
+                await self.leave()
+                other = member.value
+                raise CoordinationError(
+                    f"app {str(self.app)!r} runs with {other.partitions} partitions in "
+                    f"{other.name!r} (process {other.pid} on {other.host}), and would have "
+                    f"{mine.partitions} here; set s4.cluster.partitions = {other.partitions}, or "
+                    f"stop all of its containers first"
+                )
+
+    async def _follow(self, on_view: Callable[[View], None]) -> None:
+        base = Registry.path_of_app(self.app)
+        while True:
+            seen = await self._session.change(base)
+            group = await self.registry.group(self.app)
+            deadline = self._wait_for_others(group)
+            if self._is_oldest(group) and deadline == math.inf and await self._write_next(group):
+                continue
+            self._tell(group, on_view)
+            with trio.move_on_at(deadline):
+                await self._session.wait_change(base, seen)
+
+    def _is_oldest(self, group: Group) -> bool:
+        return bool(group.members) and group.candidates[0].key == self._key
+
+    @property
+    def _key(self) -> Key:
+        return self._session.id, self._info.name
+
+    def _wait_for_others(self, group: Group) -> float:
+        """Until when the first assignment has to wait; infinite where it has not."""
+        assignment = group.assignment and group.assignment.value
+        if len(group.members) >= self._expected or has_living_owner(assignment, group.candidates):
+            return math.inf
+        return self._gather_until if trio.current_time() < self._gather_until else math.inf
+
+    async def _write_next(self, group: Group) -> bool:
+        """Write what follows from ``group``; False where it stands already."""
+        before = group.assignment
+        members = [
+            candidate
+            for candidate, member in zip(group.candidates, group.members, strict=True)
+            if member.value.partitions == self._info.partitions
+        ]
+        after = assign(self._info.partitions, members, before and before.value)
+        if before is not None and after is before.value:
+            return False
+        with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see
+            await self.registry.write_assignment(self.app, after, before and before.version)
+        return True
+
+    def _tell(self, group: Group, on_view: Callable[[View], None]) -> None:
+        nobody = ("",) * self._info.partitions
+        owners = group.assignment.value.owners if group.assignment else ()
+        view = View(
+            epoch=group.epoch,
+            owners=group.owners or nobody,
+            epochs=group.epochs or (0,) * len(nobody),
+            mine=frozenset(i for i, owner in enumerate(owners) if owner.key == self._key),
+            members=group.addresses,
+        )
+        if view != self.view:
+            self.view = view
+            on_view(view)
