@@ -191,7 +191,10 @@ class Container:
         self._membership = self._make_membership(self.address)
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)
-        await self._own(await views.receive())
+        view = await views.receive()
+        while not view.epoch:  # nothing is assigned before all are here
+            view = await views.receive()
+        await self._own(view)
         nursery.start_soon(self._follow, views)
 
     async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:

@@ -1,0 +1,266 @@
+"""Several containers share an app: who owns what, and what goes from one to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from harness import ANY_PORT, plain_errors, until
+from s4node import App, Client, Config, Container, Event, ProcessingElement, Stream
+from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.membership import Membership
+from s4node.schema import JsonText
+
+USERS = [f"user-{n}" for n in range(40)]
+
+
+class Click(Event):
+    user: str
+    words: str = ""
+
+
+class Word(Event):
+    word: str
+
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, click: Click) -> None:
+        self.n += 1
+
+
+class Split(ProcessingElement):
+    words: Stream
+
+    def on_event(self, click: Click) -> None:
+        for word in click.words.split():
+            self.words.put(Word(word))
+
+
+class CountWords(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, word: Word) -> None:
+        self.n += 1
+
+
+def clicks() -> App:
+    app = App("clicks")
+    app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    return app
+
+
+def words() -> App:
+    app = App("words")
+    split = app.create_pe(Split)
+    app.create_input_stream("clicks", split, key="user")
+    split.words = app.create_stream("words", app.create_pe(CountWords), key="word")
+    return app
+
+
+class Nodes:
+    """The containers of one app, each with its own session."""
+
+    def __init__(self, folder: Path, make: Callable[[], App], values: Mapping[str, str]) -> None:
+        self.containers: dict[str, Container] = {}
+        self.scopes: dict[str, trio.CancelScope] = {}
+        self.coordination = FolderCoordination(folder, session_timeout=5)
+        self._make = make
+        self._values = values
+
+    async def start(
+        self, name: str, nursery: trio.Nursery, expected: int = 1, ready: bool = True
+    ) -> Container:
+        config = Config.of({"s4.listener.address": ANY_PORT, **self._values})
+        session = await nursery.start(self._session, name)
+
+        def join(address: str) -> Membership:
+            return Membership(
+                session,
+                cluster="default",
+                app="app",
+                member=name,
+                address=address,
+                partitions=container.partitions,
+                expected=expected,
+            )
+
+        container = Container(self._make(), config, node=name, join=join)
+        self.containers[name] = container
+        nursery.start_soon(self._run, name, container)
+        if ready:
+            await container.ready.wait()
+        return container
+
+    async def _session(self, name: str, task_status: trio.TaskStatus[Any]) -> None:
+        with trio.CancelScope() as scope:
+            self.scopes[name] = scope
+            async with self.coordination.session(name) as session:
+                task_status.started(session)
+                await trio.sleep_forever()
+
+    async def _run(self, name: str, container: Container) -> None:
+        with trio.CancelScope() as scope:
+            self.scopes[name + " run"] = scope
+            await container.run()
+        self.scopes[name].cancel()
+
+    def kill(self, name: str) -> None:
+        """End a container at once: no drain, no farewell, and its session with it."""
+        self.scopes[name + " run"].cancel()
+        del self.containers[name]
+
+    def state(self, pe: str) -> Counter[str]:
+        """What each key has counted, over all containers; a key lives in one place."""
+        found: Counter[str] = Counter()
+        for container in self.containers.values():
+            for task in container.tasks.values():
+                for instance in task.instances[pe].values():
+                    assert instance.key not in found
+                    found[instance.key] = instance.n  # type: ignore[attr-defined]
+        return found
+
+
+@asynccontextmanager
+async def nodes(
+    folder: Path, make: Callable[[], App], count: int, partitions: int = 8, **values: str
+) -> AsyncIterator[tuple[Nodes, trio.Nursery]]:
+    settings = {"s4.cluster.partitions": str(partitions), **values}
+    all_nodes = Nodes(folder, make, settings)
+    with plain_errors(), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for n in range(count):
+                await all_nodes.start(f"n{n}", nursery, expected=count, ready=False)
+            for container in all_nodes.containers.values():
+                await container.ready.wait()
+            yield all_nodes, nursery
+            for container in all_nodes.containers.values():
+                container.stop()
+
+
+async def test_partitions_are_shared_out_evenly_and_each_event_goes_to_its_owner(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 3) as (all_nodes, _):
+        owned = [len(container.tasks) for container in all_nodes.containers.values()]
+        assert sorted(owned) == [2, 3, 3]
+        async with Client(all_nodes.containers["n1"].address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS * 50])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == {user: 50 for user in USERS}
+        assert all(container.processed for container in all_nodes.containers.values())
+
+
+async def test_more_nodes_than_partitions_leave_spares_which_know_the_owners(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 3, partitions=2) as (all_nodes, _):
+        owned = {name: len(c.tasks) for name, c in all_nodes.containers.items()}
+        assert sorted(owned.values()) == [0, 1, 1]
+        (spare,) = [name for name, count in owned.items() if not count]
+        async with Client(all_nodes.containers[spare].address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == {user: 1 for user in USERS}
+
+
+async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the_owner(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 25]
+            await stream.send_many(texts)
+            await stream.send(JsonText(b'{"user": 7}'))
+            (refused,) = await stream.flush()
+        assert "user" in refused.reason
+        assert all_nodes.state("Count") == {user: 25 for user in USERS}
+        assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
+
+
+async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path) -> None:
+    async with nodes(tmp_path, words, 2) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address) as client:
+            stream = await client.stream("clicks")
+            text = " ".join(f"word-{n}" for n in range(30))
+            await stream.send_many([Click(user, text) for user in USERS * 10])
+            await stream.flush()
+        await until(lambda: sum(all_nodes.state("CountWords").values()) == 400 * 30)
+        assert all_nodes.state("CountWords") == {f"word-{n}": 400 for n in range(30)}
+        assert all(container.processed > 400 for container in all_nodes.containers.values())
+
+
+async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 3) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            dead = all_nodes.containers["n0"]
+            lost = {
+                pe.key for task in dead.tasks.values() for pe in task.instances["Count"].values()
+            }
+            assert lost
+            all_nodes.kill("n0")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        owned = sorted(len(container.tasks) for container in all_nodes.containers.values())
+        assert owned == [4, 4]
+        assert all_nodes.state("Count") == {user: 1 if user in lost else 2 for user in USERS}
+
+
+async def test_a_stopping_node_gives_its_partitions_up_without_losing_an_event(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        leaving = all_nodes.containers.pop("n0")
+        kept: Counter[str] = Counter()
+        async with Client(leaving.address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            for round_ in range(200):
+                await stream.send_many([Click(user) for user in USERS])
+                if round_ == 100:
+                    leaving.stop()
+                await trio.sleep(0.001)
+            assert await stream.flush() == []
+        for task in leaving.tasks.values():
+            kept.update({pe.key: pe.n for pe in task.instances["Count"].values()})
+        assert all_nodes.state("Count") + kept == {user: 200 for user in USERS}
+
+
+async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 1, partitions=4) as (all_nodes, nursery):
+        late = await all_nodes.start("late", nursery)
+        assert len(late.tasks) == 0
+        await until(lambda: late.address in all_nodes.containers["n0"].view.members)
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            all_nodes.kill("n0")
+            await until(lambda: len(late.tasks) == 4)
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == {user: 1 for user in USERS}
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+async def test_a_stream_inside_the_app_is_closed_to_the_outside(
+    tmp_path: Path, partitions: int
+) -> None:
+    async with nodes(tmp_path, words, 2, partitions=partitions) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address) as client:
+            with pytest.raises(Exception, match="has no input stream 'words'"):
+                await client.stream("words")
