@@ -11,11 +11,23 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-
 from harness import ANY_PORT, plain_errors, until
-from s4node import App, Client, Config, Container, Event, ProcessingElement, Stream
+
+from s4node import (
+    AdapterApp,
+    App,
+    Client,
+    Config,
+    Container,
+    Event,
+    OutputStream,
+    ProcessingElement,
+    Stream,
+)
+from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.membership import Membership
+from s4node.comm.door import Door
+from s4node.errors import ConnectionRefused
 from s4node.schema import JsonText
 
 USERS = [f"user-{n}" for n in range(40)]
@@ -69,31 +81,24 @@ def words() -> App:
 class Nodes:
     """The containers of one app, each with its own session."""
 
-    def __init__(self, folder: Path, make: Callable[[], App], values: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, make: Callable[[], App], app: str, values: Mapping[str, str]
+    ) -> None:
         self.containers: dict[str, Container] = {}
         self.scopes: dict[str, trio.CancelScope] = {}
         self.coordination = FolderCoordination(folder, session_timeout=5)
         self._make = make
+        self._app = app
         self._values = values
 
     async def start(
         self, name: str, nursery: trio.Nursery, expected: int = 1, ready: bool = True
     ) -> Container:
         config = Config.of({"s4.listener.address": ANY_PORT, **self._values})
-        session = await nursery.start(self._session, name)
+        session = await nursery.start(self._session, f"{self._app}-{name}")
 
-        def join(address: str) -> Membership:
-            return Membership(
-                session,
-                cluster="default",
-                app="app",
-                member=name,
-                address=address,
-                partitions=container.partitions,
-                expected=expected,
-            )
-
-        container = Container(self._make(), config, node=name, join=join)
+        enrolment = Enrolment(session, "default", self._app, name, expected)
+        container = Container(self._make(), config, node=name, enrolment=enrolment)
         self.containers[name] = container
         nursery.start_soon(self._run, name, container)
         if ready:
@@ -102,7 +107,7 @@ class Nodes:
 
     async def _session(self, name: str, task_status: trio.TaskStatus[Any]) -> None:
         with trio.CancelScope() as scope:
-            self.scopes[name] = scope
+            self.scopes[name.rpartition("-")[2]] = scope
             async with self.coordination.session(name) as session:
                 task_status.started(session)
                 await trio.sleep_forever()
@@ -131,10 +136,15 @@ class Nodes:
 
 @asynccontextmanager
 async def nodes(
-    folder: Path, make: Callable[[], App], count: int, partitions: int = 8, **values: str
+    folder: Path,
+    make: Callable[[], App],
+    count: int,
+    partitions: int = 8,
+    app: str = "app",
+    **values: str,
 ) -> AsyncIterator[tuple[Nodes, trio.Nursery]]:
     settings = {"s4.cluster.partitions": str(partitions), **values}
-    all_nodes = Nodes(folder, make, settings)
+    all_nodes = Nodes(folder, make, app, settings)
     with plain_errors(), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for n in range(count):
@@ -156,7 +166,7 @@ async def test_partitions_are_shared_out_evenly_and_each_event_goes_to_its_owner
             stream = await client.stream("clicks")
             await stream.send_many([Click(user) for user in USERS * 50])
             assert await stream.flush() == []
-        assert all_nodes.state("Count") == {user: 50 for user in USERS}
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 50)
         assert all(container.processed for container in all_nodes.containers.values())
 
 
@@ -171,7 +181,7 @@ async def test_more_nodes_than_partitions_leave_spares_which_know_the_owners(
             stream = await client.stream("clicks")
             await stream.send_many([Click(user) for user in USERS])
             assert await stream.flush() == []
-        assert all_nodes.state("Count") == {user: 1 for user in USERS}
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
 
 
 async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the_owner(
@@ -186,7 +196,7 @@ async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the
             await stream.send(JsonText(b'{"user": 7}'))
             (refused,) = await stream.flush()
         assert "user" in refused.reason
-        assert all_nodes.state("Count") == {user: 25 for user in USERS}
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 25)
         assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
 
 
@@ -237,7 +247,7 @@ async def test_a_stopping_node_gives_its_partitions_up_without_losing_an_event(
             assert await stream.flush() == []
         for task in leaving.tasks.values():
             kept.update({pe.key: pe.n for pe in task.instances["Count"].values()})
-        assert all_nodes.state("Count") + kept == {user: 200 for user in USERS}
+        assert all_nodes.state("Count") + kept == dict.fromkeys(USERS, 200)
 
 
 async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> None:
@@ -253,14 +263,105 @@ async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> Non
             await until(lambda: len(late.tasks) == 4)
             await stream.send_many([Click(user) for user in USERS])
             assert await stream.flush() == []
-        assert all_nodes.state("Count") == {user: 1 for user in USERS}
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
 
 
 @pytest.mark.parametrize("partitions", [1, 8])
 async def test_a_stream_inside_the_app_is_closed_to_the_outside(
     tmp_path: Path, partitions: int
 ) -> None:
-    async with nodes(tmp_path, words, 2, partitions=partitions) as (all_nodes, _):
-        async with Client(all_nodes.containers["n0"].address) as client:
-            with pytest.raises(Exception, match="has no input stream 'words'"):
-                await client.stream("words")
+    async with (
+        nodes(tmp_path, words, 2, partitions=partitions) as (all_nodes, _),
+        Client(all_nodes.containers["n0"].address) as client,
+    ):
+        with pytest.raises(ConnectionRefused, match="has no input stream 'words'"):
+            await client.stream("words")
+
+
+class Pass(ProcessingElement):
+    onward: OutputStream
+
+    def on_event(self, click: Click) -> None:
+        self.onward.put(click)
+
+
+def first() -> App:
+    app = App("first")
+    relay = app.create_pe(Pass)
+    app.create_input_stream("raw", relay, key="user")
+    relay.onward = app.create_output_stream("clicks", key="user", types=Click)
+    return app
+
+
+class Feed(AdapterApp):
+    output_stream = "clicks"
+    remote_stream_key_finder = "user"
+    remote_stream_types = (Click,)
+    sent = 0
+
+    def on_start(self) -> None:
+        self.start_soon(self.feed)
+
+    async def feed(self) -> None:
+        for user in USERS * 20:
+            await self.remote_stream.send(Click(user))
+            Feed.sent += 1
+
+
+async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: Path) -> None:
+    async with (
+        nodes(tmp_path, clicks, 2, app="east") as (east, _),
+        nodes(tmp_path, clicks, 1, partitions=3, app="west") as (west, _),
+        nodes(tmp_path, first, 2, app="first") as (relay, _),
+    ):
+        for container in relay.containers.values():
+            await until(lambda c=container: len(c.senders["clicks"].consumers) == 2)
+        async with Client(relay.containers["n0"].address) as client:
+            stream = await client.stream("raw")
+            await stream.send_many([Click(user) for user in USERS * 25])
+            assert await stream.flush() == []
+        want = dict.fromkeys(USERS, 25)
+        await until(lambda: east.state("Count") == want and west.state("Count") == want)
+
+
+async def test_an_adapter_waits_for_the_first_app_that_consumes_its_stream(tmp_path: Path) -> None:
+    Feed.sent = 0
+    async with nodes(tmp_path, Feed, 1, partitions=1, app="feed") as (feed, _):
+        waiting = feed.containers["n0"].senders["clicks"]._lot
+        await until(lambda: waiting.statistics().tasks_waiting == 1)
+        assert Feed.sent == 0
+        async with nodes(tmp_path, clicks, 2, app="late") as (late, _):
+            await until(lambda: late.state("Count") == dict.fromkeys(USERS, 20))
+
+
+async def test_an_app_that_is_away_gets_what_was_sent_meanwhile_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, first, 1, app="first") as (relay, _):
+        async with nodes(tmp_path, clicks, 1, app="away"):
+            await until(lambda: relay.containers["n0"].senders["clicks"].consumers)
+        async with Client(relay.containers["n0"].address) as client:
+            stream = await client.stream("raw")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            async with nodes(tmp_path, clicks, 2, app="away") as (back, _):
+                await until(lambda: back.state("Count") == dict.fromkeys(USERS, 1))
+
+
+async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, nursery):
+        addresses = [container.address for container in all_nodes.containers.values()]
+        door = Door(
+            Config.of({"s4.listener.address": ANY_PORT}),
+            "door",
+            lambda stream: addresses if stream == "clicks" else f"no app takes {stream!r}",
+        )
+        await nursery.start(door.run)
+        async with Client(door.address) as client:
+            with pytest.raises(ConnectionRefused, match="no app takes 'taps'"):
+                await client.stream("taps")
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
+        nursery.cancel_scope.cancel()

@@ -177,7 +177,8 @@ class Emitter:
                 scope = self._scopes.pop(address, None)
                 if scope is not None:
                     scope.cancel()
-        self._sole = next(iter(self.links.values())) if len(self.links) == 1 else None
+        carrying = [link for link in self.links.values() if any(leg.lanes for leg in link.legs)]
+        self._sole = carrying[0] if len(carrying) == 1 else None
 
     def _is_dead(self, outbox: Outbox, address: str, needed: bool) -> bool:
         """Whether the leg leads to a node that has left the cluster."""

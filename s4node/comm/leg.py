@@ -4,6 +4,7 @@ Rules
 - ``hello`` first: a lane sends nothing before its owner has said where it goes on.
 - The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
   also says so unasked when owners change; then a new hello opens what has come to it.
+- A node's door does not take events: it answers with those who do, and 0 partitions.
 - A node that was dialled by one name may call itself by another: ``alias`` is its own.
 - What comes from a leg concerns its own lanes only: a node that has lost a partition cannot
   rule on it any more.
@@ -157,11 +158,15 @@ class Leg:
             if not any(leg.opened for leg in box.legs.values() if leg is not self):
                 box.error = answer.error
             return
+        self._learn(answer)
+        if not answer.partitions and box.nodes:  # a door: it knows who takes the stream
+            for node in box.nodes:
+                box.leg(node)
+            return
         problem = box.take_answer(answer)
         if problem:
             box.error = problem
             return
-        self._learn(answer)
         epoch = _whole(answer.headers.get(wire.EPOCH))
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):

@@ -268,6 +268,7 @@ class Outbox:
                 lane.leg.lanes.remove(lane)
             lane.close()
             lane.leg = leg
+            self.regrouped = True
             if leg is not None:
                 leg.lanes.append(lane)
         if leg is not None and not lane.open:

@@ -3,6 +3,8 @@
 Rules
 - Blocking: while more than the queue's size waits for one cluster, tasks that emit pause and
   sources wait. Nothing is dropped.
+- Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
+  sources wait for the first consumer where one may come.
 - Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
 """
 
@@ -19,35 +21,56 @@ from s4node.errors import EventError, WouldBlock
 
 
 class RemoteSender:
-    """One output stream, to every cluster that consumes it.
+    """One output stream, to every app that consumes it.
 
-    ``on_room`` is called whenever room may have been made.
+    ``on_room`` is called whenever room may have been made. ``awaited`` tells that consumers may
+    come later.
     """
 
     def __init__(
         self,
         stream: str,
-        routes: Sequence[tuple[Emitter, Outbox]],
         *,
         queue_size: int,
         on_room: Callable[[], None],
         on_refused: Callable[[Refusal], None],
+        awaited: bool = False,
     ) -> None:
         self.stream = stream
         self.sent = 0
-        self._routes = tuple(routes)
+        self.unheard = 0
+        self._routes: dict[str, tuple[Emitter, Outbox]] = {}
         self._queue_size = queue_size
         self._on_room = on_room
         self._on_refused = on_refused
+        self._awaited = awaited
         self._lot = trio.lowlevel.ParkingLot()
         self._was_full = False
-        for emitter, outbox in self._routes:
-            emitter.add(outbox)
+
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        """The names of those who consume the stream."""
+        return tuple(self._routes)
+
+    def connect(self, consumer: str, emitter: Emitter, outbox: Outbox) -> None:
+        """From now on ``consumer`` gets every event."""
+        self._routes[consumer] = emitter, outbox
+        emitter.add(outbox)
+        self._lot.unpark_all()
+
+    def disconnect(self, consumer: str) -> int:
+        """``consumer`` gets nothing more; returns how many events it had not ruled on."""
+        emitter, outbox = self._routes.pop(consumer)
+        emitter.remove(outbox)
+        self._make_room()
+        return outbox.unsettled
 
     def extend(self, events: Sequence[Any]) -> None:
         """Take events from a task; ``full`` tells it to pause."""
         self.sent += len(events)
-        for emitter, outbox in self._routes:
+        if not self._routes:
+            self.unheard += len(events)
+        for emitter, outbox in self._routes.values():
             for cls in set(map(type, events)):
                 outbox.declare(cls)
             outbox.extend(events)
@@ -58,7 +81,7 @@ class RemoteSender:
     @property
     def depth(self) -> int:
         """Events that wait for the slowest cluster."""
-        return max((outbox.pending for _, outbox in self._routes), default=0)
+        return max((outbox.pending for _, outbox in self._routes.values()), default=0)
 
     @property
     def full(self) -> bool:
@@ -73,12 +96,12 @@ class RemoteSender:
     @property
     def settled(self) -> bool:
         """Whether every event has its verdict."""
-        return all(not outbox.unsettled or outbox.error for _, outbox in self._routes)
+        return all(not outbox.unsettled or outbox.error for _, outbox in self._routes.values())
 
     async def send(self, events: Sequence[Any]) -> None:
         """Take events from a source once there is room."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.full:
+        while self.full or (self._awaited and not self._routes):
             self._was_full = True
             await self._lot.park()
         self.extend(events)
@@ -88,15 +111,20 @@ class RemoteSender:
         """Take events from a source if there is room."""
         if self.full:
             raise WouldBlock(f"stream {self.stream!r}: {self.depth} events wait already")
+        if self._awaited and not self._routes:
+            raise WouldBlock(f"stream {self.stream!r}: nobody consumes it yet")
         self.extend(events)
 
     def news(self) -> None:
         """A link has heard from its node: report refusals, let waiters go on."""
-        for _, outbox in self._routes:
+        for _, outbox in self._routes.values():
             for refusal in outbox.take_refusals():
                 self._on_refused(refusal)
             if outbox.error:
                 raise EventError(f"stream {self.stream!r}: {outbox.error}")
+        self._make_room()
+
+    def _make_room(self) -> None:
         if self._was_full and not self.full:
             self._was_full = False
             self._lot.unpark_all()

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import trio
@@ -28,6 +28,9 @@ import trio
 from s4node import config as settings
 from s4node import graph
 from s4node.app import AdapterApp, App
+from s4node.cluster.directory import Consumers, Directory
+from s4node.cluster.enrolment import Enrolment
+from s4node.cluster.membership import Membership
 from s4node.cluster.topology import Topology
 from s4node.cluster.view import View
 from s4node.comm import frame as wire
@@ -74,23 +77,10 @@ class ContainerStatistics:
         return sum(task.processed for task in self.tasks)
 
 
-class Membership(Protocol):
-    """A container's place among those that run the same app."""
-
-    async def run(self, on_view: Callable[[View], None]) -> None:
-        """Take part, telling every new view, until cancelled or gone."""
-        ...
-
-    async def leave(self) -> None:
-        """Give up our partitions, for the others to take over at once."""
-        ...
-
-
 class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
 
-    ``join`` makes it a member: it gets the address where the container listens. Call :meth:`run`
-    once.
+    With an ``enrolment`` it is a member. Call :meth:`run` once.
     """
 
     def __init__(
@@ -99,7 +89,7 @@ class Container:
         config: Config,
         *,
         node: str = "",
-        join: Callable[[str], Membership] | None = None,
+        enrolment: Enrolment | None = None,
     ) -> None:
         self.app = app
         self.config = config
@@ -114,11 +104,14 @@ class Container:
         self.ready = trio.Event()
         self._over: set[Stage] = set()
         self._routers: dict[str, Router] = {}
-        self._make_membership = join
+        self._enrolment = enrolment
         self._membership: Membership | None = None
+        self._directory: Directory | None = None
         self._inner_ports: dict[str, InputPort] = {}
         self._emitters: dict[str, Emitter] = {}
+        self._found: set[str] = set()  # consumers that the cluster told of
         self._peers: Emitter | None = None
+        self._outer: trio.Nursery
         self._ways: dict[str, Outbox] = {}  # streams to the other members
         self._forwarders: dict[str, Forwarder] = {}
         self._streams_of: dict[Connection, set[str]] = {}
@@ -147,6 +140,7 @@ class Container:
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
+            self._outer = outer
             for emitter in self._all_emitters():
                 await outer.start(emitter.run)
             await outer.start(self.listener.serve)
@@ -185,10 +179,10 @@ class Container:
 
     async def _join(self, nursery: trio.Nursery) -> None:
         """Own our partitions; as a member, from the first view on that gives us any."""
-        if self._make_membership is None:
+        if self._enrolment is None:
             await self._own(self.view)
             return
-        self._membership = self._make_membership(self.address)
+        self._membership = self._enrolment.membership(self.address, self.partitions)
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
@@ -196,6 +190,33 @@ class Container:
             view = await views.receive()
         await self._own(view)
         nursery.start_soon(self._follow, views)
+        self._directory = self._enrolment.directory(self.ports, self.senders)
+        await self._directory.register()
+        nursery.start_soon(self._directory.run, self._consumed)
+
+    def _consumed(self, stream: str, consumers: Consumers) -> None:
+        """These apps consume one of our output streams now, besides those of the configuration."""
+        sender = self.senders[stream]
+        ourselves = f"{self._enrolment.cluster}.{self._enrolment.app}" if self._enrolment else ""
+        for name in [name for name in sender.consumers if name in self._found]:
+            if name not in consumers:
+                left = sender.disconnect(name)
+                log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
+                            events_without_verdict=left)  # fmt: skip
+        for name, consumer in consumers.items():
+            if name == ourselves:
+                continue
+            emitter = self._emitters.get(name)
+            if emitter is None:
+                emitter = self._emitters[name] = self._emitter(consumer.members)
+                self._found.add(name)
+                self._outer.start_soon(emitter.run)
+            else:
+                emitter.seeds(consumer.members)
+            if name not in sender.consumers:
+                sender.connect(name, emitter, self._outbox(self.app.streams[stream]))
+                log.info("an app consumes a stream", stream=stream, consumer=name)
+        self.turned.unpark_all()
 
     async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
         async for view in views:
@@ -359,10 +380,8 @@ class Container:
             nudge=self.loop.nudge,
         )
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
-        if self._make_membership is not None:
-            self._peers = Emitter(
-                queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=self._heard
-            )
+        if self._enrolment is not None:
+            self._peers = self._emitter(())
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):
                 stream.carrier = self.senders[stream.name] = self._sender(stream)
@@ -422,34 +441,37 @@ class Container:
         return self.ports.get(name) or self._inner_ports[name]
 
     def _sender(self, stream: OutputStream) -> RemoteSender:
-        routes = []
-        for cluster, address in Topology(self.config).consumers(stream.name).items():
-            if cluster not in self._emitters:
-                self._emitters[cluster] = Emitter(
-                    [address],
-                    queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
-                    on_news=self._heard,
-                )
-            outbox = Outbox(
-                stream.name,
-                f"{self.node}-{self.incarnation}",  # another host's container may have our name
-                self.incarnation,
-                key=stream.key,
-                types=[kind.cls for kind in stream.types],
-                max_frame_events=self.config[settings.SENDER_MAX_FRAME_EVENTS],
-                max_frame_bytes=self.config[settings.SENDER_MAX_FRAME_BYTES],
-            )
-            routes.append((self._emitters[cluster], outbox))
-        if not routes:
-            log.warning("nobody consumes an output stream; its events go nowhere",
-                        stream=stream.name,
-                        setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip
-        return RemoteSender(
+        sender = RemoteSender(
             stream.name,
-            routes,
             queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
             on_room=self._room,
             on_refused=self._refused,
+            awaited=self._enrolment is not None,
+        )
+        for cluster, address in Topology(self.config).consumers(stream.name).items():
+            if cluster not in self._emitters:
+                self._emitters[cluster] = self._emitter([address])
+            sender.connect(cluster, self._emitters[cluster], self._outbox(stream))
+        if not sender.consumers and self._enrolment is None:
+            log.warning("nobody consumes an output stream; its events go nowhere",
+                        stream=stream.name,
+                        setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip
+        return sender
+
+    def _emitter(self, seeds: Sequence[str]) -> Emitter:
+        return Emitter(
+            seeds, queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE], on_news=self._heard
+        )
+
+    def _outbox(self, stream: Stream) -> Outbox:
+        return Outbox(
+            stream.name,
+            f"{self.node}-{self.incarnation}",  # another host's container may have our name
+            self.incarnation,
+            key=stream.key,
+            types=[kind.cls for kind in stream.types],
+            max_frame_events=self.config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self.config[settings.SENDER_MAX_FRAME_BYTES],
         )
 
     # -- events on their way -----------------------------------------------------------------

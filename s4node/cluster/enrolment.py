@@ -1,0 +1,57 @@
+"""What a container needs to take part in a cluster: its session, and who it is there.
+
+Rules
+- One enrolment is one container's. Its session is the container's own: so its death is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from s4node.cluster.coordination import Session
+from s4node.cluster.directory import Directory
+from s4node.cluster.membership import GATHER_SECONDS, Membership
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A container of ``app`` on ``cluster``, unique there by the name ``member``.
+
+    ``expected`` is how many members the first assignment waits for, ``gather_timeout`` (seconds)
+    for how long. ``node`` and ``version`` are for those who look.
+    """
+
+    session: Session
+    cluster: str
+    app: str
+    member: str
+    expected: int = 1
+    gather_timeout: float = GATHER_SECONDS
+    node: str = ""
+    version: str = ""
+
+    def membership(self, address: str, partitions: int) -> Membership:
+        """The container's part in the app, reached at ``address``."""
+        return Membership(
+            self.session,
+            cluster=self.cluster,
+            app=self.app,
+            member=self.member,
+            address=address,
+            partitions=partitions,
+            expected=self.expected,
+            gather_timeout=self.gather_timeout,
+            node=self.node,
+            version=self.version,
+        )
+
+    def directory(self, consumes: Iterable[str], produces: Iterable[str]) -> Directory:
+        """Who consumes what the app produces."""
+        return Directory(
+            self.session,
+            cluster=self.cluster,
+            app=self.app,
+            consumes=consumes,
+            produces=produces,
+        )

@@ -1,0 +1,76 @@
+"""The door of a node: where programs outside knock to hear which containers run a stream's app.
+
+Rules
+- It takes no events. A hello is answered with the addresses of the containers that run the app;
+  the peer says hello there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from s4node import config as settings
+from s4node.comm import frame as wire
+from s4node.comm.listener import Connection, Listener
+from s4node.config import Config
+
+Lookup = Callable[[str], Sequence[str] | str]
+"""The addresses of the containers that take a stream, or why there are none."""
+
+
+class Door:
+    """Answers hellos at the node's own address."""
+
+    def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
+        self._node = node
+        self._lookup = lookup
+        self._work = trio.lowlevel.ParkingLot()
+        self._listener = Listener(
+            config[settings.LISTENER_ADDRESS],
+            self,
+            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
+            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
+            handshake_seconds=config[settings.COMM_TIMEOUT],
+            verdict_delay=config[settings.COMM_VERDICT_DELAY],
+            nudge=self._work.unpark_all,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where the door is."""
+        return self._listener.address
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled; raises ConfigError if the address cannot be listened on."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._listener.serve)
+            task_status.started()
+            while True:
+                due = self._listener.flush(trio.current_time())
+                with trio.move_on_at(float("inf") if due is None else due):
+                    await self._work.park()
+
+    # -- what stands behind the listener -----------------------------------------------------
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
+        """Answer a hello; anything else is for a container."""
+        header = frame.header
+        if isinstance(header, wire.Hello):
+            found = self._lookup(header.stream)
+            error, nodes = (found, ()) if isinstance(found, str) else ("", found)
+            headers = {wire.NODES: list(nodes)}
+            answer = wire.Hello(self._node, "", header.stream, error=error, headers=headers)
+            connection.answer(wire.encode_frame(answer))
+        elif isinstance(header, wire.Data):
+            connection.bad_frame("the node's door takes no events; say hello first", header)
+        elif isinstance(header, wire.Drain):
+            connection.silent.set()
+
+    def on_drained(self) -> None:
+        """All frames that had arrived have been handled."""
+
+    def on_gone(self, connection: Connection) -> None:
+        """The peer has gone."""
