@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -27,6 +27,7 @@ FieldDecl: TypeAlias = tuple[str, str, bool]
 
 _encoder = msgspec.msgpack.Encoder()
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_lists_decoder = msgspec.msgpack.Decoder(list[list[Any]])
 _maps_decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -164,6 +165,21 @@ class EventType:
             self._json_twin = msgspec.json.Decoder(_twin(self.cls))
         twin = self._json_twin.decode(raw)
         return self.cls(**msgspec.structs.asdict(twin))
+
+
+def open_reader(declaration: TypeDecl) -> Callable[[bytes | memoryview], list[GenericEvent]]:
+    """A decoder of a type that is only known by its declaration: events become GenericEvents."""
+    if declaration.name == GENERIC:
+        return EventType(GenericEvent).decode
+    names = [name for name, _, _ in declaration.fields]
+
+    def decode(body: bytes | memoryview) -> list[GenericEvent]:
+        return [
+            GenericEvent.of(dict(zip(names, values, strict=False)))
+            for values in _lists_decoder.decode(body)
+        ]
+
+    return decode
 
 
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:

@@ -21,6 +21,7 @@ import trio
 
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.subscription import Subscription
 from s4node.errors import (
     ConnectionRefused,
     EventError,
@@ -154,6 +155,24 @@ class Client:
                 + (outbox.error or f"no answer within {self.timeout:g} s; is the node running?")
             )
         return stream
+
+    def subscribe(
+        self, stream: str, *, types: Sequence[type] | type = (), queue_size: int = 10_000
+    ) -> Subscription:
+        """Read what the app puts on ``stream``, from now on::
+
+            async with client.subscribe("results", types=Result) as results:
+                async for result in results:
+                    ...
+
+        Events of other classes than ``types`` come as GenericEvents. Entering the block raises
+        ConnectionRefused if the app has no such stream. Who reads too slowly misses events; the
+        subscription's ``missed`` counts them.
+        """
+        types = (types,) if isinstance(types, type) else tuple(types)
+        return Subscription(
+            self.address, stream, types, timeout=self.timeout, queue_size=queue_size
+        )
 
     async def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; returns what was refused or shed.

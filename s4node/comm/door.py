@@ -35,7 +35,7 @@ class Door:
             max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
             handshake_seconds=config[settings.COMM_TIMEOUT],
             verdict_delay=config[settings.COMM_VERDICT_DELAY],
-            nudge=self._work.unpark_all,
+            nudge=self._wake,
         )
 
     @property
@@ -52,6 +52,9 @@ class Door:
                 due = self._listener.flush(trio.current_time())
                 with trio.move_on_at(float("inf") if due is None else due):
                     await self._work.park()
+
+    def _wake(self) -> None:
+        self._work.unpark_all()
 
     # -- what stands behind the listener -----------------------------------------------------
 

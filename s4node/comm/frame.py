@@ -58,6 +58,12 @@ EPOCH = "epoch"
 CLUSTER = "cluster"
 """Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
 
+SUBSCRIBE = "subscribe"
+"""Header of a hello from somebody who wants to read the stream rather than feed it."""
+
+MISSED = "missed"
+"""Header of an idle frame to a subscriber: events that it has missed so far, for being slow."""
+
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
 MAX_NUMBER = (1 << 62) - 1

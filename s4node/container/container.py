@@ -16,6 +16,7 @@ import inspect
 import math
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from s4node.comm.forwarder import Forwarder
 from s4node.comm.listener import Connection, Listener
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.sender import RemoteSender
+from s4node.comm.subscriber import Subscriber
 from s4node.config import Config
 from s4node.container.loop import EventLoop
 from s4node.container.port import InputPort
@@ -56,6 +58,10 @@ log = structlog.get_logger("s4node.container")
 _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
 they have stopped sending."""
+
+_SUBSCRIBER_BYTES = 131_072
+_SUBSCRIBER_SECONDS = 0.005
+"""How much a subscriber is sent at a time, and how soon it is looked at again."""
 
 _QUIET_SECONDS = 0.25
 """How long a stopping member goes on taking what the others of its cluster still send to it."""
@@ -109,6 +115,7 @@ class Container:
         self._directory: Directory | None = None
         self._inner_ports: dict[str, InputPort] = {}
         self._emitters: dict[str, Emitter] = {}
+        self._subscribers: dict[str, dict[Connection, Subscriber]] = {}
         self._found: set[str] = set()  # consumers that the cluster told of
         self._peers: Emitter | None = None
         self._outer: trio.Nursery
@@ -255,6 +262,10 @@ class Container:
         for connection, streams in self._streams_of.items():
             for name in streams:
                 word = self._port(name).word(self.node, self.incarnation)
+                connection.answer(wire.encode_frame(word))
+        for stream, subscribers in self._subscribers.items():
+            word = self._welcome(self.app.streams[stream])
+            for connection in subscribers:
                 connection.answer(wire.encode_frame(word))
         self._assign_ways()
         self.loop.nudge()
@@ -504,6 +515,8 @@ class Container:
 
     def _deliver(self, task: Task, stream: Stream, events: list[Any]) -> None:
         """Hand on what the handlers of ``task`` have put on ``stream``."""
+        if stream.name in self._subscribers:
+            self._show(stream.name, events)
         if isinstance(stream, OutputStream):
             sender = self.senders[stream.name]
             sender.extend(events)
@@ -538,6 +551,22 @@ class Container:
             )
         return [(partition, lane) for partition, lane in enumerate(lanes) if lane]
 
+    def _show(self, stream: str, events: list[Any]) -> None:
+        for subscriber in self._subscribers.get(stream, {}).values():
+            subscriber.offer(events)
+
+    def _feed_subscribers(self) -> bool:
+        """Send subscribers what they have room for; whether something has to be sent later."""
+        rest = False
+        now_ms = int(time.time() * 1000)
+        for subscribers in self._subscribers.values():
+            for connection, subscriber in subscribers.items():
+                if subscriber.waits and not connection.answers:
+                    for frame in subscriber.frames(_SUBSCRIBER_BYTES, now_ms):
+                        connection.answer(frame)
+                rest = rest or subscriber.waits
+        return rest
+
     def _after_turn(self) -> float | None:
         """Between two turns: let held inputs and waiting sources go on, send verdicts."""
         self.turned.unpark_all()
@@ -550,7 +579,12 @@ class Container:
             port.admission.released()
         for port in self._inner_ports.values():
             port.admission.released()
-        return self.listener.flush(trio.current_time())
+        rest = self._feed_subscribers() if self._subscribers else False
+        now = trio.current_time()
+        due = self.listener.flush(now)
+        if not rest:
+            return due
+        return now + _SUBSCRIBER_SECONDS if due is None else min(due, now + _SUBSCRIBER_SECONDS)
 
     def _room(self) -> None:
         """A sender has room again."""
@@ -607,8 +641,13 @@ class Container:
                 self._port(header.stream).admission.forget(header.producer, connection)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
-        elif not isinstance(header, wire.Watermark):
-            connection.bad_frame(f"a node takes no {header.kind} frame")
+        elif isinstance(header, wire.Verdict):
+            subscriber = self._subscribers.get(header.stream, {}).get(connection)
+            if subscriber is None:
+                connection.bad_frame("a node takes no verdict frame but from its subscribers")
+                return
+            subscriber.on_verdict(header)
+            self.loop.nudge()
 
     def on_drained(self) -> None:
         """The frames that had arrived have been taken."""
@@ -618,11 +657,17 @@ class Container:
         """The peer's connection has ended."""
         now = trio.current_time()
         self._streams_of.pop(connection, None)
+        for stream in [s for s, readers in self._subscribers.items() if connection in readers]:
+            del self._subscribers[stream][connection]
+            if not self._subscribers[stream]:
+                del self._subscribers[stream]
         for port in (*self.ports.values(), *self._inner_ports.values()):
             port.admission.gone(connection, now)
             port.admission.expire(now - self.config[settings.PRODUCER_EXPIRY])
 
     def _hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
+        if hello.headers.get(wire.SUBSCRIBE):
+            return self._subscribe(hello, connection)
         port = self.ports.get(hello.stream)
         if hello.headers.get(wire.CLUSTER) == self.config[settings.CLUSTER_NAME]:
             port = port or self._inner_ports.get(hello.stream)
@@ -647,6 +692,36 @@ class Container:
             )
             before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
         return answer
+
+    def _subscribe(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
+        """Let somebody read one of the app's own streams from now on."""
+        streams = {s.name: s for s in self.app.streams.values() if not isinstance(s, InputStream)}
+        stream = streams.get(hello.stream)
+        if stream is None:
+            known = ", ".join(streams) or "none"
+            reason = (
+                f"app {self.app.name!r} puts nothing on a stream {hello.stream!r}; it can be read "
+                f"from: {known}"
+            )
+            return wire.Hello(self.node, self.incarnation, hello.stream, error=reason)
+        self._subscribers.setdefault(stream.name, {})[connection] = Subscriber(
+            hello,
+            [kind.cls for kind in stream.types],
+            self.node,
+            self.config[settings.SENDER_WORK_QUEUE_SIZE],
+        )
+        return self._welcome(stream)
+
+    def _welcome(self, stream: Stream) -> wire.Hello:
+        """What a subscriber is told: the types, and who else runs the app."""
+        return wire.Hello(
+            self.node,
+            self.incarnation,
+            stream.name,
+            tuple(kind.declaration for kind in stream.types),
+            partitions=1,
+            headers=dict(self._told),
+        )
 
     def _knows(self, stream: str) -> bool:
         return stream in self.ports or stream in self._inner_ports

@@ -103,6 +103,21 @@ def _parser() -> argparse.ArgumentParser:
                       help="for connecting (default %(default)g)")  # fmt: skip
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
+    tail = _command(
+        commands,
+        "tail",
+        _tail,
+        "print what an app puts on a stream, one JSON object a line, from now on",
+        "s4 tail totals --count 10",
+    )
+    tail.add_argument("stream", metavar="STREAM", help="an output or internal stream of the app")
+    tail.add_argument(
+        "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
+    )
+    tail.add_argument("--count", type=_count, default=0, metavar="N", help="end after N events")
+    tail.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
+                      help="for connecting (default %(default)g)")  # fmt: skip
+
     bench = _command(
         commands, "bench", _bench, "measure; without a name, list what can be measured",
         "s4 bench keyed-count --json",
@@ -156,6 +171,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
 
 
@@ -221,6 +243,12 @@ def _send(parsed: argparse.Namespace) -> int:
     from s4node.ops.send import send
 
     return send(parsed.stream, parsed.to, parsed.type, parsed.timeout, as_json=parsed.json)
+
+
+def _tail(parsed: argparse.Namespace) -> int:
+    from s4node.ops.tail import tail
+
+    return tail(parsed.stream, parsed.to, parsed.count, parsed.timeout)
 
 
 def _bench(parsed: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ PURE = [
     "progress.low_watermark",
     "cluster.coordination", "cluster.assignment", "cluster.view",
     "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
+    "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
 ]  # fmt: skip
 PURE_FOLDERS = ["pe", "executors", "progress"]

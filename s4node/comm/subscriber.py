@@ -1,0 +1,61 @@
+"""A subscriber, seen from the node: it reads what the app puts on a stream. Pure.
+
+Rules
+- It gets what comes from its hello on. The connection is the subscription: nothing is kept for
+  somebody who is gone.
+- A subscriber never holds the app up. What finds its queue full is missed, and it is told how much.
+- It gives credit as a node does, so a slow one costs its queue and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from s4node.comm import frame as wire
+from s4node.comm.outbox import Outbox
+
+
+class Subscriber:
+    """One reader of ``stream``; ``queue_size`` events may wait for it."""
+
+    def __init__(self, hello: wire.Hello, types: Sequence[type], node: str, queue_size: int):
+        self.stream = hello.stream
+        self.missed = 0
+        self._told = 0
+        self._queue_size = queue_size
+        self._outbox = Outbox(hello.stream, node, types=types)
+        self._outbox.open_lanes(1, "")
+        self._leg = self._outbox.leg(hello.peer)
+        self._outbox.assign([hello.peer], 0)
+        self._leg.hello()  # the node's answer says the same
+        self._leg.opened = True
+        for position in hello.positions[:1]:
+            self._outbox.lanes[0].reopen(position)
+
+    def offer(self, events: Sequence[Any]) -> None:
+        """The app has put these on the stream."""
+        room = max(0, self._queue_size - self._outbox.pending)
+        taken = events if room >= len(events) else events[:room]
+        for cls in set(map(type, taken)):
+            self._outbox.declare(cls)
+        self._outbox.extend_lane(0, taken)
+        self.missed += len(events) - len(taken)
+
+    def on_verdict(self, verdict: wire.Verdict) -> None:
+        """It has read on, and gives credit."""
+        self._leg.on_verdict(verdict)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to send now."""
+        return bool(self._leg.sendable) or self.missed != self._told
+
+    def frames(self, budget: int, now_ms: int) -> list[bytes]:
+        """What may leave now."""
+        out = self._leg.frames(budget, now_ms)
+        if self.missed != self._told:
+            self._told = self.missed
+            headers = {wire.MISSED: self.missed}
+            out.append(wire.encode_frame(wire.Idle(self.stream, "", headers=headers)))
+        return out
