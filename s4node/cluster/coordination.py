@@ -70,7 +70,7 @@ class Session(Protocol):
 
     @property
     def lost(self) -> trio.Event:
-        """Set when the session has ended against its will: expired, or the tree is gone.
+        """Set when the session is over: expired, the tree gone, or closed by its own user.
 
         A process that was stopped or cut off learns it when it runs again, which may be after
         others took over what it owned: what must not be written twice needs an epoch of its own.

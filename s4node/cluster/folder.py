@@ -50,7 +50,13 @@ class FolderCoordination:
     """
 
     def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
-        self.folder = Path(folder).expanduser().absolute()
+        try:
+            self.folder = Path(folder).expanduser().absolute()
+        except RuntimeError as error:  # nobody's home
+            raise CoordinationError(
+                f"the coordination's folder {str(folder)!r} is nowhere ({error}); set "
+                f"s4.coordination.folder to a folder with its full path"
+            ) from error
         self.session_timeout = session_timeout
 
     @asynccontextmanager
@@ -75,10 +81,13 @@ class FolderCoordination:
 
     async def _open(self, name: str) -> FolderSession:
         row = SessionRow(uuid.uuid4().hex, name, self.session_timeout)
+        thread = trio.CapacityLimiter(1)
         deadline = trio.current_time() + self.session_timeout
         while True:
             try:
-                return await trio.to_thread.run_sync(_open_session, self.folder, row)
+                return await trio.to_thread.run_sync(
+                    _open_session, self.folder, row, limiter=thread
+                )
             except TreeBusy as busy:
                 if trio.current_time() > deadline:
                     raise _stuck(self.folder, self.session_timeout) from busy
@@ -104,6 +113,7 @@ class FolderSession:
         self._inode = tree.path.stat().st_ino
         self._file = file
         self._turn = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
 
@@ -171,7 +181,7 @@ class FolderSession:
             if self.lost.is_set():
                 raise SessionLost(self._reason)
             try:
-                return await trio.to_thread.run_sync(step)
+                return await trio.to_thread.run_sync(step, limiter=self._thread)
             except SessionLost as lost:
                 self._lose(str(lost))
                 raise SessionLost(self._reason) from None
@@ -257,7 +267,9 @@ class FolderSession:
             pass  # the lock below tells the others all the same
         finally:
             self._lose("it was closed")
-            self._tree.close()
+            with trio.CancelScope(shield=True):
+                async with self._turn:  # not under somebody's call
+                    self._tree.close()
 
 
 # --- what happens in threads ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ Rules
 - The oldest living member computes the assignment and writes it over the version that it has read;
   whoever was slower reads again. Should it die, the next oldest goes on: nobody is elected.
 - The first assignment waits until the expected number of members is there, or for the gather time.
-  First is also the one after all owners have died.
+  First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.
 - An owner that no longer lives is nobody: its address is not told.
 """
@@ -88,7 +88,8 @@ class Membership:
             return
         await self._check_partitions()
         with trio.CancelScope() as self._running:
-            await self._follow(on_view)
+            if not self._left:
+                await self._follow(on_view)
         self._tell(await self.registry.group(self.app), on_view)
 
     async def leave(self) -> None:
@@ -147,9 +148,12 @@ class Membership:
     def _wait_for_others(self, group: Group) -> float:
         """Until when the first assignment has to wait; infinite where it has not."""
         assignment = group.assignment and group.assignment.value
-        if len(group.members) >= self._expected or has_living_owner(assignment, group.candidates):
+        if has_living_owner(assignment, group.candidates):
+            self._gather_until = -math.inf  # a spare that has seen an owner takes over at once
+        gathered = len(group.members) >= self._expected
+        if gathered or trio.current_time() >= self._gather_until:
             return math.inf
-        return self._gather_until if trio.current_time() < self._gather_until else math.inf
+        return self._gather_until
 
     async def _write_next(self, group: Group) -> bool:
         """Write what follows from ``group``; False where it stands already."""
