@@ -102,7 +102,9 @@ class FolderCoordination:
 class FolderSession:
     """A :class:`coordination.Session` in a folder; made by :meth:`FolderCoordination.session`."""
 
-    def __init__(self, folder: Path, row: SessionRow, tree: Tree, file: SessionFile) -> None:
+    def __init__(
+        self, folder: Path, row: SessionRow, tree: Tree, watch: Watch, file: SessionFile
+    ) -> None:
         self.id = row.id
         self.name = row.name
         self.timeout = row.timeout
@@ -110,6 +112,7 @@ class FolderSession:
         self._reason = ""
         self._folder = folder
         self._tree = tree
+        self._watch = watch
         self._inode = tree.path.stat().st_ino
         self._file = file
         self._turn = trio.Lock()
@@ -205,25 +208,24 @@ class FolderSession:
 
     async def look(self) -> None:
         """See to changes and to the other sessions, until this one is lost."""
-        watch = self._tree.watch()
         try:
-            await self._look(watch)
+            await self._look()
         except SessionLost:
             pass  # it is known by now
         except (CoordinationError, OSError) as error:
             self._lose(str(error))
         finally:
-            watch.close()
+            self._watch.close()
             for other in self._others.values():
                 other.close()
 
-    async def _look(self, watch: Watch) -> None:
+    async def _look(self) -> None:
         last = time.monotonic()
         while not self.lost.is_set():
             now = time.monotonic()
             self._check_folder()
             with contextlib.suppress(TreeBusy):  # then at the next look
-                if watch.changed():
+                if self._watch.changed():
                     self._wake()
                     await self._read_sessions(now)
                 if now - last > self.timeout / 2:  # asleep oneself, and perhaps all others too
@@ -293,11 +295,13 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
                 raise TreeBusy(str(busy)) from busy
             tree = Tree(folder / "tree.sqlite")
             undo.callback(tree.close)
+            watch = tree.watch()
+            undo.callback(watch.close)
             _bury(tree, folder)
             file = SessionFile(_session_path(folder, row.id))
             undo.callback(file.close)
             tree.open_session(row)
-            session = FolderSession(folder, row, tree, file)
+            session = FolderSession(folder, row, tree, watch, file)
             undo.pop_all()
             return session
         finally:
