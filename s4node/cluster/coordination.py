@@ -53,7 +53,8 @@ class Entry:
 class Session(Protocol):
     """A living connection to the tree. Every method raises SessionLost once the session is over.
 
-    A method that is cancelled has either had its whole effect or none.
+    A method that is cancelled has either had its whole effect or none, but that entries made on the
+    way to another may stay.
     """
 
     @property

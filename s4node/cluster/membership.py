@@ -70,7 +70,8 @@ class Membership:
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
         self._left = False
-        self.view = View(0, ("",) * partitions, (0,) * partitions, frozenset(), ())
+        self._nobody = ("",) * partitions
+        self.view = View(0, self._nobody, (0,) * partitions, frozenset(), ())
 
     async def run(self, on_view: Callable[[View], None]) -> None:
         """Join, and call ``on_view`` with every new view until :meth:`leave`.
@@ -171,12 +172,13 @@ class Membership:
         return True
 
     def _tell(self, group: Group, on_view: Callable[[View], None]) -> None:
-        nobody = ("",) * self._info.partitions
-        owners = group.assignment.value.owners if group.assignment else ()
+        assignment = group.assignment and group.assignment.value
+        fits = assignment is not None and len(assignment.owners) == self._info.partitions
+        owners = assignment.owners if assignment and fits else ()
         view = View(
             epoch=group.epoch,
-            owners=group.owners or nobody,
-            epochs=group.epochs or (0,) * len(nobody),
+            owners=group.owners if fits else self._nobody,
+            epochs=group.epochs if fits else (0,) * self._info.partitions,
             mine=frozenset(i for i, owner in enumerate(owners) if owner.key == self._key),
             members=group.addresses,
         )

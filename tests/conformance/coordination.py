@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,14 @@ class Peer:
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
+    async def rest(self) -> list[str]:
+        """All further lines, once the process has ended."""
+        assert self.process.stdout is not None
+        with trio.fail_after(SOON * 3):
+            while chunk := await self.process.stdout.receive_some(65536):
+                self._rest += chunk
+        return self._rest.decode().splitlines()
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
@@ -61,12 +69,17 @@ class Peer:
         await self.process.wait()
 
 
-@asynccontextmanager
-async def peer(where: str, role: str, *arguments: str | int) -> AsyncIterator[Peer]:
+def peer(where: str, role: str, *arguments: str | int) -> AbstractAsyncContextManager[Peer]:
     """A process in this role at this place; killed at the end."""
     script = Path(__file__).with_name("coordination_process.py")
+    return python_process(script, where, role, *arguments)
+
+
+@asynccontextmanager
+async def python_process(script: Path, *arguments: str | int | Path) -> AsyncIterator[Peer]:
+    """A script in a process of its own; killed at the end."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, str(script), where, role, *map(str, arguments)],
+        [sys.executable, str(script), *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"),
