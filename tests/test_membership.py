@@ -252,7 +252,7 @@ async def test_a_process_that_leaves_is_replaced_before_it_ends(tmp_path: Path) 
             await owners([b], "aaaa")
             a.signal(signal.SIGTERM)
             await owners([b], "bbbb")
-            assert sorted([await a.line(), await a.line()]) == ["2 b,b,b,b 2,2,2,2 -", "left"]
+            assert sorted((await a.rest())[-2:]) == ["2 b,b,b,b 2,2,2,2 -", "left"]
 
 
 # --- what is refused, what is lost ---------------------------------------------------------------

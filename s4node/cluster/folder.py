@@ -234,6 +234,7 @@ class FolderSession:
                 for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
                     await self._attempt(partial(_end_session, self._tree, self._folder, id_))
                     self._others.pop(id_).close()
+                    self._wake()
             last = now
             await trio.sleep(LOOK_SECONDS)
 
