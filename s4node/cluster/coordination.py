@@ -53,7 +53,8 @@ class Entry:
 class Session(Protocol):
     """A living connection to the tree. Every method raises SessionLost once the session is over.
 
-    A method that is cancelled has either had its whole effect or none.
+    A method that is cancelled has either had its whole effect or none, but that entries made on the
+    way to another may stay.
     """
 
     @property
@@ -70,7 +71,7 @@ class Session(Protocol):
 
     @property
     def lost(self) -> trio.Event:
-        """Set when the session has ended against its will: expired, or the tree is gone.
+        """Set when the session is over: expired, the tree gone, or closed by its own user.
 
         A process that was stopped or cut off learns it when it runs again, which may be after
         others took over what it owned: what must not be written twice needs an epoch of its own.

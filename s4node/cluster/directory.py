@@ -76,6 +76,9 @@ class Directory:
 
         It is called in the loop and must not block. Never returns; raises SessionLost.
         """
+        if not self._produces:
+            await self._session.lost.wait()
+            await self._session.change("/")  # raises, and says why
         while True:
             seen: dict[str, int] = {}
             for stream in self._produces:
@@ -115,7 +118,5 @@ class Directory:
         async with trio.open_nursery() as nursery:
             for path, number in seen.items():
                 nursery.start_soon(wait, path, number, nursery.cancel_scope)
-            if not seen:
-                await self._session.lost.wait()
         if failures:
             raise failures[0]

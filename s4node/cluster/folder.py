@@ -50,7 +50,13 @@ class FolderCoordination:
     """
 
     def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
-        self.folder = Path(folder).expanduser().absolute()
+        try:
+            self.folder = Path(folder).expanduser().absolute()
+        except RuntimeError as error:  # nobody's home
+            raise CoordinationError(
+                f"the coordination's folder {str(folder)!r} is nowhere ({error}); set "
+                f"s4.coordination.folder to a folder with its full path"
+            ) from error
         self.session_timeout = session_timeout
 
     @asynccontextmanager
@@ -75,10 +81,13 @@ class FolderCoordination:
 
     async def _open(self, name: str) -> FolderSession:
         row = SessionRow(uuid.uuid4().hex, name, self.session_timeout)
+        thread = trio.CapacityLimiter(1)
         deadline = trio.current_time() + self.session_timeout
         while True:
             try:
-                return await trio.to_thread.run_sync(_open_session, self.folder, row)
+                return await trio.to_thread.run_sync(
+                    _open_session, self.folder, row, limiter=thread
+                )
             except TreeBusy as busy:
                 if trio.current_time() > deadline:
                     raise _stuck(self.folder, self.session_timeout) from busy
@@ -93,7 +102,9 @@ class FolderCoordination:
 class FolderSession:
     """A :class:`coordination.Session` in a folder; made by :meth:`FolderCoordination.session`."""
 
-    def __init__(self, folder: Path, row: SessionRow, tree: Tree, file: SessionFile) -> None:
+    def __init__(
+        self, folder: Path, row: SessionRow, tree: Tree, watch: Watch, file: SessionFile
+    ) -> None:
         self.id = row.id
         self.name = row.name
         self.timeout = row.timeout
@@ -101,9 +112,11 @@ class FolderSession:
         self._reason = ""
         self._folder = folder
         self._tree = tree
+        self._watch = watch
         self._inode = tree.path.stat().st_ino
         self._file = file
         self._turn = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
 
@@ -171,7 +184,7 @@ class FolderSession:
             if self.lost.is_set():
                 raise SessionLost(self._reason)
             try:
-                return await trio.to_thread.run_sync(step)
+                return await trio.to_thread.run_sync(step, limiter=self._thread)
             except SessionLost as lost:
                 self._lose(str(lost))
                 raise SessionLost(self._reason) from None
@@ -195,25 +208,24 @@ class FolderSession:
 
     async def look(self) -> None:
         """See to changes and to the other sessions, until this one is lost."""
-        watch = self._tree.watch()
         try:
-            await self._look(watch)
+            await self._look()
         except SessionLost:
             pass  # it is known by now
         except (CoordinationError, OSError) as error:
             self._lose(str(error))
         finally:
-            watch.close()
+            self._watch.close()
             for other in self._others.values():
                 other.close()
 
-    async def _look(self, watch: Watch) -> None:
+    async def _look(self) -> None:
         last = time.monotonic()
         while not self.lost.is_set():
             now = time.monotonic()
             self._check_folder()
             with contextlib.suppress(TreeBusy):  # then at the next look
-                if watch.changed():
+                if self._watch.changed():
                     self._wake()
                     await self._read_sessions(now)
                 if now - last > self.timeout / 2:  # asleep oneself, and perhaps all others too
@@ -222,6 +234,7 @@ class FolderSession:
                 for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
                     await self._attempt(partial(_end_session, self._tree, self._folder, id_))
                     self._others.pop(id_).close()
+                    self._wake()
             last = now
             await trio.sleep(LOOK_SECONDS)
 
@@ -257,7 +270,9 @@ class FolderSession:
             pass  # the lock below tells the others all the same
         finally:
             self._lose("it was closed")
-            self._tree.close()
+            with trio.CancelScope(shield=True):
+                async with self._turn:  # not under somebody's call
+                    self._tree.close()
 
 
 # --- what happens in threads ---------------------------------------------------------------------
@@ -281,11 +296,13 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
                 raise TreeBusy(str(busy)) from busy
             tree = Tree(folder / "tree.sqlite")
             undo.callback(tree.close)
+            watch = tree.watch()
+            undo.callback(watch.close)
             _bury(tree, folder)
             file = SessionFile(_session_path(folder, row.id))
             undo.callback(file.close)
             tree.open_session(row)
-            session = FolderSession(folder, row, tree, file)
+            session = FolderSession(folder, row, tree, watch, file)
             undo.pop_all()
             return session
         finally:

@@ -4,7 +4,7 @@ Rules
 - The oldest living member computes the assignment and writes it over the version that it has read;
   whoever was slower reads again. Should it die, the next oldest goes on: nobody is elected.
 - The first assignment waits until the expected number of members is there, or for the gather time.
-  First is also the one after all owners have died.
+  First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.
 - An owner that no longer lives is nobody: its address is not told.
 """
@@ -70,7 +70,8 @@ class Membership:
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
         self._left = False
-        self.view = View(0, ("",) * partitions, (0,) * partitions, frozenset(), ())
+        self._nobody = ("",) * partitions
+        self.view = View(0, self._nobody, (0,) * partitions, frozenset(), ())
 
     async def run(self, on_view: Callable[[View], None]) -> None:
         """Join, and call ``on_view`` with every new view until :meth:`leave`.
@@ -88,7 +89,8 @@ class Membership:
             return
         await self._check_partitions()
         with trio.CancelScope() as self._running:
-            await self._follow(on_view)
+            if not self._left:
+                await self._follow(on_view)
         self._tell(await self.registry.group(self.app), on_view)
 
     async def leave(self) -> None:
@@ -147,9 +149,12 @@ class Membership:
     def _wait_for_others(self, group: Group) -> float:
         """Until when the first assignment has to wait; infinite where it has not."""
         assignment = group.assignment and group.assignment.value
-        if len(group.members) >= self._expected or has_living_owner(assignment, group.candidates):
+        if has_living_owner(assignment, group.candidates):
+            self._gather_until = -math.inf  # a spare that has seen an owner takes over at once
+        gathered = len(group.members) >= self._expected
+        if gathered or trio.current_time() >= self._gather_until:
             return math.inf
-        return self._gather_until if trio.current_time() < self._gather_until else math.inf
+        return self._gather_until
 
     async def _write_next(self, group: Group) -> bool:
         """Write what follows from ``group``; False where it stands already."""
@@ -167,12 +172,13 @@ class Membership:
         return True
 
     def _tell(self, group: Group, on_view: Callable[[View], None]) -> None:
-        nobody = ("",) * self._info.partitions
-        owners = group.assignment.value.owners if group.assignment else ()
+        assignment = group.assignment and group.assignment.value
+        fits = assignment is not None and len(assignment.owners) == self._info.partitions
+        owners = assignment.owners if assignment and fits else ()
         view = View(
             epoch=group.epoch,
-            owners=group.owners or nobody,
-            epochs=group.epochs or (0,) * len(nobody),
+            owners=group.owners if fits else self._nobody,
+            epochs=group.epochs if fits else (0,) * self._info.partitions,
             mine=frozenset(i for i, owner in enumerate(owners) if owner.key == self._key),
             members=group.addresses,
         )

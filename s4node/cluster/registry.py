@@ -35,7 +35,7 @@ from s4node.errors import CoordinationError, EntryExists, EntryNotEmpty, NameTak
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from s4node.cluster.coordination import Session
+    from s4node.cluster.coordination import Entry, Session
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -384,14 +384,7 @@ class Registry:
         entry = await self.session.get(path)
         if entry is None or not entry.data:  # made on the way to something below it
             return None
-        try:
-            value = msgspec.json.decode(entry.data, type=kind)
-        except msgspec.DecodeError as error:
-            raise CoordinationError(
-                f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
-                f"written it: run one version, or delete it"
-            ) from error
-        return Found(value, entry.version, entry.session, entry.created)
+        return _found(path, entry, kind)
 
     async def _all(self, path: str, kind: type[T]) -> dict[str, Found[T]]:
         found = {}
@@ -434,9 +427,10 @@ class Registry:
                 await self.session.create(path, msgspec.json.encode(value), ephemeral=True)
             except EntryExists:
                 seen = await self.session.change(path)
-                living = await self._get(path, type(value))
-                if living is None:
+                entry = await self.session.get(path)
+                if entry is None:  # gone in between
                     continue
+                living = _found(path, entry, type(value))
                 if living.session == self.session.id:
                     await self.session.set(path, msgspec.json.encode(value))
                     return
@@ -458,6 +452,17 @@ class Registry:
             except NoEntry:
                 pass
             return
+
+
+def _found(path: str, entry: Entry, kind: type[T]) -> Found[T]:
+    try:
+        value = msgspec.json.decode(entry.data, type=kind)
+    except msgspec.DecodeError as error:
+        raise CoordinationError(
+            f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
+            f"written it: run one version, or delete it"
+        ) from error
+    return Found(value, entry.version, entry.session, entry.created)
 
 
 _ROLES: tuple[Role, ...] = ("producers", "consumers")

@@ -110,7 +110,7 @@ class Tree:
     def watch(self) -> Watch:
         """A view of the same database that only says when it changes."""
         with self._explained():
-            return Watch(self)
+            return Watch(self.path)
 
     def close(self) -> None:
         """Let go of the file; a second time does nothing."""
@@ -280,11 +280,11 @@ class Tree:
 
 
 class Watch:
-    """Says whether anybody has changed the database, without ever waiting."""
+    """Says whether anybody has changed the database at ``path``, without ever waiting."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._path = tree.path
-        self._db = sqlite3.connect(tree.path, timeout=0, isolation_level=None)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         self._last: int | None = None
 
     def changed(self) -> bool:

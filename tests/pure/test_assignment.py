@@ -1,0 +1,192 @@
+"""The promises of the assignment: owners stay, orphans are shared out evenly, epochs fence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.cluster.assignment import Assignment, Member, Owner, assign, has_living_owner
+
+A = Member("a", "tcp://a", "session-a")
+B = Member("b", "tcp://b", "session-b")
+C = Member("c", "tcp://c", "session-c")
+A_AGAIN = Member("a", "tcp://a", "session-a-again")
+
+
+def names(assignment: Assignment) -> str:
+    """The owners by partition in one text; a dot for nobody."""
+    return "".join(owner.member or "." for owner in assignment.owners)
+
+
+def epochs(assignment: Assignment) -> list[int]:
+    return [owner.epoch for owner in assignment.owners]
+
+
+def after(partitions: int, *steps: list[Member]) -> Assignment:
+    assignment = Assignment()
+    for members in steps:
+        assignment = assign(partitions, members, assignment)
+    return assignment
+
+
+@pytest.mark.parametrize(
+    ("partitions", "steps", "owners", "expected_epochs"),
+    [
+        (4, [[A]], "aaaa", [1, 1, 1, 1]),
+        (4, [[A, B]], "abab", [1, 1, 1, 1]),
+        (4, [[B, A]], "baba", [1, 1, 1, 1]),
+        (5, [[A, B, C]], "abcab", [1, 1, 1, 1, 1]),
+        (2, [[A, B, C]], "ab", [1, 1]),
+        (2, [[A, B, C], [B, C]], "cb", [2, 1]),
+        (4, [[A], [A, B]], "aaaa", [1, 1, 1, 1]),
+        (4, [[A], [A, B], [B]], "bbbb", [2, 2, 2, 2]),
+        (4, [[A, B], [A]], "aaaa", [1, 2, 1, 2]),
+        (4, [[A, B], [A], [A, C]], "aaaa", [1, 2, 1, 2]),
+        (6, [[A, B], [A, C]], "acacac", [1, 2, 1, 2, 1, 2]),
+        (3, [[A, B], [A, B, C], [A, C]], "aca", [1, 2, 1]),
+        (2, [[A, B], []], "..", [2, 2]),
+        (2, [[A, B], [], []], "..", [2, 2]),
+        (2, [[A, B], [], [B]], "bb", [3, 3]),
+        (2, [[]], "..", [1, 1]),
+    ],
+)
+def test_the_rules_by_example(
+    partitions: int, steps: list[list[Member]], owners: str, expected_epochs: list[int]
+) -> None:
+    assignment = after(partitions, *steps)
+    assert names(assignment) == owners
+    assert epochs(assignment) == expected_epochs
+
+
+def test_without_an_assignment_before_it_is_the_first() -> None:
+    assert assign(3, [A, B], None) == assign(3, [A, B], Assignment())
+    assert assign(3, [A, B], None).epoch == 1
+
+
+def test_where_nothing_changes_the_same_assignment_comes_back() -> None:
+    before = assign(4, [A, B], None)
+    assert assign(4, [A, B], before) is before
+    assert assign(4, [B, A, C], before) is before
+
+
+def test_a_member_that_comes_back_under_its_name_is_another_one() -> None:
+    before = assign(4, [A, B], None)
+    now = assign(4, [B, A_AGAIN], before)
+    assert names(now) == "abab"
+    assert epochs(now) == [2, 1, 2, 1]
+    assert now.owners[0].session == "session-a-again"
+
+
+def test_two_members_of_one_session_are_two() -> None:
+    one = Member("one", "tcp://one", "same")
+    two = Member("two", "tcp://two", "same")
+    before = assign(4, [one, two], None)
+    assert [owner.member for owner in before.owners] == ["one", "two", "one", "two"]
+    assert [o.member for o in assign(4, [two], before).owners] == ["two", "two", "two", "two"]
+
+
+def test_another_number_of_partitions_starts_anew_with_higher_epochs() -> None:
+    before = assign(4, [A, B], None)
+    now = assign(3, [A, B], before)
+    assert names(now) == "aba"
+    assert epochs(now) == [2, 2, 2]
+
+
+def test_an_owner_lives_if_one_of_the_members_is_it() -> None:
+    assignment = assign(2, [A], None)
+    assert has_living_owner(assignment, [B, A])
+    assert not has_living_owner(assignment, [B])
+    assert not has_living_owner(assignment, [A_AGAIN])
+    assert not has_living_owner(assignment, [])
+    assert not has_living_owner(None, [A])
+    assert not has_living_owner(assign(2, [], None), [A])
+
+
+def test_an_assignment_survives_json_and_newer_fields_do_no_harm() -> None:
+    assignment = assign(3, [A, B], None)
+    text = msgspec.json.encode(assignment)
+    assert msgspec.json.decode(text, type=Assignment) == assignment
+    newer = b'{"epoch":7,"owners":[{"member":"a","later":1}],"also":"this"}'
+    assert msgspec.json.decode(newer, type=Assignment) == Assignment(7, (Owner("a"),))
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+members = st.lists(st.integers(0, 7), unique=True, max_size=8).map(
+    lambda numbers: [Member(f"m{n}", f"tcp://m{n}", f"s{n}") for n in numbers]
+)
+histories = st.lists(members, min_size=1, max_size=12)
+
+
+def loads(assignment: Assignment, living: list[Member]) -> dict[tuple[str, str], int]:
+    counts = {member.key: 0 for member in living}
+    for owner in assignment.owners:
+        counts[owner.key] += 1
+    return counts
+
+
+@given(st.integers(1, 40), histories)
+def test_every_partition_has_a_living_owner_while_anybody_lives(
+    partitions: int, history: list[list[Member]]
+) -> None:
+    now = Assignment()
+    for living in history:
+        now = assign(partitions, living, now)
+        assert len(now.owners) == partitions
+        keys = {member.key for member in living} or {("", "")}
+        assert {owner.key for owner in now.owners} <= keys
+        for owner in now.owners:
+            assert owner.member == "" or owner.address == f"tcp://{owner.member}"
+
+
+@given(st.integers(1, 40), histories)
+def test_only_orphans_move_and_only_what_moves_gets_a_new_epoch(
+    partitions: int, history: list[list[Member]]
+) -> None:
+    before = assign(partitions, history[0], None)
+    for living in history[1:]:
+        now = assign(partitions, living, before)
+        alive = {member.key for member in living}
+        for old, new in zip(before.owners, now.owners, strict=True):
+            if old.key in alive:
+                assert new == old
+            elif new != old:
+                assert new.epoch == now.epoch == before.epoch + 1
+                assert new.key != old.key
+        assert (now is before) == (now.owners == before.owners)
+        before = now
+
+
+@given(st.integers(1, 40), histories)
+def test_an_orphan_never_goes_to_who_has_two_more_than_another(
+    partitions: int, history: list[list[Member]]
+) -> None:
+    before = assign(partitions, history[0], None)
+    for living in history[1:]:
+        now = assign(partitions, living, before)
+        counts = loads(now, living) if living else {}
+        for old, new in zip(before.owners, now.owners, strict=True):
+            if new != old and new.member:
+                assert counts[new.key] <= min(counts.values()) + 1
+        before = now
+
+
+@given(st.integers(1, 60), members.filter(bool))
+def test_where_nothing_stays_shares_differ_by_one_at_most(
+    partitions: int, living: list[Member]
+) -> None:
+    counts = loads(assign(partitions, living, None), living).values()
+    assert max(counts) - min(counts) <= 1
+    assert sum(1 for count in counts if count == 0) == max(0, len(living) - partitions)
+
+
+@given(st.integers(1, 40), members, members)
+def test_who_computes_it_makes_no_difference(
+    partitions: int, first: list[Member], then: list[Member]
+) -> None:
+    before = assign(partitions, first, None)
+    assert assign(partitions, then, before) == assign(partitions, list(then), before)
+    now = assign(partitions, then, before)
+    assert assign(partitions, then, now) is now
