@@ -20,6 +20,8 @@ BENCHMARKS = {
     "keyed-count": "a producer process over TCP to per-key counts, beside the bare loop",
     "single-events": "send(event) one at a time, trio and synchronous client",
     "latency": "one-by-one sends from intended time to on_event, beside bare pynng",
+    "word-count": "sentences to words across two nodes to counts, beside one bare loop",
+    "hops": "what one more stream hop costs: in a partition, between tasks, between nodes",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 

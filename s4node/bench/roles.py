@@ -6,13 +6,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import msgspec
 import trio
 
 from s4node.app import App
-from s4node.bench import timed, workload
+from s4node.bench import flows, timed, word_count, workload
 from s4node.bench.process import resident_mb, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
@@ -244,6 +245,68 @@ def _bare_loop(
             pe.on_event(e)
 
 
+def sentences(task: dict[str, Any]) -> None:
+    """Sends sentences for so many seconds; says how many and how long it took."""
+
+    async def main() -> None:
+        events = word_count.sentences()
+        size = word_count.CHUNK
+        async with Client(task["address"]) as client:
+            stream = await client.stream("sentences")
+            source = cycle([events[at : at + size] for at in range(0, len(events), size)])
+            sent, before, began = 0, usage()["cpu_s"], time.perf_counter()
+            while time.perf_counter() - began < task["seconds"]:
+                await stream.send_many(next(source))
+                sent += size
+            await stream.flush()
+            say(sent=sent, seconds=time.perf_counter() - began,
+                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+
+    trio.run(main)
+
+
+def words_limit(task: dict[str, Any]) -> None:
+    """The bare loop of word-count: decode, split, count, in one process."""
+    bodies = word_count.bodies()
+    decoder = msgspec.msgpack.Decoder(list[flows.Sentence])
+    app = flows.word_count()
+    app.freeze()
+    create: Any = app.prototypes["Count"][0].make
+    instances: dict[str, Any] = {}
+    tune_gc(Config.of({}))
+    words, began = 0, time.perf_counter()
+    while time.perf_counter() - began < task["seconds"]:
+        for body in bodies:
+            for sentence in decoder.decode(body):
+                for text in sentence.text.split():
+                    word = flows.Word(text)
+                    k = word.word
+                    pe = instances.get(k)
+                    if pe is None:
+                        pe = instances[k] = create(k, None)
+                    pe.on_event(word)
+        words += len(bodies) * word_count.CHUNK * flows.WORDS_IN_A_SENTENCE
+    say(words=words, seconds=time.perf_counter() - began)
+
+
+def batons(task: dict[str, Any]) -> None:
+    """Sends so many batons."""
+
+    async def main() -> None:
+        async with Client(task["address"]) as client:
+            stream = await client.stream("batons")
+            chunk = flows.batons(CHUNK)
+            before, began, left = usage()["cpu_s"], time.perf_counter(), task["events"]
+            while left:
+                part = chunk[:left]
+                await stream.send_many(part)
+                left -= len(part)
+            await stream.flush()
+            say(seconds=time.perf_counter() - began, cpu_s=usage()["cpu_s"] - before)
+
+    trio.run(main)
+
+
 ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "node": node,
     "producer": producer,
@@ -252,6 +315,10 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "plain": plain,
     "plain_loop": plain_loop,
     "limit": limit,
+    "member": flows.member,
+    "sentences": sentences,
+    "words_limit": words_limit,
+    "batons": batons,
     "timed": timed.timed,
     "bare_timed": timed.bare_timed,
     "delay": timed.delay,

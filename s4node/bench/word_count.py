@@ -1,0 +1,118 @@
+"""word-count: sentences to words on a keyed stream across two nodes to counts.
+
+The limit is the same work in one bare loop in one process: decode, split, count in a dict of the
+same objects. Events are words.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from s4node.bench import workload
+from s4node.bench.flows import WORDS_IN_A_SENTENCE, Sentence
+from s4node.bench.process import Role
+from s4node.bench.result import Result, middle
+
+CHUNK = 256
+LOSSLESS = {"s4.cluster.partitions": "2"}
+
+
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
+    """One row."""
+    runs, seconds = (1, 0.5) if quick else (5, 5.5)
+    found, limits = [], []
+    for number in range(runs):
+        say(f"run {number + 1} of {runs}: one bare loop, then two nodes")
+        with Role("words_limit", seconds=seconds) as limit:
+            limits.append(limit.hear())
+        found.append(system(seconds))
+    rate = middle([one["words"] / one["seconds"] for one in found])
+    limit_rate = middle([one["words"] / one["seconds"] for one in limits])
+    return [
+        Result(
+            "word-count",
+            events=sum(one["words"] for one in found),
+            seconds=sum(one["seconds"] for one in found),
+            events_per_s=rate,
+            limit_events_per_s=limit_rate,
+            ratio=rate / limit_rate,
+            cpu_s_per_million=middle([one["cpu_s"] / one["words"] * 1e6 for one in found]),
+            rss_mb=max(one["rss_mb"] for one in found),
+            checked=all(one["checked"] for one in found),
+            notes={"nodes": 2, "sender": "block"},
+        )
+    ]
+
+
+def sentences() -> list[Sentence]:
+    """The workload's words, ten a sentence, as many as fill whole chunks; it repeats."""
+    words = workload.key_sequence()
+    step = WORDS_IN_A_SENTENCE
+    texts = [" ".join(words[at : at + step]) for at in range(0, len(words) - step, step)]
+    return [Sentence(text) for text in texts[: len(texts) // CHUNK * CHUNK]]
+
+
+def system(seconds: float) -> dict[str, Any]:
+    """One run of two nodes and a producer."""
+    with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder, ExitStack() as stack:
+        task = {"app": "words", "folder": folder, "expected": 2, "whole": True}
+        members = [
+            stack.enter_context(Role("member", member=f"n{n}", settings=LOSSLESS, **task))
+            for n in range(2)
+        ]
+        addresses = [member.hear()["address"] for member in members]
+        before = [ask(member) for member in members]
+        with Role("sentences", address=addresses[0], seconds=seconds) as producer:
+            sent = producer.hear()
+        want = sent["sent"] * WORDS_IN_A_SENTENCE
+        began = time.perf_counter()
+        while sum((now := ask(member))["total"] for member in members) < want:
+            if time.perf_counter() - began > 60:  # lost: the check below says so
+                break
+            time.sleep(0.002)
+        seconds = sent["seconds"] + time.perf_counter() - began
+        after = [ask(member) for member in members]
+        counts: Counter[str] = Counter()
+        for now in after:
+            counts.update(now["counts"])
+        cpu = sum(b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True))
+        for member in members:
+            member.tell({})
+    return {
+        "words": want,
+        "seconds": seconds,
+        "cpu_s": cpu + sent["cpu_s"],
+        "rss_mb": max(now["rss_mb"] for now in after),
+        "checked": counts == truth(sent["sent"]),
+    }
+
+
+def ask(member: Role) -> dict[str, Any]:
+    """What a member has counted so far."""
+    member.tell({"stop": False})
+    return member.hear()
+
+
+def truth(sent: int) -> Counter[str]:
+    """The counts of the words of the first ``sent`` sentences."""
+    all_of_them = sentences()
+    passes, rest = divmod(sent, len(all_of_them))
+    found: Counter[str] = Counter()
+    for times, part in ((passes, all_of_them), (1, all_of_them[:rest])):
+        for word, count in Counter(w for s in part for w in s.text.split()).items():
+            found[word] += times * count
+    return found
+
+
+def bodies() -> list[bytes]:
+    """The frames of one pass over the sentences, as the bare loop reads them."""
+    encode = msgspec.msgpack.Encoder().encode
+    found = sentences()
+    return [encode(found[at : at + CHUNK]) for at in range(0, len(found), CHUNK)]
