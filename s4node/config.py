@@ -230,7 +230,7 @@ COORDINATION_FOLDER = Setting(
     "same folder belong together. It must be on a disk of this machine, and yours alone.",
 )
 SESSION_TIMEOUT = Setting(
-    _COORDINATION, "s4.session.timeout", "10000", _milliseconds(100),
+    _COORDINATION, "s4.session.timeout", "10000", _milliseconds(1000),
     "After how long the partitions of a process that gives no sign of life go to others. A process "
     "that dies is noticed at once; this is for those that hang or are stopped.",
 )

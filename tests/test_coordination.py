@@ -66,6 +66,8 @@ async def test_the_folder_is_made_and_is_its_owner_s_alone(folder: Path) -> None
     async with FolderCoordination(folder / "deep").session("one"):
         for path in (folder / "deep", folder / "deep" / "sessions"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        for path in (folder / "deep").glob("**/*"):
+            assert stat.S_IMODE(path.stat().st_mode) in (0o600, 0o700)
 
 
 async def test_a_tilde_is_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +255,7 @@ async def test_processes_that_were_all_stopped_together_lose_nothing(folder: Pat
         assert [await one.line(), await two.line()] == ["end", "end"]
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_blocked_for_too_long_loses_its_session(folder: Path) -> None:
     async with FolderCoordination(folder, session_timeout=0.5).session("one") as session:
         await session.create("/nodes/one", ephemeral=True)

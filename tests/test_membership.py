@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import pairwise
@@ -53,11 +54,12 @@ async def seat(
     expected: int = 1,
     gather: float = LONG,
     app: str = "count",
+    timeout: float = 10.0,
 ) -> AsyncIterator[Seat]:
     """A member with a session of its own, which ends without leaving."""
     with plain_errors():
         async with (
-            FolderCoordination(folder).session(name) as session,
+            FolderCoordination(folder, session_timeout=timeout).session(name) as session,
             trio.open_nursery() as nursery,
         ):
             one = Seat(
@@ -204,7 +206,7 @@ async def test_when_all_have_gone_those_who_come_gather_again(tmp_path: Path) ->
         await owners([a], "aaaa")
     async with seat(tmp_path, "b", expected=2) as b:
         await until(lambda: b.view.members == ("tcp://b",))
-        assert b.owners == "...."
+        assert (b.view.epoch, b.owners) == (0, "....")
         async with seat(tmp_path, "c", expected=2) as c:
             await until(lambda: len(b.mine) == len(c.mine) == 2)
             assert b.view.epochs == (2, 2, 2, 2)
@@ -298,6 +300,24 @@ async def test_a_second_member_of_the_name_is_refused(tmp_path: Path) -> None:
             async with seat(tmp_path, "a"):
                 await trio.sleep_forever()
         assert a.owners == "aaaa"
+
+
+@pytest.mark.slow
+async def test_while_nothing_can_be_written_the_last_view_holds(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", timeout=1.0) as a, member_process(tmp_path, "b") as b:
+        await owners([a], "aaaa")
+        await b.line()
+        other = sqlite3.connect(tmp_path / "tree.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # as a process that was stopped in the middle
+        await b.kill()
+        with trio.move_on_after(2.5):
+            await a.membership.registry.session.lost.wait()
+        assert (a.owners, len(a.view.members)) == ("aaaa", 2)
+        with pytest.raises(CoordinationError, match="was locked by another process"):
+            await a.membership.registry.set_metadata("x", b"y")
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: a.view.members == ("tcp://a",))
 
 
 async def test_a_lost_session_ends_the_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Rules
 - An app says once which streams it consumes and produces. It stays said when its containers die,
   until the app is removed: producers keep what they have for a consumer that is away.
 - What is told is everything about one stream, never a difference; equal answers are told once.
+- While the coordination cannot be read what was told last holds, and it is tried again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from s4node.cluster.registry import AppId, Registry
+from s4node.errors import CoordinationError, SessionLost
 
 if TYPE_CHECKING:
     from s4node.cluster.coordination import Session
+
+
+log = structlog.get_logger("s4node.directory")
+
+RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +87,29 @@ class Directory:
         if not self._produces:
             await self._session.lost.wait()
             await self._session.change("/")  # raises, and says why
+        trouble = ""
         while True:
-            seen: dict[str, int] = {}
-            for stream in self._produces:
-                consumers = await self._read(stream, seen)
-                if self._known.get(stream) != consumers:
-                    self._known[stream] = consumers
-                    on_change(stream, consumers)
-            await self._wait_any_change(seen)
+            try:
+                await self._step(on_change)
+            except SessionLost:
+                raise
+            except CoordinationError as error:
+                if trouble != str(error):
+                    trouble = str(error)
+                    log.warning("cannot follow consumers", app=str(self.app), error=trouble)
+                await trio.sleep(RETRY_SECONDS)
+            else:
+                trouble = ""
+
+    async def _step(self, on_change: Callable[[str, Consumers], None]) -> None:
+        """Read everything, tell what is new, and wait for news."""
+        seen: dict[str, int] = {}
+        for stream in self._produces:
+            consumers = await self._read(stream, seen)
+            if self._known.get(stream) != consumers:
+                self._known[stream] = consumers
+                on_change(stream, consumers)
+        await self._wait_any_change(seen)
 
     async def _read(self, stream: str, seen: dict[str, int]) -> Consumers:
         """The consumers of ``stream``; notes in ``seen`` what was looked at, as of when."""

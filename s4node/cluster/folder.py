@@ -220,22 +220,21 @@ class FolderSession:
                 other.close()
 
     async def _look(self) -> None:
-        last = time.monotonic()
+        stale = True
         while not self.lost.is_set():
             now = time.monotonic()
             self._check_folder()
             with contextlib.suppress(TreeBusy):  # then at the next look
                 if self._watch.changed():
+                    stale = True
                     self._wake()
+                if stale:
                     await self._read_sessions(now)
-                if now - last > self.timeout / 2:  # asleep oneself, and perhaps all others too
-                    for other in self._others.values():
-                        other.excuse(now)
+                    stale = False
                 for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
                     await self._attempt(partial(_end_session, self._tree, self._folder, id_))
                     self._others.pop(id_).close()
                     self._wake()
-            last = now
             await trio.sleep(LOOK_SECONDS)
 
     def _check_folder(self) -> None:
@@ -250,7 +249,7 @@ class FolderSession:
             )
 
     async def _read_sessions(self, now: float) -> None:
-        """Learn who is there; raises SessionLost if this session no longer is."""
+        """Learn who is there, and perhaps that this session no longer is."""
         rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
         if self.id not in rows:
             self._lose(ENDED)
@@ -272,7 +271,7 @@ class FolderSession:
             self._lose("it was closed")
             with trio.CancelScope(shield=True):
                 async with self._turn:  # not under somebody's call
-                    self._tree.close()
+                    await trio.to_thread.run_sync(self._tree.close, limiter=self._thread)
 
 
 # --- what happens in threads ---------------------------------------------------------------------
@@ -294,7 +293,9 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as busy:
                 raise TreeBusy(str(busy)) from busy
-            tree = Tree(folder / "tree.sqlite")
+            path = folder / "tree.sqlite"
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            tree = Tree(path)
             undo.callback(tree.close)
             watch = tree.watch()
             undo.callback(watch.close)

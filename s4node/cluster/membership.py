@@ -7,6 +7,8 @@ Rules
   First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.
 - An owner that no longer lives is nobody: its address is not told.
+- While the coordination cannot be read or written the last view holds, and it is tried again: a
+  full disk does not stop what runs. Only the end of the session does.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
-from s4node.cluster.assignment import Key, assign, has_living_owner
+from s4node.cluster.assignment import Assignment, Key, assign, has_living_owner
 from s4node.cluster.registry import AppId, Group, MemberInfo, Registry
 from s4node.cluster.view import View
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
@@ -28,7 +32,10 @@ from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, S
 if TYPE_CHECKING:
     from s4node.cluster.coordination import Session
 
+log = structlog.get_logger("s4node.membership")
+
 GATHER_SECONDS = 10.0
+RETRY_SECONDS = 1.0
 
 
 class Membership:
@@ -70,8 +77,8 @@ class Membership:
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
         self._left = False
-        self._nobody = ("",) * partitions
-        self.view = View(0, self._nobody, (0,) * partitions, frozenset(), ())
+        self._nothing = View(0, ("",) * partitions, (0,) * partitions, frozenset(), ())
+        self.view = self._nothing
 
     async def run(self, on_view: Callable[[View], None]) -> None:
         """Join, and call ``on_view`` with every new view until :meth:`leave`.
@@ -128,16 +135,32 @@ class Membership:
                 )
 
     async def _follow(self, on_view: Callable[[View], None]) -> None:
-        base = Registry.path_of_app(self.app)
+        trouble = ""
         while True:
-            seen = await self._session.change(base)
-            group = await self.registry.group(self.app)
-            deadline = self._wait_for_others(group)
-            if self._is_oldest(group) and deadline == math.inf and await self._write_next(group):
-                continue
-            self._tell(group, on_view)
-            with trio.move_on_at(deadline):
-                await self._session.wait_change(base, seen)
+            try:
+                await self._step(on_view)
+            except SessionLost:
+                raise
+            except CoordinationError as error:
+                if trouble != str(error):
+                    trouble = str(error)
+                    log.warning("cannot follow the assignment", app=str(self.app), error=trouble)
+                await trio.sleep(RETRY_SECONDS)
+            else:
+                trouble = ""
+
+    async def _step(self, on_view: Callable[[View], None]) -> None:
+        """See what is there, do what follows from it, tell it, and wait for news."""
+        base = Registry.path_of_app(self.app)
+        seen = await self._session.change(base)
+        group = await self.registry.group(self.app)
+        deadline = self._wait_for_others(group)
+        gathered = deadline == math.inf
+        if gathered and self._is_oldest(group) and await self._write_next(group):
+            return
+        self._tell(group, on_view, gathered=gathered)
+        with trio.move_on_at(deadline):
+            await self._session.wait_change(base, seen)
 
     def _is_oldest(self, group: Group) -> bool:
         return bool(group.members) and group.candidates[0].key == self._key
@@ -171,17 +194,17 @@ class Membership:
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
 
-    def _tell(self, group: Group, on_view: Callable[[View], None]) -> None:
-        assignment = group.assignment and group.assignment.value
-        fits = assignment is not None and len(assignment.owners) == self._info.partitions
-        owners = assignment.owners if assignment and fits else ()
-        view = View(
-            epoch=group.epoch,
-            owners=group.owners if fits else self._nobody,
-            epochs=group.epochs if fits else (0,) * self._info.partitions,
-            mine=frozenset(i for i, owner in enumerate(owners) if owner.key == self._key),
-            members=group.addresses,
-        )
+    def _tell(
+        self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
+    ) -> None:
+        """Tell ``group``; while members gather, what an earlier life of the app left is nothing."""
+        assignment = group.assignment.value if group.assignment else Assignment()
+        if gathered and len(assignment.owners) == self._info.partitions:
+            owners = enumerate(assignment.owners)
+            mine = frozenset(index for index, owner in owners if owner.key == self._key)
+            view = View(group.epoch, group.owners, group.epochs, mine, group.addresses)
+        else:
+            view = replace(self._nothing, members=group.addresses)
         if view != self.view:
             self.view = view
             on_view(view)

@@ -43,7 +43,8 @@ class SeenFile:
     """The others' side: an open file of which can be told whether its owner lives.
 
     ``now`` is a monotonic time and ``timeout`` the owner's own, both in seconds. A missing file is
-    a dead session.
+    a dead session. Who looks seldom cannot judge: silence counts only while it is watched, so that
+    processes which were all stopped together do not find each other dead.
     """
 
     def __init__(self, path: Path, timeout: float, now: float) -> None:
@@ -54,6 +55,7 @@ class SeenFile:
             self._fd = -1
         self._beat = 0
         self._since = now
+        self._looked = now
 
     def over(self, now: float) -> bool:
         """Whether the owner is dead, or silent for longer than its timeout."""
@@ -73,14 +75,11 @@ class SeenFile:
     def _silence(self, now: float) -> float:
         """For how many seconds, as far as seen from here, the owner gave no sign of life."""
         beat = os.fstat(self._fd).st_mtime_ns
-        if beat != self._beat:
+        if beat != self._beat or now - self._looked > self._timeout / 2:
             self._beat = beat
             self._since = now
+        self._looked = now
         return now - self._since
-
-    def excuse(self, now: float) -> None:
-        """Count silence anew: nobody was looking."""
-        self._since = now
 
     def close(self) -> None:
         """Close the file. Again does nothing."""
