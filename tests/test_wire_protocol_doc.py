@@ -99,7 +99,7 @@ def annotated(block: str) -> bytes:
     return bytes.fromhex("".join(pair[0] for pair in pairs if pair))
 
 
-CLIENT = next(b for b in blocks(section("8. A client"), "python") if "class Producer" in b)
+CLIENT = next(b for b in blocks(section("9. A client"), "python") if "class Producer" in b)
 
 
 def client_module() -> Any:
@@ -190,7 +190,7 @@ def test_the_idle_frame_of_the_first_section_is_these_bytes() -> None:
 
 
 def test_the_annotated_hex_is_the_golden_data_frame() -> None:
-    (block,) = blocks(section("9. Golden vectors"))
+    (block,) = blocks(section("10. Golden vectors"))
     golden = bytes.fromhex((GOLDEN / "data.hex").read_text())
     assert annotated(block) == golden
     (frame,) = wire.read_envelope(golden, LIMIT)
