@@ -14,7 +14,7 @@ PACKAGE = ROOT / "s4node"
 APPS = ROOT / "apps"
 
 PURE = [
-    "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph",
+    "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph", "flow",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.stage",
     "progress.low_watermark",
@@ -38,7 +38,7 @@ EXCEPTIONS = {
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "config",  # what everybody knows
-    "stream", "pe", "app", "graph",  # the app's side
+    "stream", "pe", "app", "graph", "flow",  # the app's side
     "executors", "progress", "cluster", "comm",  # the side of queues and sockets
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
@@ -46,7 +46,7 @@ ROOMS = [
 UPWARDS = {
     ("ops.cli", "bench.command"),  # the command line starts the benchmarks, when it is asked to
 }
-APP_SIDE = {"stream", "pe", "app", "graph"}
+APP_SIDE = {"stream", "pe", "app", "graph", "flow"}
 SOCKET_SIDE = {"executors", "progress", "cluster", "comm"}
 
 
