@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import secrets
@@ -28,7 +27,7 @@ import trio
 
 from s4node import config as settings
 from s4node import graph
-from s4node.app import AdapterApp, App
+from s4node.app import App
 from s4node.cluster.directory import Consumers, Directory
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
@@ -42,11 +41,12 @@ from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.comm.subscriber import Subscriber
 from s4node.config import Config
+from s4node.container import hooks
 from s4node.container.loop import EventLoop
 from s4node.container.port import InputPort
 from s4node.container.task import Task, TaskStatistics
 from s4node.container.watchdog import Watchdog
-from s4node.errors import GraphError, ProcessingError, S4Error, WouldBlock
+from s4node.errors import ProcessingError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 from s4node.keys import Partitioner, hasher_named
@@ -143,7 +143,7 @@ class Container:
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        await self._init()
+        await hooks.declare(self.app, self.config, self.partitions)
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
@@ -179,7 +179,7 @@ class Container:
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
             with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
-                await self._hook("on_close", self.app.on_close)
+                await hooks.call(self.app, self.app.on_close)
             if closing.cancelled_caught:
                 log.warning("on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
@@ -305,35 +305,11 @@ class Container:
         peers = [] if self._peers is None else [self._peers]
         return [*self._emitters.values(), *peers]
 
-    async def _init(self) -> None:
-        app, config = self.app, self.config
-        app.parameters = config.matching(settings.APP_PARAMETER)
-        app.partitions = self.partitions
-        if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
-            app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
-        await self._hook("on_init", app.on_init)
-        graph.check(app)
-        app.freeze()
-
     async def _start(self) -> None:
-        await self._hook("on_start", self.app.on_start)
+        await hooks.call(self.app, self.app.on_start)
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitions)  # fmt: skip
         self.ready.set()
-
-    async def _hook(self, name: str, hook: Callable[[], Any]) -> None:
-        """Call one of the app's own methods; what it raises names the app and the method."""
-        try:
-            result = hook()
-            if inspect.isawaitable(result):
-                await result
-        except S4Error:
-            raise
-        except Exception as error:
-            raise GraphError(
-                f"{name} of app {self.app.name!r} raised {type(error).__name__}: {error}; the app "
-                f"cannot run"
-            ) from error
 
     def _spawn(
         self, nursery: trio.Nursery, function: Callable[..., Awaitable[Any]], *arguments: Any
