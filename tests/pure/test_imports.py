@@ -22,7 +22,8 @@ PURE = [
     "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
     "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
-    "container.hooks", "container.dispatch", "ops.diagram", "ops.mermaid", "ops.picture",
+    "container.hooks", "container.dispatch",
+    "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
 ]  # fmt: skip
 PURE_FOLDERS = ["pe", "executors", "progress"]
 
