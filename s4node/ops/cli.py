@@ -118,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
 
+    new_app = _command(
+        commands, "new-app", _new_app, "make the folder of a new app, with a test",
+        "s4 new-app clicks",
+    )  # fmt: skip
+    new_app.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
+    new_app.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
+
     graph = _command(
         commands, "graph", _graph, "draw an app's streams and PEs", "s4 graph apps.flights.app",
     )  # fmt: skip
@@ -262,6 +269,14 @@ def _tail(parsed: argparse.Namespace) -> int:
     from s4node.ops.tail import tail
 
     return tail(parsed.stream, parsed.to, parsed.count, parsed.timeout)
+
+
+def _new_app(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from s4node.ops.new_app import new_app
+
+    return new_app(parsed.name, Path(parsed.folder) if parsed.folder else None)
 
 
 def _graph(parsed: argparse.Namespace) -> int:
