@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import secrets
@@ -27,8 +26,7 @@ import structlog
 import trio
 
 from s4node import config as settings
-from s4node import graph
-from s4node.app import AdapterApp, App
+from s4node.app import App
 from s4node.cluster.directory import Consumers, Directory
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
@@ -42,15 +40,16 @@ from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.comm.subscriber import Subscriber
 from s4node.config import Config
+from s4node.container import hooks
+from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.port import InputPort
 from s4node.container.task import Task, TaskStatistics
 from s4node.container.watchdog import Watchdog
-from s4node.errors import GraphError, ProcessingError, S4Error, WouldBlock
+from s4node.errors import S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 from s4node.keys import Partitioner, hasher_named
-from s4node.routing import Router, route, router
 from s4node.stream import InputStream, OutputStream, Stream
 
 log = structlog.get_logger("s4node.container")
@@ -109,7 +108,6 @@ class Container:
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._over: set[Stage] = set()
-        self._routers: dict[str, Router] = {}
         self._enrolment = enrolment
         self._membership: Membership | None = None
         self._directory: Directory | None = None
@@ -128,6 +126,7 @@ class Container:
         self._news = trio.Event()
         self.turned = trio.lowlevel.ParkingLot()
         self.loop: EventLoop
+        self.dispatch: Dispatch
         self.listener: Listener
 
     @property
@@ -143,7 +142,7 @@ class Container:
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        await self._init()
+        await hooks.declare(self.app, self.config, self.partitions)
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
@@ -179,7 +178,7 @@ class Container:
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
             with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
-                await self._hook("on_close", self.app.on_close)
+                await hooks.call(self.app, self.app.on_close)
             if closing.cancelled_caught:
                 log.warning("on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
@@ -305,35 +304,11 @@ class Container:
         peers = [] if self._peers is None else [self._peers]
         return [*self._emitters.values(), *peers]
 
-    async def _init(self) -> None:
-        app, config = self.app, self.config
-        app.parameters = config.matching(settings.APP_PARAMETER)
-        app.partitions = self.partitions
-        if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
-            app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
-        await self._hook("on_init", app.on_init)
-        graph.check(app)
-        app.freeze()
-
     async def _start(self) -> None:
-        await self._hook("on_start", self.app.on_start)
+        await hooks.call(self.app, self.app.on_start)
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitions)  # fmt: skip
         self.ready.set()
-
-    async def _hook(self, name: str, hook: Callable[[], Any]) -> None:
-        """Call one of the app's own methods; what it raises names the app and the method."""
-        try:
-            result = hook()
-            if inspect.isawaitable(result):
-                await result
-        except S4Error:
-            raise
-        except Exception as error:
-            raise GraphError(
-                f"{name} of app {self.app.name!r} raised {type(error).__name__}: {error}; the app "
-                f"cannot run"
-            ) from error
 
     def _spawn(
         self, nursery: trio.Nursery, function: Callable[..., Awaitable[Any]], *arguments: Any
@@ -368,10 +343,7 @@ class Container:
         app, config = self.app, self.config
         clock = trio.current_time
         app.clock = clock
-        for stream in app.streams.values():
-            rule = graph.rule_of(stream)
-            if rule is not None and self.partitions > 1 and not isinstance(stream, OutputStream):
-                self._routers[stream.name] = router(rule, self.partitioner)
+        self.dispatch = Dispatch(app, self.partitioner)
         self.loop = EventLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
@@ -524,32 +496,11 @@ class Container:
                 for other in self.tasks.values():
                     other.gate.outputs_full = True
             return
-        for partition, share in self._shares(stream, events, task.partition):
+        for partition, share in self.dispatch.shares(stream, events, task.partition):
             self._offer(EventBatch(stream.name, partition, share))
             here = self.tasks.get(partition)
             if here is not None and here.stages[stream.name].full:
                 self._over.add(here.stages[stream.name])
-
-    def _shares(
-        self, stream: Stream, events: list[Any], home: int
-    ) -> Sequence[tuple[int, list[Any]]]:
-        """Events put in partition ``home``, by the partition that they go to."""
-        if stream.broadcast:
-            return [(partition, events) for partition in range(self.partitions)]
-        run = self._routers.get(stream.name)
-        if run is None:
-            return [(home, events)]
-        lanes, failures = route(run, events, self.partitions)
-        if failures:
-            index, reason = failures[0]
-            raise ProcessingError(
-                self.app.name,
-                f"KeyFinder of {stream.name!r}",
-                None,
-                f"{stream.name} (put in partition {home}, event {events[index]!r})",
-                ValueError(reason),
-            )
-        return [(partition, lane) for partition, lane in enumerate(lanes) if lane]
 
     def _show(self, stream: str, events: list[Any]) -> None:
         for subscriber in self._subscribers.get(stream, {}).values():
@@ -783,7 +734,7 @@ class _Inner:
         self._turn += 1
         homes = list(container.tasks) or [0]
         home = homes[self._turn % len(homes)]
-        for partition, share in container._shares(self._stream, list(events), home):
+        for partition, share in container.dispatch.shares(self._stream, list(events), home):
             container._offer(EventBatch(self._stream.name, partition, share))
         container.loop.nudge()
 

@@ -118,6 +118,22 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
 
+    new_app = _command(
+        commands, "new-app", _new_app, "make the folder of a new app, with a test",
+        "s4 new-app clicks",
+    )  # fmt: skip
+    new_app.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
+    new_app.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
+
+    graph = _command(
+        commands, "graph", _graph, "draw an app's streams and PEs", "s4 graph apps.flights.app",
+    )  # fmt: skip
+    graph.add_argument("app", metavar="APP", help="as for s4 run; its on_init is called")
+    form = graph.add_mutually_exclusive_group()
+    form.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    _setting_options(graph)
+
     bench = _command(
         commands, "bench", _bench, "measure; without a name, list what can be measured",
         "s4 bench keyed-count --json",
@@ -161,6 +177,10 @@ def _command(
 def _serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true",
                         help="when ready, print the address as a JSON line")  # fmt: skip
+    _setting_options(parser)
+
+
+def _setting_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", action="append", default=[], metavar="FILE",
                         help="property file; later ones win")  # fmt: skip
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
@@ -249,6 +269,23 @@ def _tail(parsed: argparse.Namespace) -> int:
     from s4node.ops.tail import tail
 
     return tail(parsed.stream, parsed.to, parsed.count, parsed.timeout)
+
+
+def _new_app(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from s4node.ops.new_app import new_app
+
+    return new_app(parsed.name, Path(parsed.folder) if parsed.folder else None)
+
+
+def _graph(parsed: argparse.Namespace) -> int:
+    from s4node.ops.graph import draw
+    from s4node.ops.load import load_app
+
+    config = _load(parsed.config, parsed.settings)
+    app = load_app(parsed.app)
+    return draw(app, config, as_mermaid=parsed.mermaid, as_json=parsed.json)
 
 
 def _bench(parsed: argparse.Namespace) -> int:

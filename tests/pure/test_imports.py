@@ -14,7 +14,7 @@ PACKAGE = ROOT / "s4node"
 APPS = ROOT / "apps"
 
 PURE = [
-    "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph",
+    "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph", "flow",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.stage",
     "progress.low_watermark",
@@ -22,6 +22,8 @@ PURE = [
     "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
     "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
+    "container.hooks", "container.dispatch",
+    "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
 ]  # fmt: skip
 PURE_FOLDERS = ["pe", "executors", "progress"]
 
@@ -38,7 +40,7 @@ EXCEPTIONS = {
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "config",  # what everybody knows
-    "stream", "pe", "app", "graph",  # the app's side
+    "stream", "pe", "app", "graph", "flow",  # the app's side
     "executors", "progress", "cluster", "comm",  # the side of queues and sockets
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
@@ -46,7 +48,7 @@ ROOMS = [
 UPWARDS = {
     ("ops.cli", "bench.command"),  # the command line starts the benchmarks, when it is asked to
 }
-APP_SIDE = {"stream", "pe", "app", "graph"}
+APP_SIDE = {"stream", "pe", "app", "graph", "flow"}
 SOCKET_SIDE = {"executors", "progress", "cluster", "comm"}
 
 

@@ -1,0 +1,45 @@
+"""The hooks of an app's life: given what they need, called, and blamed by name. Pure.
+
+Rules
+- An app gets its parameters, its number of partitions and, an adapter, its output stream's name
+  before ``on_init``; its graph is checked and frozen right after.
+- What a hook raises names the app and the hook, but for our own errors, which say enough.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from s4node import config as settings
+from s4node import graph
+from s4node.app import AdapterApp, App
+from s4node.config import Config
+from s4node.errors import GraphError, S4Error
+
+
+async def declare(app: App, config: Config, partitions: int) -> None:
+    """Have the app declare its graph, and check it; raises GraphError with all mistakes."""
+    app.parameters = config.matching(settings.APP_PARAMETER)
+    app.partitions = partitions
+    if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
+        app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
+    await call(app, app.on_init)
+    graph.check(app)
+    app.freeze()
+
+
+async def call(app: App, hook: Callable[[], Any]) -> None:
+    """Call one of the app's own methods, and await what it returns if that can be awaited."""
+    try:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
+    except S4Error:
+        raise
+    except Exception as error:
+        raise GraphError(
+            f"{hook.__name__} of app {app.name!r} raised {type(error).__name__}: {error}; the app "
+            f"cannot run"
+        ) from error

@@ -1,0 +1,235 @@
+"""AppTest: an app in memory, on a clock that the test moves.
+
+Rules
+- Every call returns when the app has come to rest: all is processed but for what waits for time,
+  for room, or for the world outside.
+- What makes a node's app fail is raised by the call during which it happens.
+- A name that does not exist is answered with those that do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar, overload
+
+from s4node.app import App
+from s4node.config import Config
+from s4node.errors import S4Error
+from s4node.keys import Key
+from s4node.pe.element import ProcessingElement
+from s4node.pe.prototype import Prototype
+from s4node.testing.client import ClientStream, Refused
+from s4node.testing.runtime import Runtime
+
+A = TypeVar("A", bound=App)
+P = TypeVar("P", bound=ProcessingElement)
+
+_PATIENCE = 0.01
+"""Real seconds between two looks at a condition."""
+
+
+class AppTest(Generic[A]):
+    """Runs an app inside a test.
+
+    ::
+
+        with AppTest(app, partitions=4) as test:
+            test.send("clicks", Click("joe"))
+            assert test.state(Count, "joe").clicks == 1
+            test.advance(seconds=10)
+            assert test.output("results") == [Result("joe", 1)]
+
+    ``app`` is an App or its class. ``parameters`` are what the app finds in ``app.parameters``;
+    ``settings`` are any others, by their keys and as texts. An App that declares its graph in
+    ``on_init`` can be run once; give the class, or a new object for each test. Leaving the ``with``
+    block stops the app in order: it works off what waits, then ``on_close`` is called.
+    """
+
+    def __init__(
+        self,
+        app: A | type[A],
+        *,
+        partitions: int = 1,
+        parameters: Mapping[str, object] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.app: A = app() if isinstance(app, type) else app
+        values = {"s4.cluster.partitions": str(partitions), **(settings or {})}
+        values |= {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
+        self._runtime = Runtime(self.app, Config.of(values))
+        self._state = "has not started; use 'with AppTest(...) as test:'"
+
+    def __enter__(self) -> AppTest[A]:
+        if not self._state.startswith("has not started"):
+            raise S4Error("an AppTest is used once; make a new one")
+        self._state = "has stopped"
+        try:
+            self._runtime.start()
+        except BaseException:
+            self._runtime.close()
+            raise
+        self._state = ""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._state = "has stopped"
+        try:
+            if kind is None and not self._runtime.failed:
+                self._runtime.stop()
+        finally:
+            self._runtime.close()
+
+    # -- what a test does --------------------------------------------------------------------
+
+    def send(self, stream: str, *events: Any) -> None:
+        """Send events from outside to an input stream, or right to an internal one, in order.
+
+        What the app refuses is in :attr:`refused`; what a blocking stage has no room for stays in
+        :meth:`waiting`. Raises EventError for a type that the stream does not carry.
+        """
+        self._running()
+        self._client(stream).put(events)
+        self._runtime.settle()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, and do on the way all that falls due, in the order of its time."""
+        self._running()
+        if seconds < 0:
+            raise ValueError(f"{seconds} seconds; time does not go back")
+        self._runtime.advance(seconds)
+
+    def overflow(self, stream: str) -> None:
+        """Have the stream's stage full from now on, as if what stands behind it were stuck.
+
+        The PEs of an input or internal stream get nothing more: what is sent to an input waits with
+        its sender, and while something waits on an internal stream no input is taken. Nobody takes
+        from an output stream: the tasks, which could put on it, stop. ``pressure`` is 1 and
+        ``send_nowait`` raises WouldBlock.
+        """
+        self._running()
+        self._known(stream)
+        self._runtime.overflow(stream)
+
+    def relieve(self, stream: str) -> None:
+        """End an :meth:`overflow`: what waits goes on."""
+        self._running()
+        self._known(stream)
+        self._runtime.relieve(stream)
+
+    def fail(self, pe: str | type[ProcessingElement], key: Key | None, error: Exception) -> None:
+        """Have a PE's instance raise at its next event, in place of its handler."""
+        self._running()
+        self._runtime.failures.plan(self._prototype(pe).name, key, error)
+
+    def wait(self, condition: Callable[[], object], seconds: float = 10) -> None:
+        """Wait in real time for what the world outside does to the app, such as a socket's peer."""
+        self._running()
+        deadline = time.monotonic() + seconds
+        self._runtime.settle()
+        while not condition():
+            if not self._runtime.give_time(_PATIENCE) or time.monotonic() > deadline:
+                raise S4Error(f"it did not happen within {seconds:g} s of real time")
+
+    # -- what a test looks at ----------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The time in seconds; it begins at 0 and is what ``app.clock()`` tells."""
+        return self._runtime.now
+
+    def output(self, stream: str) -> list[Any]:
+        """All that the app has put on a stream so far, in order; not only on output streams."""
+        self._known(stream)
+        return list(self._runtime.put[stream])
+
+    def take_output(self, stream: str) -> list[Any]:
+        """As output, and forgets it: the next call gives what has come since this one."""
+        self._known(stream)
+        taken, self._runtime.put[stream] = self._runtime.put[stream], []
+        return taken
+
+    @overload
+    def state(self, pe: type[P], key: Key | None = None, *, partition: int | None = None) -> P: ...
+
+    @overload
+    def state(self, pe: str, key: Key | None = None, *, partition: int | None = None) -> Any: ...
+
+    def state(
+        self,
+        pe: str | type[ProcessingElement],
+        key: Key | None = None,
+        *,
+        partition: int | None = None,
+    ) -> Any:
+        """The PE's instance of ``key``; looking is no use of it for the PE's cache.
+
+        Name the PE by its class, or by its name where several have that class. A singleton has the
+        key None and an instance in each partition. Raises LookupError if there is none.
+        """
+        prototype = self._prototype(pe)
+        for task in self._runtime.tasks:
+            if partition is None or task.partition == partition:
+                found = dict.get(task.instances[prototype.name], key)
+                if found is not None:
+                    return found
+        known = ", ".join(map(repr, self.keys(pe)[:10])) or "none"
+        where = "" if partition is None else f" in partition {partition}"
+        raise LookupError(f"{prototype.name} has no instance of key {key!r}{where}; known: {known}")
+
+    def keys(self, pe: str | type[ProcessingElement]) -> list[Key]:
+        """The keys that the PE has instances of, by partition and then as they came."""
+        name = self._prototype(pe).name
+        return [key for task in self._runtime.tasks for key in task.instances[name]]
+
+    def waiting(self, stream: str) -> list[Any]:
+        """Events that were sent and that the stream's stage has no room for yet."""
+        return self._client(stream).waiting
+
+    @property
+    def refused(self) -> list[Refused]:
+        """What was sent and will not be processed, and why, stream by stream."""
+        clients = self._runtime.clients.values()
+        return [refused for client in clients for refused in client.refused]
+
+    @property
+    def unhandled(self) -> dict[str, int]:
+        """How many events met no handler of a PE, by ``PE:event type``."""
+        return self._runtime.tasks[0].statistics().unhandled
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _running(self) -> None:
+        state = "has failed" if self._runtime.failed else self._state
+        if state:
+            raise S4Error(f"app {self.app.name!r} {state}")
+
+    def _known(self, stream: str) -> None:
+        if stream not in self.app.streams:
+            known = ", ".join(self.app.streams) or "none"
+            raise LookupError(f"app {self.app.name!r} has no stream {stream!r}; known: {known}")
+
+    def _client(self, stream: str) -> ClientStream:
+        self._known(stream)
+        if stream not in self._runtime.clients:
+            raise S4Error(f"{stream!r} is an output stream; read it with output({stream!r})")
+        return self._runtime.clients[stream]
+
+    def _prototype(self, pe: str | type[ProcessingElement]) -> Prototype:
+        prototypes = [prototype for prototype, _ in self.app.prototypes.values()]
+        if isinstance(pe, str):
+            what, found = pe, [p for p in prototypes if p.name == pe]
+        else:
+            what, found = pe.__name__, [p for p in prototypes if p.cls.__mro__[1] is pe]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(p.name for p in found or prototypes) or "none"
+        if found:
+            raise LookupError(f"several PEs are a {what}: {names}; give the name of one")
+        raise LookupError(f"app {self.app.name!r} has no PE {what!r}; known: {names}")

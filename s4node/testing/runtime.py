@@ -1,0 +1,377 @@
+"""An app's tasks in memory: what stands in for a container during a test.
+
+Rules
+- The tasks, their gates, stages, dispatch plans and timers are those of a node. Left out are
+  sockets, processes and real time; output streams end in lists.
+- At rest, all is processed but for what waits for time, for room, or for the world outside.
+- Time moves from one moment at which something is due to the next.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+import trio
+import trio.testing
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.config import Config
+from s4node.container import hooks
+from s4node.container.dispatch import Dispatch
+from s4node.container.gate import Op
+from s4node.container.task import Task
+from s4node.errors import GraphError, S4Error, WouldBlock
+from s4node.event import EventBatch
+from s4node.keys import Partitioner, hasher_named
+from s4node.stream import OutputStream, Stream
+from s4node.testing.client import ClientStream
+from s4node.testing.failures import Failures
+from s4node.testing.guest import Guest
+
+T = TypeVar("T")
+
+_MOMENT = 1e-6
+"""Seconds by which time moves where something is due that is a rounding error away."""
+
+
+class Runtime:
+    """Runs ``app``; every call returns when the app has come to rest.
+
+    What makes a node's app fail is raised by the call during which it happens.
+    """
+
+    def __init__(self, app: App, config: Config) -> None:
+        self.app = app
+        self.config = config
+        self.now = 0.0
+        self.failed = False
+        self.tasks: list[Task] = []
+        self.clients: dict[str, ClientStream] = {}
+        self.put: dict[str, list[Any]] = {}
+        self.overflowing: set[str] = set()
+        self.failures = Failures()
+        self._ready: deque[Task] = deque()
+        self._held: deque[EventBatch] = deque()
+        self._parked: list[trio.Event] = []
+        self._guest: Guest | None = None
+        self._dispatch: Dispatch
+
+    # -- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Declare the app's graph, make its tasks, start its sources."""
+        app, config = self.app, self.config
+        if app._frozen and type(app).on_init is not App.on_init:
+            raise GraphError(
+                f"app {app.name!r} has run before and declares its graph in on_init; give AppTest "
+                f"the class, or a new object"
+            )
+        app.clock = self._clock
+        app.spawn = self._spawn
+        if any(map(inspect.iscoroutinefunction, (app.on_init, app.on_start, app.on_close))):
+            self._guest = Guest(self._clock)
+        partitions = config[settings.CLUSTER_PARTITIONS]
+        self._run(lambda: hooks.declare(app, config, partitions))
+        for prototype, _ in app.prototypes.values():
+            self.failures.wrap(prototype)
+            if prototype.is_async or inspect.iscoroutinefunction(prototype.on_time):
+                self._guest = self._guest or Guest(self._clock)
+        self._dispatch = Dispatch(
+            app, Partitioner(partitions, hasher_named(config[settings.HASHER]))
+        )
+        self.tasks = [self._make_task(partition) for partition in range(partitions)]
+        for stream in app.streams.values():
+            stream.carrier = _Carrier(self, stream)
+            self.put[stream.name] = []
+            if not isinstance(stream, OutputStream):
+                self.clients[stream.name] = ClientStream(stream, self._dispatch, partitions)
+        for task in self.tasks:
+            self._run(task.start)
+        self.settle()
+        self._run(lambda: hooks.call(app, app.on_start))
+        self.settle()
+
+    def _make_task(self, partition: int) -> Task:
+        return Task(
+            self.app,
+            partition,
+            queue_size=self.config[settings.STREAM_WORK_QUEUE_SIZE],
+            clock=self._clock,
+            deliver=lambda task, stream, events: self.carry(stream, events, task.partition),
+            inputs_held=lambda: bool(self._held),
+        )
+
+    def stop(self) -> None:
+        """Stop in order, as a node does: sources, what waits, ``on_close``."""
+        for name in list(self.overflowing):
+            self.relieve(name)
+        if self._guest is not None:
+            self._guest.cancel_sources()
+        grace = self.now + self.config[settings.TASK_SHUTDOWN_MS]
+        self._run(lambda: self._move_to(grace, stop=lambda: not self._busy))
+        self._check()
+        if self._busy:
+            raise S4Error(
+                "the app has handlers that have not ended by themselves within task.shutdown.ms; "
+                "give them what they wait for before the test ends"
+            )
+        self._run(lambda: hooks.call(self.app, self.app.on_close))
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self.failures.unwrap()
+        if self._guest is not None:
+            self._guest.close()
+
+    # -- what a test does --------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Come to rest."""
+        self._run(self._come_to_rest)
+        self._check()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, doing on the way what falls due."""
+        self._run(lambda: self._move_to(self.now + seconds))
+        self._check()
+
+    def overflow(self, stream: str) -> None:
+        """Have the stream's stage full from now on."""
+        self.overflowing.add(stream)
+        self._mind_outputs()
+
+    def relieve(self, stream: str) -> None:
+        """End an overflow: what waits goes on."""
+        self.overflowing.discard(stream)
+        self._mind_outputs()
+        held, self._held = self._held, deque()
+        for batch in held:
+            self._offer(batch)
+        for task in self.tasks:
+            self._add(task)
+        self.settle()
+
+    def give_time(self, seconds: float) -> bool:
+        """Let the world outside get on for a while; False if the app has nothing to do with it."""
+        if self._guest is None:
+            return False
+        self._guest.give_time(seconds)
+        self.settle()
+        return True
+
+    # -- running -----------------------------------------------------------------------------
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a part of the app to its end."""
+        try:
+            if self._guest is not None:
+                return self._guest.run(function)
+            return _finish(function())
+        except Exception:
+            self.failed = True
+            raise
+
+    def _spawn(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        self._guest = self._guest or Guest(self._clock)
+        self._guest.start_source(function, *arguments)
+
+    def _check(self) -> None:
+        """Raise what a source or an async handler has raised meanwhile."""
+        if self._guest is not None and self._guest.failures:
+            self.failed = True
+            raise self._guest.failures[0]
+
+    async def _come_to_rest(self) -> None:
+        """Process until nothing is left but what waits."""
+        while True:
+            self._admit()
+            self._step_all()
+            if self._admit():
+                continue
+            if self._guest is None:
+                return
+            self._unpark()
+            await trio.testing.wait_all_tasks_blocked()
+            if self._guest.failures or not self._ready:
+                return
+
+    def _step_all(self) -> None:
+        limit = self.config[settings.STEP_MAX_EVENTS]
+        while self._ready:
+            task = self._ready.popleft()
+            op = task.next_op()
+            if op not in (Op.PROCESS, Op.TIMER):
+                task.ready = False
+                continue
+            self._ready.append(task)
+            awaits = task.awaits
+            task.gate.begin(op)
+            if awaits:
+                assert self._guest is not None
+                self._guest.start_soon(self._step_async, task, op, limit)
+            elif op is Op.TIMER:
+                finished = task.fire(limit)
+                task.gate.end(op)
+                task.gate.timer_due = not finished
+            else:
+                task.process(limit)
+                task.gate.end(op)
+
+    async def _step_async(self, task: Task, op: Op, limit: int) -> None:
+        if op is Op.TIMER:
+            finished = await task.fire_async(limit)
+            task.gate.end(op)
+            task.gate.timer_due = not finished
+        else:
+            await task.process_async(limit)
+            task.gate.end(op)
+        self._add(task)
+
+    async def _move_to(self, target: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Move the clock from one time at which something is due to the next, up to ``target``."""
+        await self._come_to_rest()
+        while not stop():
+            due = self._next_due()
+            if due > target:
+                self.now = max(self.now, target)
+                return
+            self.now = due if due > self.now else self.now + _MOMENT
+            for task in self.tasks:
+                if task.timed and task.check_timers(self.now):
+                    self._add(task)
+            await self._come_to_rest()
+            if self._guest is not None and self._guest.failures:
+                return
+
+    def _next_due(self) -> float:
+        """When the next timer, expiry or sleep ends; infinity if there is none."""
+        free = (t for t in self.tasks if t.timed and not (t.gate.timer_running or t.gate.in_flight))
+        due = min((at for task in free if (at := task.next_due) is not None), default=math.inf)
+        if self._guest is not None:
+            left = trio.lowlevel.current_statistics().seconds_to_next_deadline
+            due = min(due, self.now + left)
+        return due
+
+    @property
+    def _busy(self) -> bool:
+        """Whether some handler has not ended, or something waits to be processed."""
+        return bool(self._ready or self._held) or any(
+            task.gate.in_flight or task.gate.timer_running or task.next_op() is Op.PROCESS
+            for task in self.tasks
+        )
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def _admit(self) -> bool:
+        """Take from the clients what there is room for; whether there was any."""
+        taken = False
+        for client in self.clients.values():
+            for partition in range(len(self.tasks)):
+                batch = client.take(partition, self._room(client.stream.name, partition))
+                if batch is not None:
+                    self._offer(batch)
+                    taken = True
+        return taken
+
+    def _room(self, stream: str, partition: int) -> int:
+        """How many more events of a stream the stage of a partition takes."""
+        if stream in self.overflowing:
+            return 0
+        stage = self.tasks[partition].stages[stream]
+        return stage.capacity - stage.depth
+
+    def _offer(self, batch: EventBatch) -> None:
+        if batch.stream in self.overflowing:
+            self._held.append(batch)
+            return
+        task = self.tasks[batch.partition]
+        task.offer(batch)
+        self._add(task)
+
+    def _add(self, task: Task) -> None:
+        if not task.ready:
+            task.ready = True
+            self._ready.append(task)
+
+    def carry(self, stream: Stream, events: list[Any], home: int) -> None:
+        """Take on what was put on ``stream`` in partition ``home``, or sent by a source."""
+        self.put[stream.name] += events
+        if isinstance(stream, OutputStream):
+            for kind in stream.types:  # what cannot travel fails as it would on its way out
+                kind.encode([event for event in events if type(event) is kind.cls])
+            return
+        for partition, share in self._dispatch.shares(stream, events, home):
+            self._offer(EventBatch(stream.name, partition, share))
+
+    def _mind_outputs(self) -> None:
+        """Close the gates of all tasks while nobody takes from some output."""
+        full = any(isinstance(self.app.streams[name], OutputStream) for name in self.overflowing)
+        for task in self.tasks:
+            task.gate.outputs_full = full
+
+    def park(self) -> trio.Event:
+        """What is set when there may be room again."""
+        event = trio.Event()
+        self._parked.append(event)
+        return event
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, []
+        for event in parked:
+            event.set()
+
+
+class _Carrier:
+    """Takes what the app's sources send."""
+
+    def __init__(self, runtime: Runtime, stream: Stream) -> None:
+        self._runtime = runtime
+        self._stream = stream
+        self._turn = 0
+
+    @property
+    def pressure(self) -> float:
+        """1 while the test makes the stream overflow; otherwise as in a node."""
+        runtime = self._runtime
+        if self._stream.name in runtime.overflowing:
+            return 1.0
+        if isinstance(self._stream, OutputStream):
+            return 0.0
+        stages = [task.stages[self._stream.name] for task in runtime.tasks]
+        return max(stage.depth / stage.capacity for stage in stages)
+
+    async def send(self, events: Sequence[Any]) -> None:
+        """Take events once there is room."""
+        await trio.lowlevel.checkpoint()
+        while self.pressure >= 1:
+            await self._runtime.park().wait()
+        self._carry(events)
+
+    def send_nowait(self, events: Sequence[Any]) -> None:
+        """Take events if there is room."""
+        if self.pressure >= 1:
+            raise WouldBlock(f"stream {self._stream.name!r} is full")
+        self._carry(events)
+
+    def _carry(self, events: Sequence[Any]) -> None:
+        self._turn = (self._turn + 1) % len(self._runtime.tasks)
+        self._runtime.carry(self._stream, list(events), self._turn)
+
+
+def _finish(waited: Awaitable[T]) -> T:
+    """The result of a coroutine that never waits."""
+    coroutine = cast("Coroutine[Any, Any, T]", waited)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    coroutine.close()
+    raise S4Error("a hook of the app waits although it is not async; write 'async def'")

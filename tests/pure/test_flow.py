@@ -1,0 +1,390 @@
+"""The dataflow of an app, found without running it, and its feedback cycles."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node import AdapterApp, App, Event, OutputStream, ProcessingElement, Stream
+from s4node.flow import components, cycles, describe, edges, puts
+
+
+class Word(Event):
+    text: str
+
+
+class Target(ProcessingElement):
+    def on_event(self, word: Word) -> None: ...
+
+
+def app_with(cls: type[ProcessingElement], configure: Callable[[Any, Stream], None]) -> App:
+    """An app whose stream "in" leads to ``cls``; ``configure(pe, stream "out")`` wires it."""
+    app = App("flow")
+    out = app.create_stream("out", app.create_pe(Target), key="text")
+    app.create_stream("unused", app.create_pe(Target), key="text")
+    pe = app.create_pe(cls)
+    app.create_input_stream("in", pe, key="text")
+    configure(pe, out)
+    return app
+
+
+def leaves_alone(pe: Any, out: Stream) -> None: ...
+
+
+# --- where a stream may be held ------------------------------------------------------------------
+
+
+class Holder(ProcessingElement):
+    out: Any = None
+
+    def on_event(self, word: Word) -> None: ...
+
+
+class Loose(ProcessingElement):
+    def on_event(self, word: Word) -> None: ...
+
+
+class Box:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+class SlottedBox:
+    __slots__ = ("inside", "more")
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+def putting(out: Stream) -> Callable[[Any], None]:
+    return lambda event: out.put(event)
+
+
+@pytest.mark.parametrize("cls", [Holder, Loose], ids=["declared", "undeclared"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(lambda out: out, id="itself"),
+        pytest.param(lambda out: [out], id="list"),
+        pytest.param(lambda out: (1, (2, out)), id="nested tuples"),
+        pytest.param(lambda out: {"a": out}, id="dict"),
+        pytest.param(lambda out: out.put, id="bound method"),
+        pytest.param(lambda out: functools.partial(out.put, Word("a")), id="partial"),
+        pytest.param(putting, id="closure"),
+        pytest.param(Box, id="object"),
+        pytest.param(SlottedBox, id="object with slots"),
+    ],
+)
+def test_a_stream_on_the_prototype_is_found(
+    cls: type[ProcessingElement], held: Callable[[Stream], Any]
+) -> None:
+    app = app_with(cls, lambda pe, out: setattr(pe, "out", held(out)))
+
+    assert edges(app) == {"in": {"out"}, "out": set(), "unused": set()}
+
+
+def test_a_stream_given_to_the_constructor_is_found() -> None:
+    class Given(ProcessingElement):
+        def __init__(self, out: Stream) -> None:
+            self.out = out
+
+        def on_event(self, word: Word) -> None:
+            self.out.put(word)
+
+    app = App("flow")
+    out = app.create_output_stream("out", types=Word)
+    app.create_input_stream("in", app.create_pe(Given, out), key="text")
+
+    assert edges(app) == {"out": set(), "in": {"out"}}
+
+
+def test_values_that_hold_each_other_are_walked_once() -> None:
+    def configure(pe: Any, out: Stream) -> None:
+        pe.out = box = Box([out])
+        box.inside.append(box)
+
+    assert edges(app_with(Holder, configure))["in"] == {"out"}
+
+
+# --- what the handlers' code reads ---------------------------------------------------------------
+
+
+def by_attribute_of_the_app(self: Any, word: Word) -> None:
+    self.app.results.put(word)
+
+
+def by_name_of_the_stream(self: Any, word: Word) -> None:
+    self.app.streams["out"].put(word)
+
+
+def by_a_method_of_the_app(self: Any, word: Word) -> None:
+    self.app.publish(word)
+
+
+def inside_a_comprehension(self: Any, word: Word) -> None:
+    [self.app.results.put(w) for w in (word,)]
+
+
+def inside_an_inner_function(self: Any, word: Word) -> None:
+    def emit() -> None:
+        self.app.results.put(word)
+
+    emit()
+
+
+def by_a_function_of_the_module(self: Any, word: Word) -> None:
+    publish(self, word)
+
+
+def by_a_method_of_the_pe(self: Any, word: Word) -> None:
+    self.pass_on(word)
+
+
+async def by_an_async_handler(self: Any, word: Word) -> None:
+    self.app.results.put(word)
+
+
+def not_at_all(self: Any, word: Word) -> None:
+    self.app.parameters.get("out")
+
+
+def publish(pe: Any, word: Word) -> None:
+    pe.app.results.put(word)
+
+
+class WithResults(App):
+    results: Stream
+
+    def publish(self, word: Word) -> None:
+        self._publish(word)
+
+    def _publish(self, word: Word) -> None:
+        self.results.put(word)
+
+
+@pytest.mark.parametrize(
+    ("handler", "found"),
+    [
+        (by_attribute_of_the_app, {"out"}),
+        (by_name_of_the_stream, {"out"}),
+        (by_a_method_of_the_app, {"out"}),
+        (inside_a_comprehension, {"out"}),
+        (inside_an_inner_function, {"out"}),
+        (by_a_function_of_the_module, {"out"}),
+        (by_a_method_of_the_pe, {"out"}),
+        (by_an_async_handler, {"out"}),
+        (not_at_all, set()),
+    ],
+)
+def test_a_stream_that_a_handler_reads_from_its_app_is_found(handler: Any, found: set[str]) -> None:
+    class Reader(ProcessingElement):
+        on_event = handler
+
+        def pass_on(self, word: Word) -> None:
+            self.app.results.put(word)
+
+    app = WithResults("flow")
+    app.results = app.create_output_stream("out", types=Word)
+    app.create_stream("unused", app.create_pe(Target), key="text")
+    app.create_input_stream("in", app.create_pe(Reader), key="text")
+
+    assert edges(app)["in"] == found
+
+
+@pytest.mark.parametrize("hook", ["on_trigger", "on_time", "on_create", "on_remove"])
+def test_every_hook_counts_not_only_on_event(hook: str) -> None:
+    def put(self: Any) -> None:
+        self.app.results.put(Word("a"))
+
+    def put_too(self: Any, word: Word) -> None:
+        self.app.results.put(word)
+
+    body = {"on_event": lambda self, word: None, hook: put_too if hook == "on_trigger" else put}
+    app = WithResults("flow")
+    app.results = app.create_output_stream("out", types=Word)
+    app.create_input_stream(
+        "in", app.create_pe(type("Hooked", (ProcessingElement,), body)), key="k"
+    )
+
+    assert edges(app)["in"] == {"out"}
+
+
+def test_a_stream_in_a_closure_of_the_handler_is_found() -> None:
+    app = App("flow")
+    out = app.create_output_stream("out", types=Word)
+
+    class Enclosed(ProcessingElement):
+        def on_event(self, word: Word) -> None:
+            out.put(word)
+
+    app.create_input_stream("in", app.create_pe(Enclosed), key="text")
+
+    assert edges(app)["in"] == {"out"}
+
+
+app_at_the_top = App("top")
+top_results = app_at_the_top.create_output_stream("out", types=Word)
+
+
+class ByGlobalStream(ProcessingElement):
+    def on_event(self, word: Word) -> None:
+        top_results.put(word)
+
+
+class ByGlobalApp(ProcessingElement):
+    def on_event(self, word: Word) -> None:
+        app_at_the_top.streams["out"].put(word)
+
+
+app_at_the_top.create_input_stream("a", app_at_the_top.create_pe(ByGlobalStream), key="text")
+app_at_the_top.create_input_stream("b", app_at_the_top.create_pe(ByGlobalApp), key="text")
+
+
+def test_streams_of_an_app_at_the_top_of_a_module_are_found() -> None:
+    assert edges(app_at_the_top) == {"out": set(), "a": {"out"}, "b": {"out"}}
+
+
+def test_what_an_inherited_handler_puts_on_is_found_through_super() -> None:
+    class Base(ProcessingElement):
+        def on_event(self, word: Word) -> None:
+            self.app.results.put(word)
+
+    class Sub(Base):
+        def on_event(self, word: Word) -> None:
+            super().on_event(word)
+
+    class Deaf(Base):
+        def on_event(self, word: Word) -> None: ...
+
+    app = WithResults("flow")
+    app.results = app.create_output_stream("out", types=Word)
+    app.create_input_stream("in", app.create_pe(Sub), key="text")
+    app.create_input_stream("deaf", app.create_pe(Deaf), key="text")
+
+    assert edges(app) == {"out": set(), "in": {"out"}, "deaf": set()}
+
+
+def test_another_app_s_stream_is_not_ours() -> None:
+    other = App("other").create_output_stream("out", types=Word)
+
+    assert edges(app_with(Holder, lambda pe, _: setattr(pe, "out", other)))["in"] == set()
+
+
+def test_an_adapter_s_remote_stream_is_found() -> None:
+    class Convert(ProcessingElement):
+        def on_event(self, word: Word) -> None:
+            assert isinstance(self.app, AdapterApp)
+            self.app.remote_stream.put(word)
+
+    class Adapter(AdapterApp):
+        output_stream = "words"
+
+        def on_init(self) -> None:
+            self.create_input_stream("lines", self.create_pe(Convert), key="text")
+            super().on_init()
+
+    adapter = Adapter()
+    adapter.on_init()
+
+    assert edges(adapter) == {"lines": {"words"}, "words": set()}
+
+
+def test_edges_are_found_after_the_app_has_started_too() -> None:
+    app = app_with(Holder, lambda pe, out: setattr(pe, "out", out))
+    app.freeze()
+
+    assert edges(app)["in"] == {"out"}
+
+
+def test_a_pe_that_no_stream_leads_to_puts_as_well() -> None:
+    class Clock(ProcessingElement):
+        ticks: OutputStream
+
+        def on_time(self) -> None:
+            self.ticks.put(Word("tick"))
+
+    app = App("flow")
+    clock = app.create_pe(Clock)
+    clock.ticks = app.create_output_stream("ticks", types=Word)
+
+    assert puts(app) == {"Clock": {"ticks"}}
+    assert edges(app) == {"ticks": set()}
+
+
+# --- cycles --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({}, []),
+        ({"a": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"a"}}, [["a"]]),
+        ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
+        ({"b": {"a"}, "a": {"b"}}, [["a", "b"]]),
+        ({"in": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b", "out"}, "out": set()}, [["b", "c", "d"]]),
+        ({"x": {"x"}, "a": {"b"}, "b": {"a", "x"}}, [["a", "b"], ["x"]]),
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"a"}, "d": {"a"}}, [["a", "c"]]),  # the shortest
+        ({"a": {"gone"}}, []),  # a target that is not a key of its own
+        ({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c", "a"}}, [["a", "b"], ["c", "d"]]),
+    ],
+)
+def test_each_group_that_feeds_itself_is_reported_with_a_shortest_cycle(
+    graph: dict[str, set[str]], found: list[list[str]]
+) -> None:
+    assert cycles(graph) == found
+
+
+def test_a_group_has_all_streams_that_reach_each_other_not_only_those_of_its_cycle() -> None:
+    graph = {"a": {"b", "c"}, "b": {"d"}, "c": {"a"}, "d": {"a"}, "e": {"a"}}
+
+    assert components(graph) == [["a", "b", "c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("cycle", "words"), [(["a"], "a -> a"), (["a", "b"], "a -> b -> a"), ([], "")]
+)
+def test_a_cycle_is_described_as_a_path_that_ends_where_it_began(
+    cycle: list[str], words: str
+) -> None:
+    assert describe(cycle) == words
+
+
+def test_a_chain_of_ten_thousand_streams_is_no_deep_recursion() -> None:
+    graph = {str(n): {str(n + 1)} for n in range(10_000)}
+    assert cycles(graph) == []
+
+    graph["10000"] = {"0"}
+    assert len(cycles(graph)[0]) == 10_001
+
+
+NAMES = st.sampled_from("abcdefgh")
+
+
+@given(st.dictionaries(NAMES, st.sets(NAMES)), st.randoms())
+def test_groups_are_those_of_mutual_reach_in_whatever_order_the_edges_come(
+    graph: dict[str, set[str]], order: random.Random
+) -> None:
+    reach = {name: set(targets) for name, targets in graph.items()}
+    for _ in "abcdefgh":
+        for targets in reach.values():
+            targets |= {far for near in targets for far in reach.get(near, ())}
+    groups = {
+        tuple(sorted(b for b in reach if b in reach[a] and a in reach[b]))
+        for a in reach
+        if a in reach[a]
+    }
+    assert components(graph) == sorted(map(list, groups))
+
+    shuffled = list(graph.items())
+    order.shuffle(shuffled)
+    assert cycles(dict(shuffled)) == cycles(graph)
+    for cycle in cycles(graph):
+        assert all(b in graph[a] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))

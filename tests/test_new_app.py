@@ -1,0 +1,87 @@
+"""``s4 new-app``: what it makes passes its own tests, and runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from harness import environment, node_process, run_s4
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
+    made = await run_s4("new-app", "click-totals", cwd=tmp_path)
+    folder = tmp_path / "click-totals"
+
+    assert (made.returncode, made.stdout) == (0, "")
+    assert "cd click-totals && python -m pytest" in made.stderr
+    with trio.fail_after(60):
+        tested = await trio.run_process(
+            [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
+            capture_stdout=True,
+            check=False,
+            cwd=folder,
+            env=environment(),
+        )
+    assert tested.returncode == 0, tested.stdout.decode()
+    assert b"2 passed" in tested.stdout
+
+    async with node_process("app.py", cwd=folder) as node:
+        sent = await run_s4(
+            "send", "clicks", "--to", node.address, cwd=folder, stdin=b'{"user": "joe"}\n'
+        )
+    assert sent.stderr == "clicks: 1 admitted\n"
+
+
+async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
+    await run_s4("new-app", "x2", "--folder", "deep/inside", cwd=tmp_path)
+    folder = tmp_path / "deep" / "inside"
+
+    assert names_in(folder) == ["README.md", "app.py", "test_app.py"]
+    assert "class X2App(App):" in (folder / "app.py").read_text()
+    for tool in (
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "app.py", "test_app.py"],
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--isolated", "."],
+        [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "--isolated", "."],
+    ):
+        with trio.fail_after(120):
+            checked = await trio.run_process(
+                tool,
+                capture_stdout=True,
+                check=False,
+                cwd=folder,
+                env=environment(),
+            )
+        assert checked.returncode == 0, checked.stdout.decode()
+
+
+@pytest.mark.parametrize("name", ["", "Clicks", "2fast", "../up", "a b", "class", "-x", "naïve"])
+async def test_a_name_that_is_no_app_s_is_refused(name: str, tmp_path: Path) -> None:
+    refused = await run_s4("new-app", "--", name, cwd=tmp_path)
+
+    assert refused.returncode == 2
+    assert f"{name!r} is no name for an app; use a small letter" in refused.stderr
+    assert names_in(tmp_path) == []
+
+
+async def test_a_new_app_never_writes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "clicks").mkdir()
+    (tmp_path / "file").write_text("mine")
+
+    again = await run_s4("new-app", "clicks", cwd=tmp_path)
+    below = await run_s4("new-app", "clicks", "--folder", "file/clicks", cwd=tmp_path)
+
+    assert (again.returncode, below.returncode) == (2, 2)
+    assert "clicks exists already; name another folder with --folder" in again.stderr
+    assert "file/clicks cannot be made: Not a directory" in below.stderr
+    assert names_in(tmp_path / "clicks") == []
