@@ -75,6 +75,26 @@ class JsonType:
         return b"[" + b",".join(events) + b"]"
 
 
+def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
+    """Why events of ``writer``'s version cannot be read as ``reader``'s, or None if they can."""
+    if writer.name != reader.name:
+        return f"type {writer.name!r} is not {reader.name!r}"
+    ours, theirs = reader.fields, writer.fields
+    for mine, its in zip(ours, theirs, strict=False):
+        if mine[:2] != its[:2]:
+            return (
+                f"{reader.name}: field {its[0]}: {its[1]} where this side has "
+                f"{mine[0]}: {mine[1]}; fields may only be appended"
+            )
+    for name, kind, required in ours[len(theirs) :]:
+        if required:
+            return (
+                f"{reader.name}: field {name}: {kind} is missing and has no default here; "
+                f"give it one"
+            )
+    return None
+
+
 class EventType:
     """An event class with its wire name, its schema, and its codec."""
 
@@ -102,22 +122,7 @@ class EventType:
 
     def refusal_of(self, other: TypeDecl) -> str | None:
         """Why events of the peer's version cannot be read as ours, or None if they can."""
-        if other.name != self.name:
-            return f"type {other.name!r} is not {self.name!r}"
-        ours, theirs = self.declaration.fields, other.fields
-        for mine, its in zip(ours, theirs, strict=False):
-            if mine[:2] != its[:2]:
-                return (
-                    f"{self.name}: field {its[0]}: {its[1]} where this side has "
-                    f"{mine[0]}: {mine[1]}; fields may only be appended"
-                )
-        for name, kind, required in ours[len(theirs) :]:
-            if required:
-                return (
-                    f"{self.name}: field {name}: {kind} is missing and has no default here; "
-                    f"give it one"
-                )
-        return None
+        return refusal_of(self.declaration, other)
 
     def encode(self, events: Sequence[Any]) -> bytes:
         """The events as one msgpack array; raises EventError for what msgpack cannot hold."""

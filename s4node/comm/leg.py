@@ -24,6 +24,7 @@ class Leg:
     """The part of ``outbox`` that goes to the node at ``address``."""
 
     __slots__ = (
+        "_accepted",
         "_asked",
         "_declared",
         "_first_lane",
@@ -43,7 +44,8 @@ class Leg:
         self.lanes: list[Lane] = []
         self.opened = False
         self._asked = 0  # hellos without an answer
-        self._declared = 0
+        self._accepted: tuple[type, ...] = ()
+        self._declared: tuple[type, ...] = ()
         self._wants_hello = False
         self._frame_bytes = 0
         self._first_lane = 0
@@ -53,7 +55,7 @@ class Leg:
     def hello(self) -> bytes:
         """The frame that opens the stream on a new connection, or anew on an open one."""
         box = self.outbox
-        self._declared = len(box.known)
+        self._declared = tuple(box.known)
         self._wants_hello = False
         self._asked += 1
         return wire.encode_frame(
@@ -76,7 +78,7 @@ class Leg:
     @property
     def asks(self) -> bool:
         """Whether a hello is to be sent now."""
-        return self.opened and (self._wants_hello or self._declared != len(self.outbox.known))
+        return self.opened and (self._wants_hello or len(self._declared) != len(self.outbox.known))
 
     def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
@@ -146,6 +148,7 @@ class Leg:
     def disconnected(self) -> None:
         """The connection is gone: everything without a verdict will be sent again."""
         self.opened = self._wants_hello = False
+        self._accepted = ()
         self._asked = 0
         for lane in self.lanes:
             lane.close()
@@ -154,6 +157,11 @@ class Leg:
         """The node's answer, or its word that owners have changed."""
         box = self.outbox
         asked, self._asked = self._asked, max(0, self._asked - 1)
+        new = [cls for cls in self._declared if cls not in self._accepted]
+        if answer.error and self.opened and new:  # it goes on without the types that do not fit
+            box.reject(box.unfit(new, answer.types) or new, answer.error)
+            self._declared = self._accepted
+            return
         if answer.error:
             if not any(leg.opened for leg in box.legs.values() if leg is not self):
                 box.error = answer.error
@@ -181,6 +189,7 @@ class Leg:
                 lane.reopen(position)
                 box.tell_settled(lane, before)
         self.opened = True
+        self._accepted = self._declared
         self._wants_hello = False
         owners = _owners(answer)
         if owners:

@@ -11,8 +11,8 @@ Rules
 - Without a key, events go round robin over the partitions; the choice is made once, before the
   first send. A stream with a key that we cannot route by gets everything in one lane, so that the
   node, which sends each event on to its own partition, sees each key's events in order.
-- An event that cannot be sent at all (no key, too large, not encodable) is refused here, with the
-  same word that the node would use.
+- An event that cannot be sent at all (no key, too large, not encodable, of a type that the node
+  does not take) is refused here, with the same word that the node would use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from s4node.comm.leg import Leg
 from s4node.errors import ConfigError, EventError, GraphError
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
 from s4node.routing import KeyRule, Router, route, router
-from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl
+from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl, refusal_of
 
 
 class Refusal(NamedTuple):
@@ -162,6 +162,7 @@ class Outbox:
         self._ready_events = 0
         self._turn = 0
         self._types: dict[type, EventType | JsonType] = {}
+        self.rejected: dict[type, str] = {}
         self.lanes: list[Lane] = []
         for cls in types:
             self.declare(cls)
@@ -175,8 +176,33 @@ class Outbox:
 
     def declare(self, cls: type) -> None:
         """Make ``cls`` known; nodes hear of it before its first event."""
-        if cls not in self._types:
+        if cls not in self._types and cls not in self.rejected:
             self._types[cls] = EventType(cls)
+
+    def unfit(self, classes: Collection[type], taken: Sequence[TypeDecl]) -> list[type]:
+        """Those of ``classes`` that a node which takes these types cannot read."""
+        by_name = {declared.name: declared for declared in taken}
+        found = []
+        for cls in classes:
+            ours = self._types[cls].declaration
+            theirs = by_name.get(ours.name)
+            if theirs is None or refusal_of(theirs, ours) is not None:
+                found.append(cls)
+        return found
+
+    def reject(self, classes: Collection[type], reason: str) -> None:
+        """The node does not take events of these classes: refuse those that wait, and any more."""
+        self.rejected |= dict.fromkeys(classes, reason)
+        for cls in classes:
+            self._types.pop(cls, None)
+        self.route()
+        for lane in self.lanes:
+            kept = [event for event in lane.pending if event.__class__ not in self.rejected]
+            for event in lane.pending:
+                if event.__class__ in self.rejected:
+                    self._refuse(lane, self.rejected[event.__class__])
+            self._ready_events -= len(lane.pending) - len(kept)
+            lane.pending = kept
 
     def declare_json(self, declaration: TypeDecl) -> None:
         """Send JsonText from now on, to be read as the node's type ``declaration``."""
@@ -377,6 +403,10 @@ class Outbox:
     def _route(self) -> None:
         events, self._incoming = self._incoming, []
         lanes = self.lanes
+        if self.rejected:
+            for event in [e for e in events if e.__class__ in self.rejected]:
+                self._refuse(None, self.rejected[event.__class__])
+            events = [e for e in events if e.__class__ not in self.rejected]
         if self._only is not None:
             self._only.pending.extend(events)
             self._ready_events += len(events)

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "tail",
         _tail,
-        "print what an app puts on a stream, one JSON object a line, from now on",
+        "print what an app puts on a stream from now on, as JSON lines",
         "s4 tail totals --count 10",
     )
     tail.add_argument("stream", metavar="STREAM", help="an output or internal stream of the app")
