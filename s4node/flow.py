@@ -4,6 +4,7 @@ Rules
 - Found without running anything, from what handlers can reach: streams in the prototype's
   attributes (also inside of lists, dicts, objects and closures), and streams that the code of the
   handlers, and of the functions which that code names, reads from globals, closures or the app.
+- The walk is bounded, and an object that does not let itself be looked into is left alone.
 - An edge too many is possible (a stream held but never put on), an edge too few as well (a name
   that is put together at run time). Whoever relies on edges adds those that it sees at run time.
 - Everything is sorted where order could show, so that two runs say the same.
@@ -16,6 +17,8 @@ import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,6 +28,9 @@ from s4node.pe.prototype import Prototype
 from s4node.stream import Stream
 
 _LIBRARY = inspect.__file__.rpartition("/")[0]
+_MOST = 100_000
+"""How many values are walked for one PE. Who holds more in a prototype holds data, not streams."""
+
 _OURS = (App, AdapterApp, ProcessingElement, object)
 _OPAQUE = (App, ProcessingElement, Prototype, type, ModuleType, str, bytes, int, float, complex)
 
@@ -96,7 +102,7 @@ class _Reach:
         self._waiting += self._hooks
         self._waiting += vars(self._element).values() if hasattr(self._element, "__dict__") else ()
         self._waiting += (getattr(self._element, n, None) for n in type(self._element)._state)
-        while self._waiting:
+        while self._waiting and len(self._seen) < _MOST:
             value = self._waiting.pop()
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -118,9 +124,9 @@ class _Reach:
         elif isinstance(value, functools.partial):
             yield from (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, dict):
-            yield from value.values()
+            yield from islice(value.values(), _MOST)
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            yield from value
+            yield from islice(value, _MOST)
         elif not isinstance(value, _OPAQUE):
             yield from _attributes(value)
 
@@ -159,17 +165,19 @@ class _Reach:
         return not (file.startswith((_LIBRARY, "<frozen")) or "-packages/" in file)
 
 
-def _top(module: str) -> str:
-    return module.partition(".")[0]
+def _top(module: str | None) -> str:
+    return (module or "").partition(".")[0]
 
 
 def _attributes(value: Any) -> Iterator[Any]:
     """The values of an object's attributes, slots included."""
-    yield from getattr(value, "__dict__", {}).values()
+    with suppress(Exception):  # a proxy may raise anything
+        yield from list(getattr(value, "__dict__", {}).values())
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
-            yield getattr(value, slot, None)
+            with suppress(Exception):
+                yield getattr(value, slot, None)
 
 
 def _members(classes: Iterable[type], names: set[str]) -> Iterator[Any]:

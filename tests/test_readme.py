@@ -123,7 +123,7 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    commands = set(re.findall(r"\bs4 ([a-z]+)", README))
+    commands = set(re.findall(r"\bs4 ([a-z-]+)", README))
 
     assert commands >= {"run", "send", "adapter", "bench", "config"}
     for command in commands:

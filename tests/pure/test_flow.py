@@ -112,6 +112,25 @@ def test_values_that_hold_each_other_are_walked_once() -> None:
     assert edges(app_with(Holder, configure))["in"] == {"out"}
 
 
+class Closed:
+    """Does not let itself be looked into."""
+
+    __slots__ = ("inside",)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no request at hand")
+
+
+def test_what_cannot_be_looked_into_is_left_alone_and_much_data_costs_little() -> None:
+    def configure(pe: Any, out: Stream) -> None:
+        pe.closed = Closed()
+        pe.data = {number: str(number) for number in range(300_000)}
+        pe.out = out
+
+    assert edges(app_with(Loose, configure))["in"] == {"out"}
+
+
 # --- what the handlers' code reads ---------------------------------------------------------------
 
 

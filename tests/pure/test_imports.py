@@ -29,9 +29,9 @@ PURE_FOLDERS = ["pe", "executors", "progress"]
 
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
-    "__future__", "abc", "annotationlib", "collections", "contextvars", "copy", "dataclasses",
-    "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools", "keyword",
-    "math", "msgspec", "operator", "re", "struct", "textwrap", "types", "typing", "zlib",
+    "__future__", "abc", "annotationlib", "collections", "contextlib", "contextvars", "copy",
+    "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools",
+    "keyword", "math", "msgspec", "operator", "re", "struct", "textwrap", "types", "typing", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one
