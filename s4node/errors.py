@@ -108,6 +108,14 @@ class SessionLost(CoordinationError):  # noqa: N818
     """This session is over: what it owned has gone to others, and it may write no more."""
 
 
+class ContainerFailed(S4Error):  # noqa: N818
+    """A container process does not run; ``trace`` is the traceback of its app's error, if any."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
 def leaves(error: BaseException) -> list[BaseException]:
     """The exceptions inside nested groups, in order; ``[error]`` if it is no group."""
     if isinstance(error, BaseExceptionGroup):

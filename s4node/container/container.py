@@ -107,6 +107,7 @@ class Container:
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
+        self._prepared = False
         self._over: set[Stage] = set()
         self._enrolment = enrolment
         self._membership: Membership | None = None
@@ -142,7 +143,7 @@ class Container:
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        await hooks.declare(self.app, self.config, self.partitions)
+        await self.prepare()
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
@@ -303,6 +304,12 @@ class Container:
     def _all_emitters(self) -> list[Emitter]:
         peers = [] if self._peers is None else [self._peers]
         return [*self._emitters.values(), *peers]
+
+    async def prepare(self) -> None:
+        """Let the app declare its graph, and check it; ``run`` does it unless it is done."""
+        if not self._prepared:
+            self._prepared = True
+            await hooks.declare(self.app, self.config, self.partitions)
 
     async def _start(self) -> None:
         await hooks.call(self.app, self.app.on_start)
