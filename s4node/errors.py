@@ -108,6 +108,10 @@ class SessionLost(CoordinationError):  # noqa: N818
     """This session is over: what it owned has gone to others, and it may write no more."""
 
 
+class PackageError(S4Error):
+    """An app cannot be packaged, or a package cannot be read or run here."""
+
+
 class ContainerFailed(S4Error):  # noqa: N818
     """A container process does not run; ``trace`` is the traceback of its app's error, if any."""
 

@@ -24,9 +24,10 @@ class Message(msgspec.Struct, tag_field="say", frozen=True):
 class Begin(Message, tag="begin", frozen=True):
     """To a container, once, first: what it is to run.
 
-    Either ``target`` (as for ``s4 run``) or ``package`` (a package's file, with ``folder`` to
-    unpack it in) names the app. ``member`` is the container's name in its cluster, unique there; with
-    ``coordination`` (a folder) it shares the app's partitions with the ``expected`` members.
+    Either ``target`` (as for ``s4 run``) or ``package`` (the file of a package with this
+    ``digest``, and the ``folder`` to unpack it in) names the app. ``member`` is the container's
+    name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
+    partitions with the ``expected`` members.
     """
 
     app: str
@@ -34,6 +35,7 @@ class Begin(Message, tag="begin", frozen=True):
     settings: dict[str, str]
     target: str = ""
     package: str = ""
+    digest: str = ""
     version: str = ""
     folder: str = ""
     node: str = ""

@@ -5,8 +5,8 @@ Rules
 - A container process is in a session of its own, so Ctrl-C at a terminal reaches only the
   supervisor, which stops its containers in order.
 - Leaving :func:`supervising` leaves no process behind: what has not ended by then is killed, and
-  its end awaited. A supervisor that is killed itself leaves containers whose line ends, which is their
-  word to drain and end.
+  its end awaited. A supervisor that is killed itself leaves containers whose line ends, which is
+  their word to drain and end.
 - Every end that nobody asked for is logged, once, with its reason.
 """
 

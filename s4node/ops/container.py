@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -27,11 +28,12 @@ import trio
 
 from s4node import config as settings
 from s4node.app import AdapterApp, App
-from s4node.cluster import lifeline
+from s4node.cluster import lifeline, package
+from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
-from s4node.ops import logging
+from s4node.ops import logging, pack
 from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
 from s4node.stream import InputStream, OutputStream
@@ -194,7 +196,7 @@ def _trace(error: BaseException) -> str:
 
 def _load(begin: lifeline.Begin) -> App:
     try:
-        app = load_app(begin.target)
+        app = _packaged(begin) if begin.package else load_app(begin.target)
     except S4Error:
         raise
     except Exception as error:
@@ -204,6 +206,12 @@ def _load(begin: lifeline.Begin) -> App:
     if begin.adapter and not isinstance(app, AdapterApp):
         raise ConfigError(f"{begin.target} is no AdapterApp; run it without --adapter")
     return app
+
+
+def _packaged(begin: lifeline.Begin) -> App:
+    file = Path(begin.package)
+    data = Store(file.parent).get(begin.digest)
+    return pack.load(package.decode(data), Path(begin.folder))
 
 
 async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> None:
