@@ -136,7 +136,7 @@ async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
 @pytest.mark.slow
 async def test_an_app_runs_from_its_package_without_its_files(folder: Path) -> None:
     out = folder / "out"
-    package = pack(str(folder / "rich.py"), **{"s4.app.file": str(out)})
+    package = pack(str(folder / "rich.py"), settings={"s4.app.file": str(out)})
     for name in ("rich.py", *BESIDE):
         (folder / name).unlink()
     async with container_of(stored(package, folder)) as process:
@@ -206,7 +206,7 @@ def test_a_module_goes_with_its_whole_package(
 def test_the_version_is_of_the_content(folder: Path) -> None:
     first = pack(str(folder / "rich.py")).manifest.version
     assert pack(str(folder / "rich.py")).manifest.version == first
-    assert pack(str(folder / "rich.py"), **{"s4.app.file": "x"}).manifest.version != first
+    assert pack(str(folder / "rich.py"), settings={"s4.app.file": "x"}).manifest.version != first
     (folder / "rich_late" / "form.txt").write_text("{0}")
     assert pack(str(folder / "rich.py")).manifest.version != first
 

@@ -112,7 +112,7 @@ async def test_a_container_process_takes_events_and_sends_its_statistics(folder:
         await process.stop()
         assert not alive(pid)
         assert process.failure is None
-        assert supervisor.processes == {}
+        assert supervisor.processes == []
 
 
 async def test_a_stop_waits_until_the_app_has_closed(folder: Path) -> None:
@@ -257,7 +257,7 @@ async def main(file):
             supervisor.start(Begin("app", name, {
                 "s4.listener.address": "tcp://127.0.0.1:0", "task.shutdown.ms": "500",
                 "s4.container.endTimeout": "500", "s4.logger_level": "warning"}, target=file))
-        for process in supervisor.processes.values():
+        for process in supervisor.processes:
             await process.wait_ready()
             print(process.pid, process.address, flush=True)
         await trio.sleep_forever()

@@ -60,6 +60,7 @@ _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
     (Phase.STARTING, Seen.LATE): Phase.KILLED,
     (Phase.STARTING, Seen.STOP): Phase.STOPPING,
     (Phase.STARTING, Seen.EXIT): _AGAIN,
+    (Phase.RUNNING, Seen.READY): Phase.RUNNING,  # it was ready to begin, and now has begun
     (Phase.RUNNING, Seen.PULSE): Phase.RUNNING,
     (Phase.RUNNING, Seen.LATE): Phase.KILLED,
     (Phase.RUNNING, Seen.STOP): Phase.STOPPING,

@@ -225,6 +225,8 @@ class ContainerProcess:
         asked = self._life.phase is Phase.STOPPING
         killed = self._life.reason if self._life.phase is Phase.KILLED else ""
         now = trio.current_time()
+        if self.begin.hold:  # nobody waits for another attempt
+            self._life.stop(now)
         self._life.exited(now)
         if not asked or status:
             reason = killed or _ending(status)
@@ -269,16 +271,16 @@ class ContainerProcess:
         if self._life.phase is Phase.ENDED or (self._life.phase is Phase.WAITING and self.failure):
             reason = self.failure.error if self.failure is not None else "it was stopped"
             trace = self.failure.trace if self.failure is not None else ""
-            raise ContainerFailed(f"{self.begin.member} does not run: {reason}", trace)
+            raise ContainerFailed(self.begin.member, reason, trace)
         await self._changed.wait()
 
 
 class Supervisor:
-    """The container processes of a node, or of a launcher, by name; see :func:`supervising`."""
+    """The container processes of a node, or of a launcher; see :func:`supervising`."""
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, command: Sequence[str]) -> None:
         self.limits = limits
-        self.processes: dict[str, ContainerProcess] = {}
+        self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
         """Set, and replaced by another, whenever something about a process has changed."""
         self._nursery = nursery
@@ -286,22 +288,21 @@ class Supervisor:
 
     def start(self, begin: lifeline.Begin) -> ContainerProcess:
         """Start a container process and keep it alive from now on."""
-        assert begin.member not in self.processes, f"there is a container {begin.member} already"
         process = ContainerProcess(begin, self.limits, self._change, self._command)
-        self.processes[begin.member] = process
+        self.processes.append(process)
         self._nursery.start_soon(process.run)
         return process
 
     async def stop(self) -> None:
         """Stop all of them, side by side."""
-        for process in list(self.processes.values()):
+        for process in self.processes:
             process.stop_soon()
-        for process in list(self.processes.values()):
+        for process in list(self.processes):
             await process.ended.wait()
 
     def _change(self, process: ContainerProcess) -> None:
-        if process.ended.is_set():
-            self.processes.pop(process.begin.member, None)
+        if process.ended.is_set() and process in self.processes:
+            self.processes.remove(process)
         self.changed.set()
         self.changed = trio.Event()
 

@@ -16,10 +16,11 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,8 @@ import trio
 from s4node import config as settings
 from s4node.app import AdapterApp, App
 from s4node.cluster import lifeline, package
+from s4node.cluster.enrolment import Enrolment
+from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
@@ -40,6 +43,7 @@ from s4node.stream import InputStream, OutputStream
 
 _LAST_WORDS_SECONDS = 5.0
 _FRAMES = 6
+_LIBRARIES = ("<", str(Path(__file__).parent.parent), *set(sysconfig.get_paths().values()))
 
 
 class Line:
@@ -179,19 +183,25 @@ def failure(error: BaseException) -> lifeline.Failed:
     if not ours:
         return lifeline.Failed(f"{type(leaf).__name__}: {leaf}", _trace(leaf), status)
     cause = leaf.__cause__
-    plain = cause is None or isinstance(cause, (S4Error, OSError, SyntaxError))
+    plain = cause is None or isinstance(cause, (S4Error, SyntaxError)) or not _of_app(cause)
     return lifeline.Failed(str(leaf), "" if cause is None or plain else _trace(cause), status)
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback without the frames that lead to the app's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [
-        f for f in frames if f"{os.sep}s4node{os.sep}" not in f.filename and f.filename[0] != "<"
-    ]
-    shown = traceback.StackSummary.from_list((inside or frames)[-_FRAMES:])
+    """The traceback, from where the app's own code begins."""
+    frames = _of_app(error) or traceback.extract_tb(error.__traceback__)
+    shown = traceback.StackSummary.from_list(frames[-_FRAMES:])
     last = traceback.format_exception_only(error)
     return "".join(["Traceback (most recent call last):\n", *shown.format(), *last])
+
+
+def _of_app(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of a traceback from the first one that is neither ours nor a library's."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    for index, frame in enumerate(frames):
+        if not frame.filename.startswith(_LIBRARIES):
+            return frames[index:]
+    return []
 
 
 def _load(begin: lifeline.Begin) -> App:
@@ -234,9 +244,35 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
                         either.start_soon(_wait, event, either.cancel_scope)
             if not stopping.is_set():
                 nursery.start_soon(_announce, line, container)
-                await container.run()
+                async with _enrolled(container, begin, config):
+                    await container.run()
             line.detach()
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _enrolled(
+    container: Container, begin: lifeline.Begin, config: Config
+) -> AsyncIterator[None]:
+    """Make the container a member of its cluster, where it is to be one."""
+    if not begin.coordination:
+        yield
+        return
+    coordination = FolderCoordination(
+        begin.coordination, session_timeout=config[settings.SESSION_TIMEOUT]
+    )
+    async with coordination.session(f"{begin.app} on {begin.member}") as session:
+        container.enrolment = Enrolment(
+            session,
+            cluster=config[settings.CLUSTER_NAME],
+            app=begin.app,
+            member=begin.member,
+            expected=begin.expected,
+            gather_timeout=config[settings.CLUSTER_GATHER_TIMEOUT],
+            node=begin.node,
+            version=begin.version,
+        )
+        yield
 
 
 async def _wait(event: trio.Event, scope: trio.CancelScope) -> None:

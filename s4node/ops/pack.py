@@ -15,7 +15,7 @@ import linecache
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +32,9 @@ from s4node.ops.load import find_app, load_app, made_app
 _SKIPPED = {"__pycache__", "node_modules"}
 
 
-def pack(target: str, *, name: str = "", version: str = "", **settings: str) -> Package:
+def pack(
+    target: str, *, name: str = "", version: str = "", settings: Mapping[str, str] | None = None
+) -> Package:
     """The package of the app that ``target`` names; raises ConfigError, PackageError.
 
     ``settings`` go along under their keys. Without a version it gets one of its content.
@@ -54,7 +56,7 @@ def pack(target: str, *, name: str = "", version: str = "", **settings: str) -> 
         entry=entry,
         python=archive.python_here(),
         s4node=__version__,
-        settings=settings,
+        settings=dict(settings or {}),
     )
     size = sum(map(len, files.values()))
     if size > archive.MAX_BYTES:
