@@ -340,6 +340,34 @@ GC_THRESHOLD = Setting(
     "pauses, and cycles of garbage that live longer. 0 leaves Python's own setting.",
 )
 
+_CONTAINERS = "Container processes"
+
+CONTAINER_START_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.startTimeout", "60000", _milliseconds(1),
+    "How long a container process may take from its start until it is ready: importing the app, "
+    "on_init and on_start. One that takes longer is killed and started again.",
+)
+CONTAINER_PULSE_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.pulseTimeout", "10000", _milliseconds(100),
+    "After how long without a sign of life a container process is taken for stuck, killed and "
+    "started again. Stay above the longest time that a plain handler computes.",
+)
+CONTAINER_END_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.endTimeout", "5000", _milliseconds(0),
+    "How much longer than task.shutdown.ms a container process may take to end before it is "
+    "killed: the time for on_close.",
+)
+CONTAINER_RESTART_DELAY = Setting(
+    _CONTAINERS, "s4.container.restartDelay", "200", _milliseconds(1),
+    "The pause before a container process that has crashed is started again. Each further crash "
+    "doubles it, up to s4.container.maxRestartDelay.",
+)
+CONTAINER_MAX_RESTART_DELAY = Setting(
+    _CONTAINERS, "s4.container.maxRestartDelay", "30000", _milliseconds(1),
+    "The longest pause between two starts of a container process that crashes. One that has run "
+    "for twice as long begins with the shortest pause again.",
+)
+
 _LOGGER = "Logging"
 
 LOGGER_LEVEL = Setting(

@@ -80,6 +80,14 @@ class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 
 
+class DeployFailed(S4Error):  # noqa: N818
+    """The cluster does not run what it was to run; the old version, if any, still does."""
+
+
+class NodeUnreachable(S4Error):  # noqa: N818
+    """A node that is known to live does not answer at its admin socket."""
+
+
 class CoordinationError(S4Error):
     """What the nodes share cannot be read or written, or says that this one may not join."""
 
@@ -106,6 +114,19 @@ class NameTaken(CoordinationError):  # noqa: N818
 
 class SessionLost(CoordinationError):  # noqa: N818
     """This session is over: what it owned has gone to others, and it may write no more."""
+
+
+class PackageError(S4Error):
+    """An app cannot be packaged, or a package cannot be read or run here."""
+
+
+class ContainerFailed(S4Error):  # noqa: N818
+    """A container process does not run: why, and the traceback of its app's error, if any."""
+
+    def __init__(self, container: str, reason: str, trace: str = "") -> None:
+        super().__init__(f"{container} does not run: {reason}")
+        self.reason = reason
+        self.trace = trace
 
 
 def leaves(error: BaseException) -> list[BaseException]:

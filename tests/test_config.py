@@ -73,6 +73,11 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.watchdog.ms", "100"),
         ("task.shutdown.ms", "30000"),
         ("s4.gc.threshold", "100000"),
+        ("s4.container.startTimeout", "60000"),
+        ("s4.container.pulseTimeout", "10000"),
+        ("s4.container.endTimeout", "5000"),
+        ("s4.container.restartDelay", "200"),
+        ("s4.container.maxRestartDelay", "30000"),
         ("s4.logger_level", "info"),
         ("s4.logger_format", "auto"),
     ]

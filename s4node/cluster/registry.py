@@ -15,6 +15,7 @@ Rules
     /clusters/<cluster>/apps/<app>               AppInfo
     /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
     /clusters/<cluster>/apps/<app>/assignment    Assignment
+    /locks/<cluster>/<what>                      who holds it, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
     /metadata/<key>                              anybody's bytes
 """
@@ -231,6 +232,23 @@ class Registry:
             for role in _ROLES:
                 await self.remove_stream_user(stream, role, AppId(cluster, name))
         await self._delete_tree(_path("clusters", cluster, "apps", name))
+
+    async def lock(self, cluster: str, what: str, who: str) -> None:
+        """Be the only session that holds ``what`` of a cluster; raises EntryExists otherwise."""
+        path = _path("locks", cluster, what)
+        await self.session.create(path, who.encode(), ephemeral=True)
+
+    async def unlock(self, cluster: str, what: str) -> None:
+        """Take back this session's own :meth:`lock`."""
+        path = _path("locks", cluster, what)
+        entry = await self.session.get(path)
+        if entry is not None and entry.session == self.session.id:
+            await self.session.delete(path)
+
+    async def locked_by(self, cluster: str, what: str) -> str | None:
+        """What the holder of a lock said of itself; None where there is none."""
+        entry = await self.session.get(_path("locks", cluster, what))
+        return entry.data.decode() if entry is not None else None
 
     # --- members and assignment ------------------------------------------------------------------
 

@@ -107,8 +107,9 @@ class Container:
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
+        self._prepared = False
         self._over: set[Stage] = set()
-        self._enrolment = enrolment
+        self.enrolment = enrolment
         self._membership: Membership | None = None
         self._directory: Directory | None = None
         self._inner_ports: dict[str, InputPort] = {}
@@ -142,7 +143,7 @@ class Container:
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        await hooks.declare(self.app, self.config, self.partitions)
+        await self.prepare()
         self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
@@ -185,10 +186,10 @@ class Container:
 
     async def _join(self, nursery: trio.Nursery) -> None:
         """Own our partitions; as a member, from the first view on that gives us any."""
-        if self._enrolment is None:
+        if self.enrolment is None:
             await self._own(self.view)
             return
-        self._membership = self._enrolment.membership(self.address, self.partitions)
+        self._membership = self.enrolment.membership(self.address, self.partitions)
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
@@ -196,14 +197,14 @@ class Container:
             view = await views.receive()
         await self._own(view)
         nursery.start_soon(self._follow, views)
-        self._directory = self._enrolment.directory(self.ports, self.senders)
+        self._directory = self.enrolment.directory(self.ports, self.senders)
         await self._directory.register()
         nursery.start_soon(self._directory.run, self._consumed)
 
     def _consumed(self, stream: str, consumers: Consumers) -> None:
         """These apps consume one of our output streams now, besides those of the configuration."""
         sender = self.senders[stream]
-        ourselves = f"{self._enrolment.cluster}.{self._enrolment.app}" if self._enrolment else ""
+        ourselves = f"{self.enrolment.cluster}.{self.enrolment.app}" if self.enrolment else ""
         for name in [name for name in sender.consumers if name in self._found]:
             if name not in consumers:
                 left = sender.disconnect(name)
@@ -304,6 +305,12 @@ class Container:
         peers = [] if self._peers is None else [self._peers]
         return [*self._emitters.values(), *peers]
 
+    async def prepare(self) -> None:
+        """Let the app declare its graph, and check it; ``run`` does it unless it is done."""
+        if not self._prepared:
+            self._prepared = True
+            await hooks.declare(self.app, self.config, self.partitions)
+
     async def _start(self) -> None:
         await hooks.call(self.app, self.app.on_start)
         log.info("running", app=self.app.name, node=self.node, address=self.address,
@@ -363,7 +370,7 @@ class Container:
             nudge=self.loop.nudge,
         )
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
-        if self._enrolment is not None:
+        if self.enrolment is not None:
             self._peers = self._emitter(())
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):
@@ -429,13 +436,13 @@ class Container:
             queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
             on_room=self._room,
             on_refused=self._refused,
-            awaited=self._enrolment is not None,
+            awaited=self.enrolment is not None,
         )
         for cluster, address in Topology(self.config).consumers(stream.name).items():
             if cluster not in self._emitters:
                 self._emitters[cluster] = self._emitter([address])
             sender.connect(cluster, self._emitters[cluster], self._outbox(stream))
-        if not sender.consumers and self._enrolment is None:
+        if not sender.consumers and self.enrolment is None:
             log.warning("nobody consumes an output stream; its events go nowhere",
                         stream=stream.name,
                         setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip

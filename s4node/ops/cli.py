@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s4node import __version__
@@ -68,11 +69,15 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "node",
         _node,
-        "run a cluster's node with an app",
-        "s4 node flights --config config/flights.properties --app apps.flights.app",
+        "run a cluster's node; apps are deployed to it while it runs",
+        "s4 node flights --name east, then s4 deploy apps.flights.app --cluster flights",
     )
     node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
-    node.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
+    node.add_argument("--name", metavar="NAME", default="",
+                      help="unique in the cluster (default: made of machine and process)")  # fmt: skip
+    node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
+                      "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
+    _folder_option(node)
     _serving_options(node)
 
     adapter = _command(
@@ -86,6 +91,52 @@ def _parser() -> argparse.ArgumentParser:
     adapter.add_argument("cluster", metavar="CLUSTER", help="the adapter's own cluster")
     adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
     _serving_options(adapter)
+
+    deploy = _command(
+        commands, "deploy", _deploy, "package an app, and have the nodes of a cluster run it",
+        "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
+    )  # fmt: skip
+    deploy.add_argument("app", metavar="APP", help="as for s4 run")
+    _cluster_options(deploy)
+    deploy.add_argument("--name", metavar="NAME", default="", help="the app's, if not its own")
+    deploy.add_argument("--version", metavar="VERSION", default="",
+                        help="(default: a hash of the sources and settings)")  # fmt: skip
+    deploy.add_argument("--partitions", metavar="N", help="(default: as the cluster has)")
+    deploy.add_argument("--config", action="append", default=[], metavar="FILE",
+                        help="property file that goes along; later ones win")  # fmt: skip
+    deploy.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+                        help="one setting that goes along; wins over files")  # fmt: skip
+    deploy.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
+
+    apps = _command(
+        commands, "apps", _apps, "list the apps that are deployed to a cluster",
+        "s4 apps --cluster flights",
+    )  # fmt: skip
+    _cluster_options(apps)
+    apps.add_argument("--json", action="store_true", help="print a JSON list")
+
+    undeploy = _command(
+        commands, "undeploy", _undeploy, "stop an app on all nodes of a cluster, and forget it",
+        "s4 undeploy flights --cluster flights",
+    )  # fmt: skip
+    undeploy.add_argument("app", metavar="NAME", help="the app's name, as s4 apps shows it")
+    _cluster_options(undeploy)
+
+    status = _command(
+        commands, "status", _status, "show a cluster: nodes, apps, containers, stages",
+        "s4 status --cluster flights",
+    )  # fmt: skip
+    _cluster_options(status)
+    status.add_argument("--json", action="store_true", help="print a JSON object")
+
+    top = _command(
+        commands, "top", _top, "show a cluster live: depth, rate and waiting time of each stage",
+        "s4 top --cluster flights",
+    )  # fmt: skip
+    _cluster_options(top)
+    top.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
+                     help="(default %(default)g)")  # fmt: skip
+    top.add_argument("--count", type=int, metavar="N", help="end after N times")
 
     send = _command(
         commands,
@@ -174,6 +225,16 @@ def _command(
     return parser
 
 
+def _cluster_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
+    _folder_option(parser)
+
+
+def _folder_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", metavar="FOLDER",
+                        help="where the nodes find each other (default ~/.s4node)")  # fmt: skip
+
+
 def _serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true",
                         help="when ready, print the address as a JSON line")  # fmt: skip
@@ -226,8 +287,27 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _node(parsed: argparse.Namespace) -> int:
-    config = _load(parsed.config, parsed.settings, s4_cluster_name=parsed.cluster)
-    return _serve(parsed.app, config, as_json=parsed.json)
+    config = _load(
+        parsed.config,
+        parsed.settings,
+        s4_cluster_name=parsed.cluster,
+        s4_coordination_folder=parsed.folder,
+    )
+    if parsed.app is not None:
+        return _serve(parsed.app, config, as_json=parsed.json)
+    from s4node.cluster.node import Node
+    from s4node.ops.node import run_node
+
+    def announce(node: Node) -> None:
+        if parsed.json:
+            import json
+
+            print(json.dumps({"node": node.name, "address": node.address}), flush=True)
+            return
+        print(f"node {node.name} of cluster {node.cluster} runs at {node.address} (Ctrl-C stops "
+              f"it)", file=sys.stderr, flush=True)  # fmt: skip
+
+    return run_node(config, parsed.name, announce)
 
 
 def _adapter(parsed: argparse.Namespace) -> int:
@@ -257,6 +337,98 @@ def _serve(target: str, config: Config, *, as_json: bool, adapter: bool = False)
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     return serve(app, config, announce)
+
+
+def _deploy(parsed: argparse.Namespace) -> int:
+    import dataclasses
+
+    import trio
+
+    from s4node.cluster.admin import NodeRefused
+    from s4node.ops.deploy import OWN_KEYS, deploy, tell
+    from s4node.ops.pack import pack
+
+    config = _load(
+        parsed.config,
+        parsed.settings,
+        s4_cluster_name=parsed.cluster,
+        s4_coordination_folder=parsed.folder,
+        s4_cluster_partitions=parsed.partitions,
+    )
+    given = [e for e in config.items() if e.origin != "default" and e.name not in OWN_KEYS]
+    settings = {entry.name: entry.text for entry in given}
+    package = pack(parsed.app, name=parsed.name, version=parsed.version, settings=settings)
+    from s4node.config import CLUSTER_PARTITIONS
+
+    partitions = config[CLUSTER_PARTITIONS] if parsed.partitions else None
+    try:
+        done = trio.run(deploy, package, config, partitions)
+    except NodeRefused as error:
+        if error.failed.trace:
+            print(error.failed.trace, end="", file=sys.stderr)
+        raise
+    if parsed.json:
+        import json
+
+        print(json.dumps(dataclasses.asdict(done)))
+        return 0
+    places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
+    tell(f"{done.app} {done.version} runs on {places}")
+    return 0
+
+
+def _apps(parsed: argparse.Namespace) -> int:
+    import dataclasses
+
+    import trio
+
+    from s4node.ops.deploy import apps
+
+    found = trio.run(apps, _cluster_config(parsed))
+    if parsed.json:
+        import json
+
+        print(json.dumps([dataclasses.asdict(app) for app in found]))
+        return 0
+    for app in found:
+        nodes = ", ".join(sorted(app.containers)) or "no node"
+        print(f"{app.app} {app.version} {app.state}, {app.partitions} partitions, on {nodes}")
+    if not found:
+        print("no apps", file=sys.stderr)
+    return 0
+
+
+def _undeploy(parsed: argparse.Namespace) -> int:
+    import trio
+
+    from s4node.ops.deploy import tell, undeploy
+
+    gone = trio.run(undeploy, parsed.app, _cluster_config(parsed))
+    tell(f"{gone.name} {gone.version} is gone from {gone.cluster}")
+    return 0
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    import trio
+
+    from s4node.ops.status import status
+
+    return trio.run(partial(status, _cluster_config(parsed), as_json=parsed.json))
+
+
+def _top(parsed: argparse.Namespace) -> int:
+    import trio
+
+    from s4node.ops.status import top
+
+    config = _cluster_config(parsed)
+    return trio.run(partial(top, config, seconds=parsed.interval, count=parsed.count))
+
+
+def _cluster_config(parsed: argparse.Namespace) -> Config:
+    return _load(
+        (), (), s4_cluster_name=parsed.cluster, s4_coordination_folder=parsed.folder
+    )  # fmt: skip
 
 
 def _send(parsed: argparse.Namespace) -> int:

@@ -21,12 +21,17 @@ from s4node.errors import ConfigError
 
 def load_app(target: str) -> App:
     """The app that ``target`` names, made anew if it is a class; raises ConfigError."""
+    return made_app(find_app(target)[1], target)
+
+
+def find_app(target: str) -> tuple[ModuleType, object]:
+    """The module that ``target`` names, and the App object or class in it; raises ConfigError."""
     place, _, name = target.partition(":")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     if name:
         if not hasattr(module, name):
             raise ConfigError(f"{place} has no {name!r}; it has: {', '.join(_apps(module)) or '-'}")
-        return _made(getattr(module, name), target)
+        return module, getattr(module, name)
     objects = {n: v for n, v in vars(module).items() if isinstance(v, App)}
     classes = {
         n: v
@@ -38,7 +43,7 @@ def load_app(target: str) -> App:
     }
     found = objects or classes
     if len(found) == 1:
-        return _made(next(iter(found.values())), target)
+        return module, next(iter(found.values()))
     if not found:
         raise ConfigError(f"{place} has no App object and no App class; write app = App('name')")
     raise ConfigError(f"{place} has several apps: name one as {place}:{min(found)}")
@@ -53,7 +58,8 @@ def _apps(module: ModuleType) -> list[str]:
     ]
 
 
-def _made(found: object, target: str) -> App:
+def made_app(found: object, target: str) -> App:
+    """``found`` if it is an App, or one of it if it is an App class; raises ConfigError."""
     if isinstance(found, App):
         return found
     if isinstance(found, type) and issubclass(found, App):

@@ -59,7 +59,7 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
     container = Container(app, config)
     status = 130
     async with trio.open_nursery() as nursery:
-        with _signals(container, nursery.cancel_scope):
+        with stop_on_signals(container.stop, nursery.cancel_scope):
             nursery.start_soon(_announce, container, on_ready)
             await container.run()
             status = 0
@@ -83,8 +83,8 @@ async def _announce(container: Container, on_ready: Callable[[Container], None])
 
 
 @contextmanager
-def _signals(container: Container, scope: trio.CancelScope) -> Iterator[None]:
-    """Let the first signal stop the container in order, and the second cancel ``scope``.
+def stop_on_signals(stop: Callable[[], None], scope: trio.CancelScope) -> Iterator[None]:
+    """Let the first signal ``stop`` in order, and the second cancel ``scope``.
 
     A handler that never gives way keeps trio from hearing of it, so the second signal also ends
     the process from a thread of its own, unless it has ended by itself.
@@ -96,7 +96,7 @@ def _signals(container: Container, scope: trio.CancelScope) -> Iterator[None]:
         nonlocal count
         count += 1
         if count == 1:
-            token.run_sync_soon(_stop, container, number)
+            token.run_sync_soon(_stop, stop, number)
         elif count == 2:
             token.run_sync_soon(scope.cancel)
             end = threading.Timer(_AT_ONCE_SECONDS, os._exit, (130,))
@@ -111,8 +111,8 @@ def _signals(container: Container, scope: trio.CancelScope) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _stop(container: Container, number: int) -> None:
+def _stop(stop: Callable[[], None], number: int) -> None:
     if sys.stderr.isatty():
         name = signal.Signals(number).name
         print(f"\n{name}: draining; once more to stop at once", file=sys.stderr)
-    container.stop()
+    stop()

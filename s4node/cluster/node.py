@@ -1,0 +1,340 @@
+"""A node of a cluster: runs a container process for every app that is deployed there.
+
+Rules
+- What is to run is in the registry; the node follows it. What comes over the admin socket only gets
+  a new version ready beforehand: it is loaded and checked, and waits, while the old one runs.
+- One version of an app at a time. The old one drains and ends first, on all nodes, then the new one
+  joins; what producers send meanwhile waits with them.
+- A node that has lost its session joins again; its containers have sessions of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from s4node import config as settings
+from s4node.cluster import admin, lifeline
+from s4node.cluster import package as archive
+from s4node.cluster.coordination import Session
+from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.node_folder import NodeFolder, node_folder
+from s4node.cluster.package import Manifest, Store
+from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Registry
+from s4node.cluster.restarts import Phase
+from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.comm.door import Door
+from s4node.config import Config
+from s4node.errors import ContainerFailed, PackageError, SessionLost
+
+log = structlog.get_logger("s4node.node")
+
+RUNNING = "running"
+STOPPING = "stopping"
+"""The states of an app in the registry."""
+
+_AGAIN_SECONDS = 1.0
+"""The pause before something that failed is tried again."""
+
+
+@dataclass
+class Post:
+    """An app's place on this node."""
+
+    app: str
+    wanted: AppInfo | None = None
+    running: AppInfo | None = None
+    process: ContainerProcess | None = None
+    inputs: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    failure: str = ""
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def change(self) -> None:
+        """Have it looked at again."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Node:
+    """A node; call :meth:`run` once."""
+
+    def __init__(self, config: Config, name: str = "") -> None:
+        self.config = config
+        self.cluster = config[settings.CLUSTER_NAME]
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.ready = trio.Event()
+        self._coordination = FolderCoordination(
+            config[settings.COORDINATION_FOLDER],
+            session_timeout=config[settings.SESSION_TIMEOUT],
+        )
+        self._store = Store(store_folder(self._coordination.folder))
+        self._door = Door(config, self.name, self._lookup)
+        self._posts: dict[str, Post] = {}
+        self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
+        self._stopping = trio.Event()
+        self._registry: Registry | None = None
+        self._folder: NodeFolder
+        self._supervisor: Supervisor
+        self._nursery: trio.Nursery
+
+    @property
+    def address(self) -> str:
+        """Where programs outside ask for an app's containers."""
+        return self._door.address
+
+    def stop(self) -> None:
+        """Begin an orderly stop: the containers drain and end; then ``run`` returns."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`; raises what stopped it otherwise."""
+        with node_folder(self._coordination.folder) as self._folder:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._door.run)
+                await nursery.start(admin.serve, self._folder.admin, self._asked)
+                async with supervising(limits_of(self.config)) as self._supervisor:
+                    nursery.start_soon(self._stay)
+                    await self._stopping.wait()
+                    await self._supervisor.stop()
+                nursery.cancel_scope.cancel()
+
+    # -- what the registry says --------------------------------------------------------------
+
+    async def _stay(self) -> None:
+        """Be known as a node, and follow the registry; again after a lost session."""
+        while True:
+            try:
+                async with self._coordination.session(f"node {self.name}") as session:
+                    await self._join(session)
+                    await self._follow(session)
+            except SessionLost as error:
+                self._registry = None
+                log.warning("the node's session is lost; joining again", reason=str(error))
+                await trio.sleep(_AGAIN_SECONDS)
+
+    async def _join(self, session: Session) -> None:
+        registry = Registry(session)
+        me = NodeInfo(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            python=archive.python_here(),
+            address=self.address,
+            admin=str(self._folder.admin),
+        )
+        await registry.join_node(self.cluster, me)
+        if await registry.cluster(self.cluster) is None:
+            partitions = self.config[settings.CLUSTER_PARTITIONS]
+            await registry.put_cluster(ClusterInfo(self.cluster, partitions))
+        self._registry = registry
+
+    async def _follow(self, session: Session) -> None:
+        assert self._registry is not None
+        path = Registry.path_of_apps(self.cluster)
+        while True:
+            seen = await session.change(path)
+            apps = await self._registry.apps(self.cluster)
+            for name in {*apps, *self._posts}:
+                found = apps[name].value if name in apps else None
+                group = await self._registry.group(AppId(self.cluster, name))
+                self._want(name, found, group.addresses)
+            self.ready.set()
+            await session.wait_change(path, seen)
+
+    def _want(self, name: str, app: AppInfo | None, members: tuple[str, ...]) -> None:
+        wanted = app if app is not None and app.state == RUNNING else None
+        post = self._posts.get(name)
+        if post is None:
+            if wanted is None:
+                return
+            post = self._posts[name] = Post(name)
+            self._nursery.start_soon(self._tend, post)
+        post.members = members
+        post.wanted = wanted
+        post.change()
+
+    # -- an app ------------------------------------------------------------------------------
+
+    async def _tend(self, post: Post) -> None:
+        """Have the version of the app running that is wanted."""
+        while not self._stopping.is_set():
+            wanted, changed = post.wanted, post.changed
+            if wanted != post.running:
+                await self._end(post)
+                if wanted is not None:
+                    await self._begin(post, wanted)
+            elif wanted is None:
+                self._posts.pop(post.app, None)
+                return
+            elif post.process is not None and post.process.prepared is not None:
+                post.inputs = tuple(post.process.prepared.inputs)
+            if post.wanted == wanted and not changed.is_set():
+                with trio.move_on_after(_AGAIN_SECONDS):
+                    await changed.wait()
+
+    async def _end(self, post: Post) -> None:
+        process, post.process, post.running = post.process, None, None
+        if process is not None:
+            log.info("stops", app=post.app, version=process.begin.version, node=self.name)
+            await process.stop()
+
+    async def _begin(self, post: Post, app: AppInfo) -> None:
+        """Start ``app``, or go on with what was prepared, when no other version runs anywhere."""
+        while await self._others_run(app):
+            changed = post.changed
+            if post.wanted != app:
+                return
+            with trio.move_on_after(_AGAIN_SECONDS):
+                await changed.wait()
+        if post.wanted != app or self._stopping.is_set():
+            return
+        process = self._waiting.pop(app.package, None)
+        if process is None:
+            try:
+                data = await trio.to_thread.run_sync(self._store.get, app.package)
+                manifest = archive.decode(data).manifest
+            except PackageError as error:
+                if str(error) != post.failure:
+                    log.error("an app cannot run here", app=app.name, reason=str(error))
+                post.failure = str(error)
+                return
+            begin = self._to_begin(manifest, app.package, app.partitions, app.expected)
+            process = self._supervisor.start(begin)
+        post.failure = ""
+        post.process, post.running = process, app
+        if process.prepared is not None:
+            post.inputs = tuple(process.prepared.inputs)
+        await process.go()
+
+    async def _others_run(self, app: AppInfo) -> bool:
+        """Whether a container of another version of ``app`` lives on some node."""
+        if self._registry is None:
+            return True
+        try:
+            members = await self._registry.members(AppId(self.cluster, app.name))
+        except SessionLost:
+            return True
+        return any(member.value.version != app.version for member in members.values())
+
+    def _to_begin(
+        self, manifest: Manifest, digest: str, partitions: int, expected: int, *, hold: bool = False
+    ) -> lifeline.Begin:
+        given = {e.name: e.text for e in self.config.items() if e.origin != "default"}
+        host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
+        ours = {
+            settings.LISTENER_ADDRESS.name: f"{host}:0",
+            settings.CLUSTER_NAME.name: self.cluster,
+            settings.CLUSTER_PARTITIONS.name: str(partitions),
+            settings.COORDINATION_FOLDER.name: str(self._coordination.folder),
+        }
+        return lifeline.Begin(
+            app=manifest.name,
+            member=self.name,
+            settings=given | manifest.settings | ours,
+            package=str(self._store.folder / f"{digest}.zip"),
+            digest=digest,
+            version=manifest.version,
+            folder=str(self._folder.code / f"{manifest.name}-{digest[:12]}"),
+            node=self.name,
+            coordination=str(self._coordination.folder),
+            expected=expected,
+            hold=hold,
+        )
+
+    # -- what is asked -----------------------------------------------------------------------
+
+    def _lookup(self, stream: str) -> tuple[str, ...] | str:
+        """For the door: the containers of the app that takes ``stream``."""
+        for post in self._posts.values():
+            if stream in post.inputs:
+                return post.members
+        known = sorted(name for post in self._posts.values() for name in post.inputs)
+        return (
+            f"no app of cluster {self.cluster!r} has an input stream {stream!r}; its input "
+            f"streams: {', '.join(known) or 'none'}"
+        )
+
+    async def _asked(self, ask: admin.Ask, body: bytes, conversation: admin.Conversation) -> None:
+        match ask:
+            case admin.AskStatus():
+                await conversation.say(self.status())
+            case admin.AskDeploy():
+                await self._prepare(ask, body, conversation)
+
+    async def _prepare(
+        self, ask: admin.AskDeploy, data: bytes, conversation: admin.Conversation
+    ) -> None:
+        """Get a new version ready beside the old one, for as long as the asker stays."""
+        package = archive.decode(data)
+        package.check_python()
+        digest = await trio.to_thread.run_sync(self._store.put, data)
+        begin = self._to_begin(package.manifest, digest, ask.partitions, ask.expected, hold=True)
+        process = self._supervisor.start(begin)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._see_through, process, digest, conversation, nursery)
+                await conversation.wait_end()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._waiting.get(digest) is process:
+                del self._waiting[digest]
+            if not any(post.process is process for post in self._posts.values()):
+                process.stop_soon()
+
+    async def _see_through(
+        self,
+        process: ContainerProcess,
+        digest: str,
+        conversation: admin.Conversation,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Tell how a new version does, until it is ready or has failed."""
+        try:
+            prepared = await process.wait_prepared()
+            self._waiting[digest] = process
+            answer = admin.Prepared(digest, prepared.inputs, prepared.outputs)
+            await conversation.say(answer)
+            address = await process.wait_ready()
+            await conversation.say(admin.Ready(address))
+        except ContainerFailed as error:
+            await conversation.say(admin.Failed(error.reason, error.trace))
+        except trio.BrokenResourceError:
+            pass
+        nursery.cancel_scope.cancel()
+
+    def status(self) -> admin.NodeStatus:
+        """What this node runs."""
+        return admin.NodeStatus(
+            self.name,
+            self.cluster,
+            os.getpid(),
+            self.address,
+            [_status_of(process) for process in self._supervisor.processes],
+        )
+
+
+def _status_of(process: ContainerProcess) -> admin.ContainerStatus:
+    waits = process.begin.hold and process.phase is Phase.RUNNING
+    return admin.ContainerStatus(
+        app=process.begin.app,
+        version=process.begin.version,
+        phase="prepared" if waits else process.phase.value,
+        pid=process.pid,
+        address=process.address,
+        starts=process.starts,
+        failure=process.failure.error if process.failure is not None else "",
+        inputs=process.prepared.inputs if process.prepared is not None else [],
+        statistics=process.statistics,
+    )
+
+
+def store_folder(coordination: Path) -> Path:
+    """Where the nodes of a coordination's folder keep packages."""
+    return coordination / "packages"

@@ -1,0 +1,39 @@
+"""Runs an empty node as a process: signals, logs, exit status, as for :mod:`s4node.ops.serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from s4node import config as settings
+from s4node.cluster.node import Node
+from s4node.config import Config
+from s4node.ops import logging
+from s4node.ops.serve import exit_status, stop_on_signals
+
+
+def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
+    """Run a node until a signal or a failure; returns the exit status."""
+    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    try:
+        return trio.run(_run, config, name, on_ready)
+    except BaseException as error:
+        return exit_status(error)
+
+
+async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
+    node = Node(config, name)
+    status = 130
+    async with trio.open_nursery() as nursery:
+        with stop_on_signals(node.stop, nursery.cancel_scope):
+            nursery.start_soon(_announce, node, on_ready)
+            await node.run()
+            status = 0
+            nursery.cancel_scope.cancel()
+    return status
+
+
+async def _announce(node: Node, on_ready: Callable[[Node], None]) -> None:
+    await node.ready.wait()
+    on_ready(node)

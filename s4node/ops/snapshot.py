@@ -1,0 +1,163 @@
+"""What a cluster does at a moment, put together from what its nodes tell; pure.
+
+Rules
+- Containers tell what their stages count; here the same stage of several partitions and containers
+  becomes one row. Counts are added up, times are the longest.
+- A rate is the difference of two snapshots; a container that started between them counts from 0.
+- The bottleneck is the fullest blocking stage furthest downstream: a stage that is full fills those
+  before it, so the last full one is what all of them wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+_DOWNSTREAM = ("deserializer", "input", "stream", "sender", "remoteSender")
+"""The stages in the order in which events pass them; ``input`` is the stage of an input stream."""
+
+FULL = 0.8
+"""How full a stage has to be to hold up what is before it."""
+
+
+class Row(msgspec.Struct):
+    """A stage of a stream of an app, over all its partitions and containers. Counts are events."""
+
+    app: str
+    stage: str
+    stream: str
+    executor: str = "block"
+    depth: int = 0
+    capacity: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    admitted: int = 0
+    shed: dict[str, int] = {}
+    waited: float = 0.0
+    fullest: float = 0.0
+    """How full the fullest of its partitions is, from 0 to 1 and above."""
+    is_input: bool = False
+    rate: float | None = None
+    """Events admitted a second; None where there is no snapshot to compare with."""
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A container process; ``failure`` is why it ended the last time."""
+
+    app: str
+    node: str
+    version: str
+    phase: str
+    pid: int | None
+    address: str
+    starts: int
+    failure: str
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A living node; ``problem`` is why it does not answer, if it does not."""
+
+    name: str
+    address: str
+    pid: int
+    host: str
+    containers: list[Container]
+    problem: str = ""
+
+
+class AppRow(msgspec.Struct, frozen=True):
+    """An app; ``owners`` are its members' names by partition, empty where nobody owns it."""
+
+    name: str
+    version: str
+    state: str
+    partitions: int
+    owners: list[str]
+    members: list[str]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A cluster at a time (seconds of a steady clock)."""
+
+    cluster: str
+    time: float
+    nodes: list[NodeRow]
+    apps: list[AppRow]
+    stages: list[Row]
+    bottleneck: str = ""
+
+
+def rows_of(told: Iterable[tuple[str, Iterable[str], Mapping[str, Any]]]) -> list[Row]:
+    """The rows of what containers told: app, input streams and statistics of each."""
+    rows: dict[tuple[str, str, str], Row] = {}
+    for app, inputs, statistics in told:
+        for stage in _stages_of(statistics):
+            key = app, str(stage.get("stage", "stream")), str(stage["stream"])
+            row = rows.setdefault(key, Row(*key, is_input=key[2] in inputs))
+            _add(row, stage)
+    return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
+
+
+def _stages_of(statistics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    if "stages" in statistics:
+        yield from statistics["stages"]
+        return
+    for task in statistics.get("tasks", ()):
+        for stream, stage in task["stages"].items():
+            yield {"stream": stream, **stage}
+
+
+def _add(row: Row, stage: Mapping[str, Any]) -> None:
+    row.executor = stage.get("executor", row.executor)
+    for name in ("depth", "capacity", "bytes", "in_flight", "admitted"):
+        setattr(row, name, getattr(row, name) + stage.get(name, 0))
+    for reason, count in stage.get("shed", {}).items():
+        row.shed = {**row.shed, reason: row.shed.get(reason, 0) + count}
+    row.waited = max(row.waited, stage.get("waited_last", 0.0))
+    shares = [
+        stage.get("depth", 0) / (stage.get("capacity") or 1),
+        stage.get("bytes", 0) / (stage.get("max_bytes") or 1) if stage.get("max_bytes") else 0.0,
+    ]
+    row.fullest = max(row.fullest, *shares)
+
+
+def _rank(row: Row) -> int:
+    stage = "input" if row.stage == "stream" and row.is_input else row.stage
+    return _DOWNSTREAM.index(stage) if stage in _DOWNSTREAM else len(_DOWNSTREAM)
+
+
+def bottleneck_of(rows: Iterable[Row]) -> str:
+    """Which stage all others wait for, in words; empty where none is full."""
+    full = [row for row in rows if row.executor == "block" and row.fullest >= FULL]
+    if not full:
+        return ""
+    worst = max(full, key=lambda row: (_rank(row), row.fullest))
+    return (
+        f"{worst.stage} {worst.stream!r} of app {worst.app!r} is {worst.fullest:.0%} full: what "
+        f"comes after it is too slow"
+    )
+
+
+def with_rates(now: Snapshot, before: Snapshot | None) -> Snapshot:
+    """``now`` with its rates since ``before``."""
+    if before is None or now.time <= before.time:
+        return now
+    counts = {(row.app, row.stage, row.stream): row.admitted for row in before.stages}
+    for row in now.stages:
+        earlier = counts.get((row.app, row.stage, row.stream), 0)
+        gained = row.admitted - earlier if row.admitted >= earlier else row.admitted
+        row.rate = gained / (now.time - before.time)
+    return now
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order as people write them: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,451 @@
+"""Deploying apps to nodes while they run: real nodes, real containers, the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
+
+from s4node import Client, Event
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+# Each user's clicks so far, with the version that counted them.
+COUNTER = """\
+from pathlib import Path
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print("VERSION", self.key, self.clicks, flush=True)
+class Counter(App):
+    def __init__(self):
+        super().__init__("counter")
+    def on_init(self):
+        self.create_input_stream("STREAM", self.create_pe(Count), key="user")
+"""
+
+QUICK = {
+    "s4.listener.address": ANY_PORT,
+    "s4.container.restartDelay": "50",
+    "s4.container.pulseTimeout": "2000",
+    "s4.cluster.gatherTimeout": "3000",
+    "task.shutdown.ms": "5000",
+}
+
+
+class Click(Event):
+    user: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def write_app(folder: Path, name: str, version: str, stream: str = "clicks", more: str = "") -> str:
+    """A counter's file, which prints ``version`` with each count; its name."""
+    text = COUNTER.replace("VERSION", version).replace("STREAM", stream) + more
+    if name != "counter":
+        text = text.replace('"counter"', f'"{name}"')
+    file = folder / f"{name}_{version}.py"
+    file.write_text(text)
+    return file.name
+
+
+@asynccontextmanager
+async def node(folder: Path, name: str, **settings: str) -> AsyncIterator[NodeProcess]:
+    given = QUICK | {key.replace("_", "."): value for key, value in settings.items()}
+    options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
+    command = ("node", "shop", "--name", name, "--folder", folder / "shared", *options)
+    async with s4_process(*command, cwd=folder) as process:
+        yield process
+
+
+async def s4_of(folder: Path, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    """An ``s4`` command about the cluster, to its end."""
+    where = ("--cluster", "shop", "--folder", str(folder / "shared"))
+    done = await run_s4(*arguments, *where, cwd=folder)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done
+
+
+async def deploy(folder: Path, *arguments: str) -> dict[str, Any]:
+    done = await s4_of(folder, "deploy", *arguments, "--json")
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+async def apps(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Name, state and nodes of each app."""
+    listed = json.loads((await s4_of(folder, "apps", "--json")).stdout)
+    return [(app["app"], app["state"], sorted(app["containers"])) for app in listed]
+
+
+async def click(address: str, *users: str, stream: str = "clicks") -> None:
+    async with Client(address) as client:
+        clicks = await client.stream(stream)
+        for user in users:
+            await clicks.send(Click(user))
+        await clicks.flush()
+
+
+def printed(*nodes: NodeProcess) -> list[str]:
+    """What the apps have printed, sorted; logs go to stderr."""
+    return sorted(line for each in nodes for line in each.stdout)
+
+
+async def containers(folder: Path) -> dict[str, int]:
+    """The pids of the containers that run, by node."""
+    status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+    return {
+        each["name"]: container["pid"]
+        for each in status["nodes"]
+        for container in each["containers"]
+    }
+
+
+# -- deploying ------------------------------------------------------------------------------------
+
+
+async def test_an_app_is_deployed_to_running_nodes_and_serves_through_any_door(
+    folder: Path,
+) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        assert await apps(folder) == []
+        done = await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+        assert (done["app"], done["partitions"], done["before"]) == ("counter", 4, "")
+        assert sorted(done["containers"]) == ["one", "two"]
+        assert await apps(folder) == [("counter", "running", ["one", "two"])]
+        for door in (one, two):
+            await click(door.address, "ann", "bob", "joe", "eve", "kim", "lee")
+        await until(lambda: len(printed(one, two)) == 12)
+        users = ("ann", "bob", "eve", "joe", "kim", "lee")
+        assert printed(one, two) == sorted(f"v1 {user} {n}" for user in users for n in (1, 2))
+
+
+async def test_a_new_version_takes_over_and_a_sender_notices_nothing(folder: Path) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+        async with Client(one.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(Click(f"u{n}") for n in range(100))
+            await clicks.flush()
+            await deploy(folder, write_app(folder, "counter", "v2"))
+            await clicks.send_many(Click(f"u{n}") for n in range(100))
+            await clicks.flush()
+        await until(lambda: len(printed(one, two)) == 200)
+        assert printed(one, two) == sorted(f"{v} u{n} 1" for v in ("v1", "v2") for n in range(100))
+
+
+async def test_settings_go_along_with_the_app(folder: Path) -> None:
+    more = "    def on_start(self): print('greeting', self.parameters['word'], flush=True)\n"
+    async with node(folder, "one") as one:
+        file = write_app(folder, "counter", "v1", more=more)
+        first = await deploy(folder, file, "-p", "s4.app.word=hello")
+        await until(lambda: printed(one) == ["greeting hello"])
+        second = await deploy(folder, file, "-p", "s4.app.word=world")
+        await until(lambda: printed(one) == ["greeting hello", "greeting world"])
+        assert second["before"] == first["version"] != second["version"]
+        again = await s4_of(folder, "deploy", file, "-p", "s4.app.word=world")
+        assert f"counter {second['version']} is deployed to shop already" in again.stderr
+
+
+async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await deploy(folder, write_app(folder, "shoes", "v1", stream="shoes"))
+        await click(one.address, "ann")
+        await click(one.address, "bob", stream="shoes")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 bob 1"])
+        assert len(await containers(folder)) == 1  # by node
+        gone = await s4_of(folder, "undeploy", "shoes")
+        assert "shoes" in gone.stderr
+        assert await apps(folder) == [("counter", "running", ["one"])]
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 bob 1"])
+        assert len(list((folder / "shared" / "packages").iterdir())) == 1
+
+
+async def test_a_node_that_comes_later_runs_what_is_deployed(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
+        async with node(folder, "two") as two:
+            while await apps(folder) != [("counter", "running", ["one", "two"])]:
+                await trio.sleep(0.05)
+            one.process.kill()
+            await one.process.wait()
+            await click(two.address, "ann", "bob")
+            await until(lambda: printed(two) == ["v1 ann 1", "v1 bob 1"])
+
+
+async def test_a_stopped_node_leaves_nothing_behind(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        (pid,) = (await containers(folder)).values()
+        one.signal(signal.SIGTERM)
+        assert await one.wait() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert list((folder / "shared" / "nodes").iterdir()) == []
+
+
+# -- what does not run ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "line"),
+    [
+        ("1 / 0\n", "ZeroDivisionError: division by zero", None),
+        (
+            "    def on_close(self): pass\nclass Counter(Counter):\n"
+            "    def on_init(self): self.nothing()\n",
+            "on_init of app 'counter' raised AttributeError",
+            "self.nothing()",
+        ),
+        (
+            "        self.create_input_stream('more')\n",
+            "stream 'more' leads to no PE",
+            None,
+        ),
+        (
+            "    def on_start(self): open('/nowhere')\n",
+            "on_start of app 'counter' raised FileNotFoundError",
+            "open('/nowhere')",
+        ),
+    ],
+    ids=["import", "on_init", "graph", "on_start"],
+)
+async def test_a_broken_version_is_told_and_the_old_one_and_other_apps_run_on(
+    folder: Path, more: str, words: str, line: str | None
+) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await deploy(folder, write_app(folder, "shoes", "v1", stream="shoes"))
+        before = await s4_of(folder, "apps", "--json")
+        await click(one.address, "ann", stream="shoes")
+        file = write_app(folder, "counter", "v2", more=more)
+        done = await s4_of(folder, "deploy", file, "--name", "counter", ok=False)
+        assert done.returncode == 1
+        assert words in done.stderr
+        if line is not None:
+            assert line in done.stderr
+        assert "s4node/" not in done.stderr
+        versions = [(app["app"], app["version"]) for app in json.loads(before.stdout)]
+        after = json.loads((await s4_of(folder, "apps", "--json")).stdout)
+        assert [(app["app"], app["version"]) for app in after] == versions
+        await click(two.address, "ann")
+        await click(two.address, "ann", stream="shoes")
+        await until(lambda: printed(one, two) == ["v1 ann 1", "v1 ann 1", "v1 ann 2"])
+        assert len(list((folder / "shared" / "packages").iterdir())) == 2
+
+
+async def test_a_broken_first_version_leaves_nothing(folder: Path) -> None:
+    more = "    def on_start(self): 1 / 0\n"
+    async with node(folder, "one"):
+        file = write_app(folder, "counter", "v1", more=more)
+        done = await s4_of(folder, "deploy", file, ok=False)
+        assert "on_start of app 'counter' raised ZeroDivisionError" in done.stderr
+        assert await apps(folder) == []
+        assert list((folder / "shared" / "packages").iterdir()) == []
+        await deploy(folder, write_app(folder, "counter", "v2"))
+
+
+async def test_what_is_no_app_is_told_before_a_node_is_asked(folder: Path) -> None:
+    (folder / "nothing.py").write_text("x = 1\n")
+    done = await s4_of(folder, "deploy", "nothing.py", ok=False)
+    assert "nothing.py has no App object and no App class" in done.stderr
+    assert not (folder / "shared").exists()
+
+
+async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
+    done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
+    assert "no node of cluster 'shop' lives; start one with: s4 node shop" in done.stderr
+
+
+async def test_a_stream_s_name_is_one_app_s_in_a_cluster(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        done = await s4_of(folder, "deploy", write_app(folder, "other", "v1"), ok=False)
+        assert "app 'counter' of cluster 'shop' has an input stream 'clicks' already" in done.stderr
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
+
+
+async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
+    async with node(folder, "one"):
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
+        file = write_app(folder, "counter", "v2")
+        done = await s4_of(folder, "deploy", file, "--partitions", "3", ok=False)
+        assert "app 'counter' has 2 partitions, which cannot become 3" in done.stderr
+        assert (await deploy(folder, file))["partitions"] == 2
+
+
+async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder: Path) -> None:
+    slow = "    def on_start(self):\n        import time; time.sleep(1)\n"
+    first = write_app(folder, "counter", "v1", more=slow)
+    second = write_app(folder, "counter", "v2", more=slow)
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    async def start(file: str) -> None:
+        where = ("--cluster", "shop", "--folder", str(folder / "shared"))
+        done.append(await run_s4("deploy", file, *where, cwd=folder))
+
+    async with node(folder, "one") as one:
+        await together(lambda: start(first), lambda: start(second))
+        won, lost = sorted(done, key=lambda each: each.returncode)
+        assert (won.returncode, lost.returncode) == (0, 1)
+        assert "the deployment of 'counter' by process" in lost.stderr
+        assert "is under way in cluster 'shop'" in lost.stderr
+        await click(one.address, "ann")
+        version = "v1" if "v1" in "".join(map(str, won.args)) else "v2"
+        await until(lambda: printed(one) == [f"{version} ann 1"])
+
+
+async def test_a_deployment_that_is_killed_is_no_hindrance(folder: Path) -> None:
+    stuck = "    def on_start(self):\n        import time; time.sleep(3600)\n"
+    async with node(folder, "one") as one:
+        file = write_app(folder, "counter", "v1", more="    def on_init(self):\n" + stuck[24:])
+        file = write_app(folder, "stuck", "v1", stream="stuck")
+        (folder / file).write_text(
+            "import time\nfrom s4node import App\nclass Stuck(App):\n"
+            "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
+        )
+        where = ("--cluster", "shop", "--folder", str(folder / "shared"))
+        async with s4_process("deploy", file, *where, cwd=folder, ready=False) as first:
+            await until(lambda: "init" in printed(one))
+            await first.kill()
+        await deploy(folder, write_app(folder, "counter", "v2"))
+        await click(one.address, "ann")
+        await until(lambda: "v2 ann 1" in printed(one))
+        assert [app for app, _, _ in await apps(folder)] == ["counter"]
+
+
+async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:
+    async with node(folder, "one"):
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        done = await s4_of(folder, "undeploy", "carts", ok=False)
+        assert "cluster 'shop' has no app 'carts'; its apps: counter" in done.stderr
+
+
+# -- nodes and containers that die ----------------------------------------------------------------
+
+
+async def test_of_two_nodes_with_one_name_the_second_is_refused(folder: Path) -> None:
+    async with node(folder, "one"):
+        where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
+        done = await run_s4("node", "shop", "--name", "one", *where, cwd=folder)
+        assert done.returncode == 1
+        assert "a node 'one' lives in cluster 'shop' already: process" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_container_that_dies_or_hangs_is_replaced(
+    folder: Path, kind: signal.Signals
+) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
+        await click(one.address, "ann", "bob", "joe")
+        await until(lambda: len(printed(one, two)) == 3)
+        before = await containers(folder)
+        os.kill(before["one"], kind)
+        while (after := await containers(folder)).get("one") in (None, before["one"]):
+            await trio.sleep(0.05)
+        assert after["two"] == before["two"]
+        await click(one.address, "ann", "bob", "joe")
+        await until(lambda: len(printed(one, two)) == 6)
+
+
+async def test_a_killed_node_comes_back_under_its_name_with_its_apps(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await one.kill()
+        async with node(folder, "one") as again:
+            while await apps(folder) != [("counter", "running", ["one"])]:
+                await trio.sleep(0.05)
+            await click(again.address, "ann")
+            await until(lambda: printed(again) == ["v1 ann 1"])
+            assert len(list((folder / "shared" / "nodes").iterdir())) == 1
+
+
+async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
+    folder: Path,
+) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        shutil.rmtree(folder / "shared" / "packages")
+        before = await containers(folder)
+        os.kill(before["one"], signal.SIGKILL)
+        await until(lambda: "is gone; deploy the app again" in one.errors)
+        await deploy(folder, write_app(folder, "counter", "v2"))
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v2 ann 1"])
+
+
+# -- who may ask ----------------------------------------------------------------------------------
+
+
+async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
+    async with node(folder, "one"):
+        (own,) = (folder / "shared" / "nodes").iterdir()
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+        for place in [*own.glob("admin"), *own.parent.parent.glob("s4-*/admin")]:
+            assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(tmp_path: Path) -> None:
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="s4t")  # a short one, so that the socket lies in it
+    try:
+        options = ("--folder", folder, "-p", f"s4.listener.address={ANY_PORT}")
+        async with s4_process("node", "shop", "--name", "one", *options, cwd=tmp_path):
+            (own,) = os.listdir(f"{folder}/nodes")
+            for sent in (b"rubbish\n", b'{"ask": "deploy"}\n', b"\x00" * 100_000 + b"\n",
+                         b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
+                         b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..'):  # fmt: skip
+                stream = await trio.open_unix_socket(f"{folder}/nodes/{own}/admin")
+                async with stream:
+                    await stream.send_all(sent)
+                    answer = await stream.receive_some()
+                assert json.loads(answer)["answer"] == "failed", sent
+            done = await run_s4("status", "--cluster", "shop", "--folder", folder, cwd=tmp_path)
+            assert done.returncode == 0
+    finally:
+        shutil.rmtree(folder)
+
+
+async def test_a_node_listens_on_loopback_only_unless_told_otherwise(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        pids = [one.pid, *(await containers(folder)).values()]
+        inodes = {
+            os.readlink(link).removeprefix("socket:[").removesuffix("]")
+            for pid in pids
+            for link in [f"/proc/{pid}/fd/{n}" for n in os.listdir(f"/proc/{pid}/fd")]
+            if os.path.islink(link) and os.readlink(link).startswith("socket:")
+        }
+        with open("/proc/net/tcp") as table:  # noqa: ASYNC230
+            rows = [line.split() for line in table.readlines()[1:]]
+        listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+        loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
+        assert len(listening) == 2
+        assert {address.split(":")[0] for address in listening} == {loopback}

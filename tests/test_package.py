@@ -1,0 +1,355 @@
+"""Packages: what goes along, and that an app runs from one in a process without its file."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import zipfile
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+from harness import ANY_PORT, DEADLINE, plain_errors, until
+
+from s4node import Client, Event
+from s4node.cluster import package as archive
+from s4node.cluster.lifeline import Begin
+from s4node.cluster.package import Manifest, Package, Store
+from s4node.cluster.restarts import Limits
+from s4node.cluster.supervisor import ContainerProcess, supervising
+from s4node.errors import ConfigError, ContainerFailed, PackageError
+from s4node.ops.pack import pack
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+# all that pickling by value could lose: names that only annotations use, streams that handlers use
+# by name, a stream whose PE feeds it, what is set on prototypes, triggers, defaults, key finders,
+# events with methods and factories, imports from beside the file, also late ones
+RICH = """\
+from __future__ import annotations
+import msgspec
+from pathlib import Path
+from typing import ClassVar
+from s4node import App, Event, KeyFinder, ProcessingElement
+from rich_words import split, Word
+
+class Sentence(Event):
+    event_name: ClassVar[str] = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+    def words(self) -> list[str]:
+        return split(self.text)
+
+class Length(KeyFinder):
+    def get(self, event):
+        return (str(len(event.text)),)
+
+class Splitter(ProcessingElement):
+    limit = 0
+    def on_event(self, sentence: Sentence) -> None:
+        for word in sentence.words():
+            words.put(Word(word, self.limit))
+
+class Counter(ProcessingElement):
+    counts: dict = {}
+    unit: str = "once"
+    def on_event(self, word: Word) -> None:
+        from rich_late import shown
+        self.counts[word.text] = self.counts.get(word.text, 0) + 1
+        if word.again:
+            words.put(Word(word.text, word.again - 1))
+        else:
+            with Path(self.app.parameters["file"]).open("a") as file:
+                file.write(shown(word.text, self.counts[word.text], self.unit))
+    def on_trigger(self, word: Word) -> None:
+        pass
+
+app = App("rich")
+counter = app.create_pe(Counter)
+counter.unit = "times"
+counter.set_trigger(Word, events=2)
+words = app.create_stream("words", counter, key="text")
+splitter = app.create_pe(Splitter)
+splitter.limit = 2
+app.create_input_stream("sentences", splitter, key=Length())
+del counter, splitter
+"""
+
+BESIDE = {
+    "rich_words.py": "from s4node import Event\n"
+    "class Word(Event):\n    text: str\n    again: int = 0\n"
+    "def split(text): return text.split()\n",
+    "rich_late/__init__.py": "from rich_late.shown import shown\n",
+    "rich_late/shown.py": "from pathlib import Path\n"
+    "FORM = (Path(__file__).parent / 'form.txt').read_text()\n"
+    "def shown(*values): return FORM.format(*values)\n",
+    "rich_late/form.txt": "{0} {1} {2};",
+    "other.py": "raise AssertionError('nobody imports this')\n",
+    ".hidden.py": "",
+}
+
+
+class Sentence(Event):
+    event_name = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rich.py").write_text(RICH)
+    for name, text in BESIDE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def stored(package: Package, folder: Path, **settings: str) -> Begin:
+    """What to run the package with, from a store in ``folder``."""
+    digest = Store(folder / "store").put(package.encode())
+    return Begin(
+        package.manifest.name,
+        "one",
+        {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"} | package.manifest.settings,
+        package=str(folder / "store" / f"{digest}.zip"),
+        digest=digest,
+        folder=str(folder / "unpacked"),
+    )
+
+
+@asynccontextmanager
+async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
+    with plain_errors(), trio.fail_after(DEADLINE):
+        async with supervising(Limits()) as supervisor:
+            process = supervisor.start(begin)
+            yield process
+            await process.stop()
+
+
+# -- an app goes by value -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_an_app_runs_from_its_package_without_its_files(folder: Path) -> None:
+    out = folder / "out"
+    package = pack(str(folder / "rich.py"), settings={"s4.app.file": str(out)})
+    for name in ("rich.py", *BESIDE):
+        (folder / name).unlink()
+    async with container_of(stored(package, folder)) as process:
+        async with Client(await process.wait_ready()) as client:
+            stream = await client.stream("sentences")
+            await stream.send(Sentence("a b a"))
+            await stream.flush()
+        await until(lambda: out.exists() and out.read_text().count(";") == 3)
+    assert sorted(out.read_text().split(";")) == ["", "a 5 times", "a 6 times", "b 3 times"]
+
+
+@pytest.mark.slow
+async def test_an_error_in_a_packaged_app_shows_the_lines_of_its_file(folder: Path) -> None:
+    file = folder / "fails.py"
+    file.write_text(
+        "from s4node import App\n"
+        "class Fails(App):\n"
+        "    def on_init(self):\n"
+        "        self.missing_thing()  # here\n"
+    )
+    package = pack(str(file))
+    file.unlink()
+    async with container_of(stored(package, folder)) as process:
+        with pytest.raises(ContainerFailed, match="on_init of app 'Fails'") as caught:
+            await process.wait_ready()
+    assert "self.missing_thing()  # here" in caught.value.trace
+
+
+def test_what_the_file_imports_from_its_folder_goes_along_and_nothing_else(folder: Path) -> None:
+    package = pack(str(folder / "rich.py"))
+    assert sorted(package.files) == [
+        "app.pickle",
+        "sources/rich.py",
+        "sources/rich_late/__init__.py",
+        "sources/rich_late/form.txt",
+        "sources/rich_late/shown.py",
+        "sources/rich_words.py",
+    ]
+    manifest = package.manifest
+    assert (manifest.name, manifest.kind) == ("rich", "pickle")
+    assert manifest.python == archive.python_here()
+
+
+def test_a_module_goes_with_its_whole_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = folder / "shop_of_test"
+    (top / "deep").mkdir(parents=True)
+    (top / "deep" / "app.py").write_text(
+        "from s4node import App\nimport rich_words\nclass Shop(App): pass\n"
+    )
+    (top / "data.csv").write_text("1,2\n")
+    (top / "__init__.py").write_text("")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    package = pack("shop_of_test.deep.app", version="7", name="corner")
+    assert package.manifest.entry == "shop_of_test.deep.app:Shop"
+    assert (package.manifest.name, package.manifest.version) == ("corner", "7")
+    assert sorted(package.files) == [
+        "sources/rich_words.py",
+        "sources/shop_of_test/__init__.py",
+        "sources/shop_of_test/data.csv",
+        "sources/shop_of_test/deep/app.py",
+    ]
+
+
+def test_the_version_is_of_the_content(folder: Path) -> None:
+    first = pack(str(folder / "rich.py")).manifest.version
+    assert pack(str(folder / "rich.py")).manifest.version == first
+    assert pack(str(folder / "rich.py"), settings={"s4.app.file": "x"}).manifest.version != first
+    (folder / "rich_late" / "form.txt").write_text("{0}")
+    assert pack(str(folder / "rich.py")).manifest.version != first
+
+
+# -- what is no app, no package, or not for here --------------------------------------------------
+
+
+LOCKS = """\
+import threading
+from s4node import App, ProcessingElement
+lock = threading.Lock()
+class Locks(ProcessingElement):
+    def on_event(self, event):
+        lock.acquire()
+app = App('locks')
+app.create_input_stream('names', app.create_pe(Locks))
+"""
+
+TREES = """\
+from s4node import App, Event
+class Tree(Event):
+    children: 'list[Tree]' = []
+class Trees(App):
+    def on_init(self):
+        self.create_input_stream('trees', types=Tree)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("x = 1\n", ConfigError, "has no App object and no App class"),
+        ("1 / 0\n", PackageError, "ZeroDivisionError: division by zero"),
+        ("def\n", ConfigError, ":1: invalid syntax"),
+        (LOCKS, PackageError, "cannot pickle '_thread.lock' object; make such values in on_init"),
+        (TREES, PackageError, "an event type refers to itself; move it to a file of its own"),
+    ],
+)
+def test_what_cannot_be_packaged_is_told_before_anything_is_sent(
+    tmp_path: Path, text: str, error: type[Exception], words: str
+) -> None:
+    file = tmp_path / "unfit.py"
+    file.write_text(text)
+    with pytest.raises(error) as caught:
+        pack(str(file))
+    assert words in str(caught.value)
+
+
+def test_an_object_that_is_no_app_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rich\.py:Sentence is not an App object or class"):
+        pack(f"{folder / 'rich.py'}:Sentence")
+
+
+@pytest.mark.slow
+async def test_another_python_is_refused_before_anything_is_loaded(folder: Path) -> None:
+    spoilt = Package(
+        Manifest(name="old", version="1", kind="pickle", entry="x", python="3.9", s4node="0"),
+        {archive.PICKLE: b"this would not even unpickle"},
+    )
+    async with container_of(stored(spoilt, folder)) as process:
+        with pytest.raises(ContainerFailed) as caught:
+            await process.wait_ready()
+    assert "'old' was packaged with Python 3.9, and this node runs Python 3." in str(caught.value)
+
+
+def zipped(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as zip_file:
+        for name, content in files.items():
+            zip_file.writestr(name, content)
+    return out.getvalue()
+
+
+def manifest(**changes: object) -> bytes:
+    given = {"name": "a", "version": "1", "kind": "source", "entry": "m:a", "python": "3.11",
+             "s4node": "0"}  # fmt: skip
+    return msgspec.json.encode(given | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "this is no package"),
+        (b"PK\x03\x04 rubbish", "this is no package"),
+        (zipped(other=b""), "it has no s4-package.json"),
+        (zipped(**{archive.MANIFEST: b"{}"}), "cannot be read: Object missing required field"),
+        (zipped(**{archive.MANIFEST: manifest(format=9)}), "has format 9"),
+        (zipped(**{archive.MANIFEST: manifest(kind="pickle")}), "it has no app.pickle"),
+        (
+            zipped(**{archive.MANIFEST: manifest(), "sources/../../x": b""}),
+            "has a file 'sources/../../x', which leads out of it",
+        ),
+        (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads out of it"),
+    ],
+)
+def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(PackageError) as caught:
+        archive.decode(data)
+    assert words in str(caught.value)
+
+
+def test_a_small_archive_of_huge_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        zip_file.writestr("zeros", bytes(1 << 20))
+    monkeypatch.setattr(archive, "MAX_BYTES", 100_000)
+    with pytest.raises(PackageError, match="holds 1048576 bytes; 100000 are allowed"):
+        archive.decode(out.getvalue())
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+def test_a_store_keeps_what_it_is_given(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    digest = store.put(b"data")
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "store").iterdir()] == [0o600]
+
+
+def test_a_store_whose_folder_has_gone_says_so_and_takes_packages_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    digest = store.put(b"data")
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(PackageError, match="is gone; deploy the app again"):
+        store.get(digest)
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+
+
+def test_a_spoilt_package_is_not_used(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    digest = store.put(b"data")
+    (tmp_path / f"{digest}.zip").write_bytes(b"evil")
+    with pytest.raises(PackageError, match="is spoilt; deploy the app again"):
+        store.get(digest)
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+
+
+def test_where_nothing_can_be_kept_the_error_says_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PackageError, match=r"cannot be kept at .*: "):
+        Store(tmp_path / "file").put(b"data")
