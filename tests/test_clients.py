@@ -641,6 +641,19 @@ async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() ->
     assert noted.numbers == [1, 2]
 
 
+async def test_envelopes_stay_within_what_the_node_reads() -> None:
+    noted = Noted()
+    small = {"s4.listener.maxEnvelopeBytes": "2048"}
+    async with running(noted.app, small) as node, Client(node.address) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many(clicks(20_000))
+        await stream.send(Click("x" * 3000, 20_000))
+        (refused,) = await stream.flush()
+        assert "over the node's limit of 1024" in refused.reason
+        assert node.statistics().peers["connections"] == 1
+    assert noted.numbers == list(range(20_000))
+
+
 async def test_the_sync_client_freezes_a_generic_event_in_the_line_that_sends_it() -> None:
     noted = Noted(types=GenericEvent)
     async with running(noted.app) as node:

@@ -43,6 +43,9 @@ ROUTED = "="
 MAX_FRAME_BYTES = "max_frame_bytes"
 """Header of a node's hello: the longest frame that it takes, in bytes."""
 
+MAX_ENVELOPE_BYTES = "max_envelope_bytes"
+"""Header of a node's hello: the longest envelope that it reads, in bytes."""
+
 NODES = "nodes"
 """Header of a node's hello: the addresses of all nodes that run the app, spares included."""
 

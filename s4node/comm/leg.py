@@ -19,6 +19,8 @@ from s4node.comm import frame as wire
 if TYPE_CHECKING:
     from s4node.comm.outbox import Lane, Outbox
 
+_ENVELOPE_BYTES = 131_072
+
 
 class Leg:
     """The part of ``outbox`` that goes to the node at ``address``."""
@@ -32,6 +34,7 @@ class Leg:
         "_wants_hello",
         "address",
         "alias",
+        "budget",
         "lanes",
         "opened",
         "outbox",
@@ -48,6 +51,7 @@ class Leg:
         self._declared: tuple[type, ...] = ()
         self._wants_hello = False
         self._frame_bytes = 0
+        self.budget = _ENVELOPE_BYTES
         self._first_lane = 0
 
     # -- out ---------------------------------------------------------------------------------
@@ -83,6 +87,7 @@ class Leg:
     def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
         box = self.outbox
+        budget = min(budget, self.budget)
         if not self.opened or box.error:
             return []
         out: list[bytes] = []
@@ -216,6 +221,10 @@ class Leg:
     def _learn(self, answer: wire.Hello) -> None:
         box = self.outbox
         self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
+        most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
+        if most:  # an envelope may be over its budget by a frame
+            self.budget = most // 2
+            self._frame_bytes = min(self._frame_bytes or most, most // 2)
         alias = answer.headers.get(wire.ADDRESS)
         if isinstance(alias, str) and alias:
             for other in [leg for leg in box.legs.values() if leg is not self]:

@@ -260,7 +260,7 @@ class Link:
         before = self.pending
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
-        room = _ENVELOPE_BYTES
+        room = min([_ENVELOPE_BYTES, *(leg.budget for leg in self.legs)])
         for leg in self.legs if not self.draining else ():
             made = leg.frames(room, now_ms) if room > 0 else []
             frames += made

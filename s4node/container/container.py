@@ -370,6 +370,7 @@ class Container:
             nudge=self.loop.nudge,
         )
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
+        self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
         if self.enrolment is not None:
             self._peers = self._emitter(())
         for stream in app.streams.values():
