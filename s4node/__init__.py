@@ -6,6 +6,7 @@ An app is a graph of streams and processing elements (PEs); each key has its own
   :class:`GenericEvent`, :class:`KeyFinder`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
 - Run an app inside your own trio program with :class:`Container` and :class:`Config`.
+- Test apps in memory with :mod:`s4node.testing`.
 - Every error is an :class:`S4Error`.
 
 Names are loaded when they are first used, so that the command line starts quickly.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from s4node.flow import describe
 from s4node.ops.diagram import OF_THE_APP, PE, Diagram, Edge
 
 _WIDEST_BOX = 30
@@ -44,7 +45,7 @@ def picture(diagram: Diagram, width: int = 100, *, ascii_only: bool = False) -> 
     _draw_streams(canvas, boxes, left + body, width)
     lines = [_headline(diagram), "", *canvas.lines()]
     if diagram.cycles:
-        lines += ["", "feedback:", *(f"  {' -> '.join([*c, c[0]])}" for c in diagram.cycles)]
+        lines += ["", "feedback:", *(f"  {describe(cycle)}" for cycle in diagram.cycles)]
     text = "\n".join(lines) + "\n"
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
