@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +17,12 @@ import trio
 from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
 
 from s4node import Client, Event
+from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.registry import Registry
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -215,8 +217,7 @@ async def test_a_stopped_node_leaves_nothing_behind(folder: Path) -> None:
     [
         ("1 / 0\n", "ZeroDivisionError: division by zero", None),
         (
-            "    def on_close(self): pass\nclass Counter(Counter):\n"
-            "    def on_init(self): self.nothing()\n",
+            "class Broken(Counter):\n    def on_init(self): self.nothing()\ndel Counter\n",
             "on_init of app 'counter' raised AttributeError",
             "self.nothing()",
         ),
@@ -320,16 +321,13 @@ async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder:
 
 
 async def test_a_deployment_that_is_killed_is_no_hindrance(folder: Path) -> None:
-    stuck = "    def on_start(self):\n        import time; time.sleep(3600)\n"
+    (folder / "stuck.py").write_text(
+        "import time\nfrom s4node import App\nclass Stuck(App):\n"
+        "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
+    )
     async with node(folder, "one") as one:
-        file = write_app(folder, "counter", "v1", more="    def on_init(self):\n" + stuck[24:])
-        file = write_app(folder, "stuck", "v1", stream="stuck")
-        (folder / file).write_text(
-            "import time\nfrom s4node import App\nclass Stuck(App):\n"
-            "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
-        )
         where = ("--cluster", "shop", "--folder", str(folder / "shared"))
-        async with s4_process("deploy", file, *where, cwd=folder, ready=False) as first:
+        async with s4_process("deploy", "stuck.py", *where, cwd=folder, ready=False) as first:
             await until(lambda: "init" in printed(one))
             await first.kill()
         await deploy(folder, write_app(folder, "counter", "v2"))
@@ -400,52 +398,63 @@ async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
         await until(lambda: printed(one) == ["v2 ann 1"])
 
 
+async def admin_sockets(folder: Path) -> dict[str, str]:
+    """Where the nodes can be asked, by name."""
+    async with FolderCoordination(folder / "shared").session("test") as session:
+        nodes = await Registry(session).nodes("shop")
+    return {name: info.admin for name, info in nodes.items()}
+
+
+def mode_of(place: str) -> int:
+    return stat.S_IMODE(Path(place).stat().st_mode)
+
+
 # -- who may ask ----------------------------------------------------------------------------------
 
 
 async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
     async with node(folder, "one"):
-        (own,) = (folder / "shared" / "nodes").iterdir()
-        assert stat.S_IMODE(own.stat().st_mode) == 0o700
-        for place in [*own.glob("admin"), *own.parent.parent.glob("s4-*/admin")]:
-            assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        place = (await admin_sockets(folder))["one"]
+        assert [mode_of(place), mode_of(place.rpartition("/")[0])] == [0o600, 0o700]
 
 
-async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(tmp_path: Path) -> None:
-    import tempfile
+RUBBISH = [
+    b"rubbish\n",
+    b'{"ask": "deploy"}\n',
+    b"\x00" * 100_000 + b"\n",
+    b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
+    b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..',
+]
 
-    folder = tempfile.mkdtemp(prefix="s4t")  # a short one, so that the socket lies in it
-    try:
-        options = ("--folder", folder, "-p", f"s4.listener.address={ANY_PORT}")
-        async with s4_process("node", "shop", "--name", "one", *options, cwd=tmp_path):
-            (own,) = os.listdir(f"{folder}/nodes")
-            for sent in (b"rubbish\n", b'{"ask": "deploy"}\n', b"\x00" * 100_000 + b"\n",
-                         b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
-                         b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..'):  # fmt: skip
-                stream = await trio.open_unix_socket(f"{folder}/nodes/{own}/admin")
-                async with stream:
-                    await stream.send_all(sent)
-                    answer = await stream.receive_some()
-                assert json.loads(answer)["answer"] == "failed", sent
-            done = await run_s4("status", "--cluster", "shop", "--folder", folder, cwd=tmp_path)
-            assert done.returncode == 0
-    finally:
-        shutil.rmtree(folder)
+
+async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        places = await admin_sockets(folder)
+        for sent in RUBBISH:
+            stream = await trio.open_unix_socket(places["one"])
+            async with stream:
+                await stream.send_all(sent)
+                answer = await stream.receive_some()
+            assert json.loads(answer)["answer"] == "failed", sent
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
 
 
 async def test_a_node_listens_on_loopback_only_unless_told_otherwise(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
         pids = [one.pid, *(await containers(folder)).values()]
-        inodes = {
-            os.readlink(link).removeprefix("socket:[").removesuffix("]")
-            for pid in pids
-            for link in [f"/proc/{pid}/fd/{n}" for n in os.listdir(f"/proc/{pid}/fd")]
-            if os.path.islink(link) and os.readlink(link).startswith("socket:")
-        }
-        with open("/proc/net/tcp") as table:  # noqa: ASYNC230
-            rows = [line.split() for line in table.readlines()[1:]]
-        listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+        listening = [address for pid in pids for address in listening_at(pid)]
         loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-        assert len(listening) == 2
-        assert {address.split(":")[0] for address in listening} == {loopback}
+        assert [address.split(":")[0] for address in listening] == [loopback, loopback]
+
+
+def listening_at(pid: int) -> list[str]:
+    """Where a process listens on TCP, as the kernel writes it."""
+    open_files = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {name[8:-1] for name in open_files if name.startswith("socket:[")}
+    rows = []
+    for table in ("tcp", "tcp6"):
+        rows += [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -28,7 +30,6 @@ from s4node.cluster.package import Manifest, Store
 from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Registry
 from s4node.cluster.restarts import Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
-from s4node.comm.door import Door
 from s4node.config import Config
 from s4node.errors import ContainerFailed, PackageError, SessionLost
 
@@ -40,6 +41,27 @@ STOPPING = "stopping"
 
 _AGAIN_SECONDS = 1.0
 """The pause before something that failed is tried again."""
+
+
+Lookup = Callable[[str], Sequence[str] | str]
+"""The addresses of the containers that take a stream, or why there are none."""
+
+
+class Door(Protocol):
+    """Where programs outside ask for containers; see :mod:`s4node.comm.door`."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        ...
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Answer until cancelled."""
+        ...
+
+    def news(self) -> None:
+        """Containers have come or gone."""
+        ...
 
 
 @dataclass
@@ -62,9 +84,11 @@ class Post:
 
 
 class Node:
-    """A node; call :meth:`run` once."""
+    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup."""
 
-    def __init__(self, config: Config, name: str = "") -> None:
+    def __init__(
+        self, config: Config, open_door: Callable[[str, Lookup], Door], name: str = ""
+    ) -> None:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -74,7 +98,7 @@ class Node:
             session_timeout=config[settings.SESSION_TIMEOUT],
         )
         self._store = Store(store_folder(self._coordination.folder))
-        self._door = Door(config, self.name, self._lookup)
+        self._door = open_door(self.name, self._lookup)
         self._posts: dict[str, Post] = {}
         self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
         self._stopping = trio.Event()
@@ -145,6 +169,7 @@ class Node:
                 found = apps[name].value if name in apps else None
                 group = await self._registry.group(AppId(self.cluster, name))
                 self._want(name, found, group.addresses)
+            self._door.news()
             self.ready.set()
             await session.wait_change(path, seen)
 

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
     node.add_argument("--name", metavar="NAME", default="",
-                      help="unique in the cluster (default: made of machine and process)")  # fmt: skip
+                      help="unique in the cluster (default: machine and process)")  # fmt: skip
     node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
                       "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
     _folder_option(node)
