@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 # Each user's clicks so far, with the version that counted them.
 COUNTER = """\
-from pathlib import Path
+import os
 from s4node import App, Event, ProcessingElement
 class Click(Event):
     user: str
@@ -36,7 +36,7 @@ class Count(ProcessingElement):
     clicks: int = 0
     def on_event(self, click: Click):
         self.clicks += 1
-        print("VERSION", self.key, self.clicks, flush=True)
+        os.write(1, f"VERSION {self.key} {self.clicks}\\n".encode())  # in one piece
 class Counter(App):
     def __init__(self):
         super().__init__("counter")
@@ -398,6 +398,20 @@ async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
         await until(lambda: printed(one) == ["v2 ann 1"])
 
 
+async def test_a_node_whose_folder_has_disappeared_says_so_and_stops(folder: Path) -> None:
+    async with node(folder, "one", s4_session_timeout="1000") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        (pid,) = (await containers(folder)).values()
+        shutil.rmtree(folder / "shared")
+        assert await one.wait() == 1
+        assert str(folder / "shared") in one.errors
+        assert "Traceback" not in one.errors
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+
+
 async def admin_sockets(folder: Path) -> dict[str, str]:
     """Where the nodes can be asked, by name."""
     async with FolderCoordination(folder / "shared").session("test") as session:
@@ -458,3 +472,69 @@ def listening_at(pid: int) -> list[str]:
     for table in ("tcp", "tcp6"):
         rows += [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
     return [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+# -- seeing it ------------------------------------------------------------------------------------
+
+
+async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+        await click(one.address, "ann", "bob", "joe", "eve")
+        await until(lambda: len(printed(one, two)) == 4)
+        while True:  # pulses bring the counts within a second
+            status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+            if sum(row["admitted"] for row in status["stages"] if row["stage"] == "stream") == 4:
+                break
+            await trio.sleep(0.05)
+        assert [each["name"] for each in status["nodes"]] == ["one", "two"]
+        (app,) = status["apps"]
+        assert (app["name"], app["partitions"], app["members"]) == ("counter", 4, ["one", "two"])
+        assert sorted(app["owners"]) == ["one", "one", "two", "two"]
+        told = (await s4_of(folder, "status")).stdout
+        for words in ("cluster shop", one.address, "counter", "one: ", "two: ", "clicks"):
+            assert words in told
+        seen = (await s4_of(folder, "top", "--count", "2", "--interval", "0.2")).stdout
+        assert seen.count("cluster shop") == 2
+        assert "0/s" in seen
+
+
+async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folder: Path) -> None:
+    none = await s4_of(folder, "status", ok=False)
+    assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stdout
+    async with node(folder, "one") as one, node(folder, "two"):
+        one.signal(signal.SIGSTOP)
+        told = (await s4_of(folder, "status")).stdout
+        one.signal(signal.SIGCONT)
+        assert "gave no answer within 2 s; is it stopped?" in told
+        assert "two" in told
+
+
+# A stream whose events take far longer than they come.
+SLOW = """\
+import trio
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Slow(ProcessingElement):
+    async def on_event(self, click: Click):
+        await trio.sleep(0.02)
+app = App("slow")
+app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+"""
+
+
+async def test_status_names_the_bottleneck(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    async with node(folder, "one", task_shutdown_ms="100") as one:
+        await deploy(folder, "slow.py", "-p", "s4.stream.workQueueSize=50")
+        async with Client(one.address) as client:
+            client.abandon()
+            clicks = await client.stream("clicks")
+            await clicks.send_many(Click("ann") for _ in range(2000))
+            while True:
+                status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+                if status["bottleneck"]:
+                    break
+                await trio.sleep(0.05)
+        assert "stream 'clicks' of app 'slow' is " in status["bottleneck"]

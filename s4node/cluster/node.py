@@ -31,7 +31,7 @@ from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Regis
 from s4node.cluster.restarts import Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import Config
-from s4node.errors import ContainerFailed, PackageError, SessionLost
+from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
 
 log = structlog.get_logger("s4node.node")
 
@@ -102,6 +102,7 @@ class Node:
         self._posts: dict[str, Post] = {}
         self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
         self._stopping = trio.Event()
+        self._failure: S4Error | None = None
         self._registry: Registry | None = None
         self._folder: NodeFolder
         self._supervisor: Supervisor
@@ -128,11 +129,21 @@ class Node:
                     await self._stopping.wait()
                     await self._supervisor.stop()
                 nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
 
     # -- what the registry says --------------------------------------------------------------
 
     async def _stay(self) -> None:
-        """Be known as a node, and follow the registry; again after a lost session."""
+        """Be known as a node and follow the registry, until that is no longer possible."""
+        try:
+            await self._follow_sessions()
+        except S4Error as error:  # the containers drain first
+            self._failure = error
+            self._stopping.set()
+
+    async def _follow_sessions(self) -> None:
+        """Follow the registry through one session after the other."""
         while True:
             try:
                 async with self._coordination.session(f"node {self.name}") as session:
@@ -142,6 +153,11 @@ class Node:
                 self._registry = None
                 log.warning("the node's session is lost; joining again", reason=str(error))
                 await trio.sleep(_AGAIN_SECONDS)
+            if not self._folder.admin.exists():
+                raise CoordinationError(
+                    f"the folder {self._coordination.folder} has disappeared, and with it what was "
+                    f"deployed; the node stops: start it again, and deploy again"
+                )
 
     async def _join(self, session: Session) -> None:
         registry = Registry(session)
@@ -329,6 +345,8 @@ class Node:
             address = await process.wait_ready()
             await conversation.say(admin.Ready(address))
         except ContainerFailed as error:
+            log.info("a new version does not run", app=process.begin.app,
+                     version=process.begin.version, reason=error.reason)  # fmt: skip
             await conversation.say(admin.Failed(error.reason, error.trace))
         except trio.BrokenResourceError:
             pass
