@@ -18,7 +18,7 @@ from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
 
 from s4node import Client, Event
 from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.registry import Registry
+from s4node.cluster.registry import NodeInfo, Registry
 
 if TYPE_CHECKING:
     import subprocess
@@ -178,7 +178,10 @@ async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Pat
         await click(one.address, "bob", stream="shoes")
         await until(lambda: printed(one) == ["v1 ann 1", "v1 bob 1"])
         assert len(await containers(folder)) == 1  # by node
+        (code,) = (folder / "shared" / "nodes").glob("*/code")
+        assert len(list(code.iterdir())) == 2
         gone = await s4_of(folder, "undeploy", "shoes")
+        assert len(list(code.iterdir())) == 1
         assert "shoes" in gone.stderr
         assert await apps(folder) == [("counter", "running", ["one"])]
         await click(one.address, "ann")
@@ -297,6 +300,15 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
         done = await s4_of(folder, "deploy", file, "--partitions", "3", ok=False)
         assert "app 'counter' has 2 partitions, which cannot become 3" in done.stderr
         assert (await deploy(folder, file))["partitions"] == 2
+
+
+async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
+    async with node(folder, "one"):
+        old = NodeInfo(name="old", host="h", pid=1, python="3.9", admin="/nowhere")
+        async with FolderCoordination(folder / "shared").session("test") as session:
+            await Registry(session).join_node("shop", old)
+            done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
+        assert "node 'old' runs Python 3.9, which cannot load it: deploy with" in done.stderr
 
 
 async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder: Path) -> None:

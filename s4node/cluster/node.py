@@ -11,9 +11,11 @@ Rules
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -225,6 +227,9 @@ class Node:
         if process is not None:
             log.info("stops", app=post.app, version=process.begin.version, node=self.name)
             await process.stop()
+            code = process.begin.folder
+            if not any(other.begin.folder == code for other in self._supervisor.processes):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, code, ignore_errors=True))
 
     async def _begin(self, post: Post, app: AppInfo) -> None:
         """Start ``app``, or go on with what was prepared, when no other version runs anywhere."""
