@@ -449,7 +449,10 @@ async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
 
 # -- help, logs, configuration --------------------------------------------------------------------
 
-COMMANDS = ["run", "node", "adapter", "send", "tail", "new-app", "graph", "bench", "config"]
+COMMANDS = [
+    "run", "node", "adapter", "deploy", "apps", "undeploy", "status", "top", "send", "tail",
+    "new-app", "graph", "bench", "config",
+]  # fmt: skip
 
 
 async def test_the_help_lists_every_command_and_each_has_an_example(tmp_path: Path) -> None:

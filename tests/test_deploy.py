@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,17 +17,18 @@ import trio
 from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
 
 from s4node import Client, Event
+from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.registry import NodeInfo, Registry
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
 # Each user's clicks so far, with the version that counted them.
 COUNTER = """\
-from pathlib import Path
+import os
 from s4node import App, Event, ProcessingElement
 class Click(Event):
     user: str
@@ -34,7 +36,7 @@ class Count(ProcessingElement):
     clicks: int = 0
     def on_event(self, click: Click):
         self.clicks += 1
-        print("VERSION", self.key, self.clicks, flush=True)
+        os.write(1, f"VERSION {self.key} {self.clicks}\\n".encode())  # in one piece
 class Counter(App):
     def __init__(self):
         super().__init__("counter")
@@ -141,18 +143,38 @@ async def test_an_app_is_deployed_to_running_nodes_and_serves_through_any_door(
         assert printed(one, two) == sorted(f"v1 {user} {n}" for user in users for n in (1, 2))
 
 
-async def test_a_new_version_takes_over_and_a_sender_notices_nothing(folder: Path) -> None:
-    async with node(folder, "one") as one, node(folder, "two") as two:
-        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+async def test_a_new_version_takes_over_while_a_sender_goes_on_and_loses_nothing(
+    folder: Path,
+) -> None:
+    sent = 0
+    deployed = trio.Event()
+
+    async def send() -> None:
+        nonlocal sent
         async with Client(one.address) as client:
             clicks = await client.stream("clicks")
-            await clicks.send_many(Click(f"u{n}") for n in range(100))
-            await clicks.flush()
-            await deploy(folder, write_app(folder, "counter", "v2"))
-            await clicks.send_many(Click(f"u{n}") for n in range(100))
-            await clicks.flush()
-        await until(lambda: len(printed(one, two)) == 200)
-        assert printed(one, two) == sorted(f"{v} u{n} 1" for v in ("v1", "v2") for n in range(100))
+            last = 0
+            while not deployed.is_set() or last < 100:
+                last += deployed.is_set()
+                await clicks.send(Click(f"u{sent % 50}"))
+                sent += 1
+                await trio.sleep(0.002)
+            assert await clicks.flush() == []
+
+    async def change() -> None:
+        await until(lambda: sent > 100)
+        await deploy(folder, write_app(folder, "counter", "v2"))
+        deployed.set()
+
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+        await together(send, change)
+        await until(lambda: len(printed(one, two)) == sent)
+        by = {word: [line for line in printed(one, two) if line.startswith(word)] for word in
+              ("v1", "v2")}  # fmt: skip
+        assert len(by["v1"]) >= 100
+        assert len(by["v2"]) >= 100
+        assert len(set(printed(one, two))) == sent  # each count of each version came once
 
 
 async def test_settings_go_along_with_the_app(folder: Path) -> None:
@@ -176,7 +198,10 @@ async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Pat
         await click(one.address, "bob", stream="shoes")
         await until(lambda: printed(one) == ["v1 ann 1", "v1 bob 1"])
         assert len(await containers(folder)) == 1  # by node
+        (code,) = (folder / "shared" / "nodes").glob("*/code")
+        assert len(list(code.iterdir())) == 2
         gone = await s4_of(folder, "undeploy", "shoes")
+        assert len(list(code.iterdir())) == 1
         assert "shoes" in gone.stderr
         assert await apps(folder) == [("counter", "running", ["one"])]
         await click(one.address, "ann")
@@ -215,8 +240,7 @@ async def test_a_stopped_node_leaves_nothing_behind(folder: Path) -> None:
     [
         ("1 / 0\n", "ZeroDivisionError: division by zero", None),
         (
-            "    def on_close(self): pass\nclass Counter(Counter):\n"
-            "    def on_init(self): self.nothing()\n",
+            "class Broken(Counter):\n    def on_init(self): self.nothing()\ndel Counter\n",
             "on_init of app 'counter' raised AttributeError",
             "self.nothing()",
         ),
@@ -298,6 +322,15 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
         assert (await deploy(folder, file))["partitions"] == 2
 
 
+async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
+    async with node(folder, "one"):
+        old = NodeInfo(name="old", host="h", pid=1, python="3.9", admin="/nowhere")
+        async with FolderCoordination(folder / "shared").session("test") as session:
+            await Registry(session).join_node("shop", old)
+            done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
+        assert "node 'old' runs Python 3.9, which cannot load it: deploy with" in done.stderr
+
+
 async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder: Path) -> None:
     slow = "    def on_start(self):\n        import time; time.sleep(1)\n"
     first = write_app(folder, "counter", "v1", more=slow)
@@ -320,16 +353,13 @@ async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder:
 
 
 async def test_a_deployment_that_is_killed_is_no_hindrance(folder: Path) -> None:
-    stuck = "    def on_start(self):\n        import time; time.sleep(3600)\n"
+    (folder / "stuck.py").write_text(
+        "import time\nfrom s4node import App\nclass Stuck(App):\n"
+        "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
+    )
     async with node(folder, "one") as one:
-        file = write_app(folder, "counter", "v1", more="    def on_init(self):\n" + stuck[24:])
-        file = write_app(folder, "stuck", "v1", stream="stuck")
-        (folder / file).write_text(
-            "import time\nfrom s4node import App\nclass Stuck(App):\n"
-            "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
-        )
         where = ("--cluster", "shop", "--folder", str(folder / "shared"))
-        async with s4_process("deploy", file, *where, cwd=folder, ready=False) as first:
+        async with s4_process("deploy", "stuck.py", *where, cwd=folder, ready=False) as first:
             await until(lambda: "init" in printed(one))
             await first.kill()
         await deploy(folder, write_app(folder, "counter", "v2"))
@@ -400,52 +430,143 @@ async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
         await until(lambda: printed(one) == ["v2 ann 1"])
 
 
+async def test_a_node_whose_folder_has_disappeared_says_so_and_stops(folder: Path) -> None:
+    async with node(folder, "one", s4_session_timeout="1000") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        (pid,) = (await containers(folder)).values()
+        shutil.rmtree(folder / "shared")
+        assert await one.wait() == 1
+        assert str(folder / "shared") in one.errors
+        assert "Traceback" not in one.errors
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+
+
+async def admin_sockets(folder: Path) -> dict[str, str]:
+    """Where the nodes can be asked, by name."""
+    async with FolderCoordination(folder / "shared").session("test") as session:
+        nodes = await Registry(session).nodes("shop")
+    return {name: info.admin for name, info in nodes.items()}
+
+
+def mode_of(place: str) -> int:
+    return stat.S_IMODE(Path(place).stat().st_mode)
+
+
 # -- who may ask ----------------------------------------------------------------------------------
 
 
 async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
     async with node(folder, "one"):
-        (own,) = (folder / "shared" / "nodes").iterdir()
-        assert stat.S_IMODE(own.stat().st_mode) == 0o700
-        for place in [*own.glob("admin"), *own.parent.parent.glob("s4-*/admin")]:
-            assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        place = (await admin_sockets(folder))["one"]
+        assert [mode_of(place), mode_of(place.rpartition("/")[0])] == [0o600, 0o700]
 
 
-async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(tmp_path: Path) -> None:
-    import tempfile
+RUBBISH = [
+    b"rubbish\n",
+    b'{"ask": "deploy"}\n',
+    b"\x00" * 100_000 + b"\n",
+    b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
+    b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..',
+]
 
-    folder = tempfile.mkdtemp(prefix="s4t")  # a short one, so that the socket lies in it
-    try:
-        options = ("--folder", folder, "-p", f"s4.listener.address={ANY_PORT}")
-        async with s4_process("node", "shop", "--name", "one", *options, cwd=tmp_path):
-            (own,) = os.listdir(f"{folder}/nodes")
-            for sent in (b"rubbish\n", b'{"ask": "deploy"}\n', b"\x00" * 100_000 + b"\n",
-                         b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
-                         b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..'):  # fmt: skip
-                stream = await trio.open_unix_socket(f"{folder}/nodes/{own}/admin")
-                async with stream:
-                    await stream.send_all(sent)
-                    answer = await stream.receive_some()
-                assert json.loads(answer)["answer"] == "failed", sent
-            done = await run_s4("status", "--cluster", "shop", "--folder", folder, cwd=tmp_path)
-            assert done.returncode == 0
-    finally:
-        shutil.rmtree(folder)
+
+async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        places = await admin_sockets(folder)
+        for sent in RUBBISH:
+            stream = await trio.open_unix_socket(places["one"])
+            async with stream:
+                await stream.send_all(sent)
+                answer = await stream.receive_some()
+            assert json.loads(answer)["answer"] == "failed", sent
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
 
 
 async def test_a_node_listens_on_loopback_only_unless_told_otherwise(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
         pids = [one.pid, *(await containers(folder)).values()]
-        inodes = {
-            os.readlink(link).removeprefix("socket:[").removesuffix("]")
-            for pid in pids
-            for link in [f"/proc/{pid}/fd/{n}" for n in os.listdir(f"/proc/{pid}/fd")]
-            if os.path.islink(link) and os.readlink(link).startswith("socket:")
-        }
-        with open("/proc/net/tcp") as table:  # noqa: ASYNC230
-            rows = [line.split() for line in table.readlines()[1:]]
-        listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+        listening = [address for pid in pids for address in listening_at(pid)]
         loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-        assert len(listening) == 2
-        assert {address.split(":")[0] for address in listening} == {loopback}
+        assert [address.split(":")[0] for address in listening] == [loopback, loopback]
+
+
+def listening_at(pid: int) -> list[str]:
+    """Where a process listens on TCP, as the kernel writes it."""
+    open_files = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {name[8:-1] for name in open_files if name.startswith("socket:[")}
+    rows = []
+    for table in ("tcp", "tcp6"):
+        rows += [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+# -- seeing it ------------------------------------------------------------------------------------
+
+
+async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
+        await click(one.address, "ann", "bob", "joe", "eve")
+        await until(lambda: len(printed(one, two)) == 4)
+        while True:  # pulses bring the counts within a second
+            status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+            if sum(row["admitted"] for row in status["stages"] if row["stage"] == "stream") == 4:
+                break
+            await trio.sleep(0.05)
+        assert [each["name"] for each in status["nodes"]] == ["one", "two"]
+        (app,) = status["apps"]
+        assert (app["name"], app["partitions"], app["members"]) == ("counter", 4, ["one", "two"])
+        assert sorted(app["owners"]) == ["one", "one", "two", "two"]
+        told = (await s4_of(folder, "status")).stdout
+        for words in ("cluster shop", one.address, "counter", "one: ", "two: ", "clicks"):
+            assert words in told
+        seen = (await s4_of(folder, "top", "--count", "2", "--interval", "0.2")).stdout
+        assert seen.count("cluster shop") == 2
+        assert "0/s" in seen
+
+
+async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folder: Path) -> None:
+    none = await s4_of(folder, "status", ok=False)
+    assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stdout
+    async with node(folder, "one") as one, node(folder, "two"):
+        one.signal(signal.SIGSTOP)
+        told = (await s4_of(folder, "status")).stdout
+        one.signal(signal.SIGCONT)
+        assert "gave no answer within 2 s; is it stopped?" in told
+        assert "two" in told
+
+
+# A stream whose events take far longer than they come.
+SLOW = """\
+import trio
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Slow(ProcessingElement):
+    async def on_event(self, click: Click):
+        await trio.sleep(0.02)
+app = App("slow")
+app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+"""
+
+
+async def test_status_names_the_bottleneck(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    async with node(folder, "one", task_shutdown_ms="100") as one:
+        await deploy(folder, "slow.py", "-p", "s4.stream.workQueueSize=50")
+        async with Client(one.address) as client:
+            client.abandon()
+            clicks = await client.stream("clicks")
+            await clicks.send_many(Click("ann") for _ in range(2000))
+            while True:
+                status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+                if status["bottleneck"]:
+                    break
+                await trio.sleep(0.05)
+        assert "stream 'clicks' of app 'slow' is " in status["bottleneck"]

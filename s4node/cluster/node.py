@@ -11,9 +11,13 @@ Rules
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -28,9 +32,8 @@ from s4node.cluster.package import Manifest, Store
 from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Registry
 from s4node.cluster.restarts import Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
-from s4node.comm.door import Door
 from s4node.config import Config
-from s4node.errors import ContainerFailed, PackageError, SessionLost
+from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
 
 log = structlog.get_logger("s4node.node")
 
@@ -40,6 +43,27 @@ STOPPING = "stopping"
 
 _AGAIN_SECONDS = 1.0
 """The pause before something that failed is tried again."""
+
+
+Lookup = Callable[[str], Sequence[str] | str]
+"""The addresses of the containers that take a stream, or why there are none."""
+
+
+class Door(Protocol):
+    """Where programs outside ask for containers; see :mod:`s4node.comm.door`."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        ...
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Answer until cancelled."""
+        ...
+
+    def news(self) -> None:
+        """Containers have come or gone."""
+        ...
 
 
 @dataclass
@@ -62,9 +86,11 @@ class Post:
 
 
 class Node:
-    """A node; call :meth:`run` once."""
+    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup."""
 
-    def __init__(self, config: Config, name: str = "") -> None:
+    def __init__(
+        self, config: Config, open_door: Callable[[str, Lookup], Door], name: str = ""
+    ) -> None:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -74,10 +100,11 @@ class Node:
             session_timeout=config[settings.SESSION_TIMEOUT],
         )
         self._store = Store(store_folder(self._coordination.folder))
-        self._door = Door(config, self.name, self._lookup)
+        self._door = open_door(self.name, self._lookup)
         self._posts: dict[str, Post] = {}
         self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
         self._stopping = trio.Event()
+        self._failure: S4Error | None = None
         self._registry: Registry | None = None
         self._folder: NodeFolder
         self._supervisor: Supervisor
@@ -104,11 +131,21 @@ class Node:
                     await self._stopping.wait()
                     await self._supervisor.stop()
                 nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
 
     # -- what the registry says --------------------------------------------------------------
 
     async def _stay(self) -> None:
-        """Be known as a node, and follow the registry; again after a lost session."""
+        """Be known as a node and follow the registry, until that is no longer possible."""
+        try:
+            await self._follow_sessions()
+        except S4Error as error:  # the containers drain first
+            self._failure = error
+            self._stopping.set()
+
+    async def _follow_sessions(self) -> None:
+        """Follow the registry through one session after the other."""
         while True:
             try:
                 async with self._coordination.session(f"node {self.name}") as session:
@@ -118,6 +155,11 @@ class Node:
                 self._registry = None
                 log.warning("the node's session is lost; joining again", reason=str(error))
                 await trio.sleep(_AGAIN_SECONDS)
+            if not self._folder.admin.exists():
+                raise CoordinationError(
+                    f"the folder {self._coordination.folder} has disappeared, and with it what was "
+                    f"deployed; the node stops: start it again, and deploy again"
+                )
 
     async def _join(self, session: Session) -> None:
         registry = Registry(session)
@@ -145,6 +187,7 @@ class Node:
                 found = apps[name].value if name in apps else None
                 group = await self._registry.group(AppId(self.cluster, name))
                 self._want(name, found, group.addresses)
+            self._door.news()
             self.ready.set()
             await session.wait_change(path, seen)
 
@@ -184,6 +227,9 @@ class Node:
         if process is not None:
             log.info("stops", app=post.app, version=process.begin.version, node=self.name)
             await process.stop()
+            code = process.begin.folder
+            if not any(other.begin.folder == code for other in self._supervisor.processes):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, code, ignore_errors=True))
 
     async def _begin(self, post: Post, app: AppInfo) -> None:
         """Start ``app``, or go on with what was prepared, when no other version runs anywhere."""
@@ -304,6 +350,8 @@ class Node:
             address = await process.wait_ready()
             await conversation.say(admin.Ready(address))
         except ContainerFailed as error:
+            log.info("a new version does not run", app=process.begin.app,
+                     version=process.begin.version, reason=error.reason)  # fmt: skip
             await conversation.say(admin.Failed(error.reason, error.trace))
         except trio.BrokenResourceError:
             pass

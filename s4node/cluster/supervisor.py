@@ -229,16 +229,17 @@ class ContainerProcess:
             self._life.stop(now)
         self._life.exited(now)
         if not asked or status:
-            reason = killed or _ending(status)
-            trace = ""
-            if self.failure is not None:
-                reason, trace = self.failure.error, self.failure.trace
-            self.failure = lifeline.Failed(reason, trace)
-            pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
-            log.error("a container ended", app=self.begin.app, container=self.begin.member,
-                      reason=reason, starts_again_in=pause,
-                      **({"trace": trace} if trace else {}))  # fmt: skip
+            if self.failure is None:
+                self.failure = lifeline.Failed(killed or _ending(status))
+            if not self.begin.hold:  # who waits for one that holds is told
+                self._log(self.failure, now)
         self._tell()
+
+    def _log(self, failure: lifeline.Failed, now: float) -> None:
+        pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
+        trace = {"trace": failure.trace} if failure.trace else {}
+        log.error("a container ended", app=self.begin.app, container=self.begin.member,
+                  reason=failure.error, starts_again_in=pause, **trace)  # fmt: skip
 
     async def _say(self, message: lifeline.Message) -> None:
         line = self._line

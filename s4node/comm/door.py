@@ -3,6 +3,8 @@
 Rules
 - It takes no events. A hello is answered with the addresses of the containers that run the app;
   the peer says hello there.
+- Whoever asked is told again when these containers change, for as long as it stays connected: so a
+  producer finds the next ones when all that it knew have gone.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Door:
     def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
         self._node = node
         self._lookup = lookup
+        self._asked: dict[Connection, dict[str, tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         self._listener = Listener(
             config[settings.LISTENER_ADDRESS],
@@ -53,6 +56,15 @@ class Door:
                 with trio.move_on_at(float("inf") if due is None else due):
                     await self._work.park()
 
+    def news(self) -> None:
+        """Containers have come or gone: tell those who asked for their streams."""
+        for connection, told in self._asked.items():
+            for stream in told:
+                found = self._lookup(stream)
+                if not isinstance(found, str):
+                    self._answer(connection, stream, tuple(found))
+        self._wake()
+
     def _wake(self) -> None:
         self._work.unpark_all()
 
@@ -63,10 +75,12 @@ class Door:
         header = frame.header
         if isinstance(header, wire.Hello):
             found = self._lookup(header.stream)
-            error, nodes = (found, ()) if isinstance(found, str) else ("", found)
-            headers = {wire.NODES: list(nodes)}
-            answer = wire.Hello(self._node, "", header.stream, error=error, headers=headers)
-            connection.answer(wire.encode_frame(answer))
+            if isinstance(found, str):
+                answer = wire.Hello(self._node, "", header.stream, error=found)
+                connection.answer(wire.encode_frame(answer))
+            else:
+                self._asked.setdefault(connection, {})[header.stream] = ()
+                self._answer(connection, header.stream, tuple(found))
         elif isinstance(header, wire.Data):
             connection.bad_frame("the node's door takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
@@ -77,3 +91,12 @@ class Door:
 
     def on_gone(self, connection: Connection) -> None:
         """The peer has gone."""
+        self._asked.pop(connection, None)
+
+    def _answer(self, connection: Connection, stream: str, nodes: tuple[str, ...]) -> None:
+        """Tell a peer of containers that it has not heard of; it waits while there are none."""
+        told = self._asked[connection]
+        if nodes and nodes != told[stream]:
+            told[stream] = nodes
+            answer = wire.Hello(self._node, "", stream, headers={wire.NODES: list(nodes)})
+            connection.answer(wire.encode_frame(answer))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
     run = _command(
-        commands, "run", _run, "run an app in this process", "s4 run hello.py --partitions 4"
+        commands,
+        "run",
+        _run,
+        "run an app, in this process or in several",
+        "s4 run hello.py --nodes 3",
     )
     run.add_argument("app", metavar="APP", help="FILE.py or package.module, then :name if several")
     run.add_argument("--listen", metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}")
-    run.add_argument("--partitions", metavar="N", help="partition tasks of the app (default 1)")
+    run.add_argument("--partitions", metavar="N",
+                     help="partition tasks of the app (default: as many as nodes)")  # fmt: skip
+    run.add_argument("--nodes", type=_count, metavar="N",
+                     help="share the partitions among N container processes")  # fmt: skip
     _serving_options(run)
 
     node = _command(
@@ -74,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
     node.add_argument("--name", metavar="NAME", default="",
-                      help="unique in the cluster (default: made of machine and process)")  # fmt: skip
+                      help="unique in the cluster (default: machine and process)")  # fmt: skip
     node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
                       "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
     _folder_option(node)
@@ -283,7 +290,33 @@ def _run(parsed: argparse.Namespace) -> int:
         s4_listener_address=parsed.listen,
         s4_cluster_partitions=parsed.partitions,
     )
-    return _serve(parsed.app, config, as_json=parsed.json)
+    if parsed.nodes is None:
+        return _serve(parsed.app, config, as_json=parsed.json)
+    return _launch(parsed, config)
+
+
+def _launch(parsed: argparse.Namespace, config: Config) -> int:
+    from s4node.config import CLUSTER_PARTITIONS
+    from s4node.ops.launch import Launched, launch
+
+    origins = {entry.name: entry.origin for entry in config.items()}
+    if origins[CLUSTER_PARTITIONS.name] == "default":
+        settings = [*parsed.settings, f"{CLUSTER_PARTITIONS.name}={parsed.nodes}"]
+        config = _load(parsed.config, settings, s4_listener_address=parsed.listen)
+
+    def announce(done: Launched) -> None:
+        if parsed.json:
+            import json
+
+            nodes = dict(done.containers)
+            print(json.dumps({"app": done.app, "address": done.address, "nodes": nodes}),
+                  flush=True)  # fmt: skip
+            return
+        _tell_running(done.app, done.address, done.inputs)
+        for name, address in done.containers.items():
+            print(f"  {name} at {address}", file=sys.stderr, flush=True)
+
+    return launch(parsed.app, parsed.nodes, config, announce)
 
 
 def _node(parsed: argparse.Namespace) -> int:
@@ -331,12 +364,16 @@ def _serve(target: str, config: Config, *, as_json: bool, adapter: bool = False)
 
             print(json.dumps({"app": app.name, "address": container.address}), flush=True)
             return
-        to = "" if container.address == DEFAULT_ADDRESS else f" --to {container.address}"
-        sends = [f"  send events:  s4 send {name}{to}" for name in container.ports]
-        lines = [f"{app.name} runs at {container.address} (Ctrl-C stops it)", *sends]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        _tell_running(app.name, container.address, container.ports)
 
     return serve(app, config, announce)
+
+
+def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
+    to = "" if address == DEFAULT_ADDRESS else f" --to {address}"
+    sends = [f"  send events:  s4 send {name}{to}" for name in streams]
+    lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _deploy(parsed: argparse.Namespace) -> int:

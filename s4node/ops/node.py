@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from s4node import config as settings
 from s4node.cluster.node import Node
+from s4node.comm.door import Door
 from s4node.config import Config
 from s4node.ops import logging
 from s4node.ops.serve import exit_status, stop_on_signals
@@ -23,7 +25,7 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
-    node = Node(config, name)
+    node = Node(config, partial(Door, config), name)
     status = 130
     async with trio.open_nursery() as nursery:
         with stop_on_signals(node.stop, nursery.cancel_scope):

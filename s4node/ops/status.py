@@ -36,27 +36,25 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _ANSWER_SECONDS = 2.0
+_WIDTH = 240
 
 
 async def status(config: Config, *, as_json: bool) -> int:
     """Print the cluster's state once; 1 if no node of it lives."""
-    from rich.console import Console
-
     async with registry_of(config, "status") as registry:
         snapshot = await look(registry, config[settings.CLUSTER_NAME])
     if as_json:
         print(msgspec.json.encode(snapshot).decode())
     else:
-        _print(Console(highlight=False, soft_wrap=True), snapshot)
+        _print(_console(), snapshot)
     return 0 if snapshot.nodes else 1
 
 
 async def top(config: Config, *, seconds: float, count: int | None) -> int:
     """Show the cluster's state again and again, until Ctrl-C or ``count`` times."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = _console()
     async with registry_of(config, "top") as registry:
         before: Snapshot | None = None
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -146,6 +144,13 @@ def _node(node: NodeInfo, answer: admin.NodeStatus | str) -> NodeRow:
 
 
 # -- for people -----------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    """Where tables go; lines are not folded where no terminal says how long they may be."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def _print(console: Console, snapshot: Snapshot) -> None:

@@ -25,6 +25,7 @@ PURE = [
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
     "container.hooks", "container.dispatch",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
+    "ops.snapshot",
 ]  # fmt: skip
 PURE_FOLDERS = ["pe", "executors", "progress"]
 

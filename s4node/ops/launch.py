@@ -1,0 +1,136 @@
+"""``s4 run APP --nodes N``: an app in several container processes on this machine.
+
+Rules
+- The containers find each other through a folder that lasts as long as the command does.
+- Clients come to one address, the launcher's door, which leads them to the containers.
+- A container that dies is started again, as a spare: by then others have its partitions.
+- An app that cannot start at all ends the command, with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from s4node import config as settings
+from s4node.cluster.lifeline import Begin
+from s4node.cluster.supervisor import Supervisor, limits_of, supervising
+from s4node.comm.door import Door
+from s4node.config import Config
+from s4node.errors import ContainerFailed
+from s4node.ops import logging
+from s4node.ops.serve import exit_status, stop_on_signals
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An app that runs: where its door is, its input streams, its containers by name."""
+
+    app: str
+    address: str
+    inputs: tuple[str, ...]
+    containers: Mapping[str, str]
+
+
+def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
+    """Run until a signal or a failure; returns the exit status."""
+    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    try:
+        with tempfile.TemporaryDirectory(prefix="s4-run-", ignore_cleanup_errors=True) as folder:
+            launcher = _Launcher(target, nodes, config, Path(folder))
+            return trio.run(launcher.run, on_ready)
+    except BaseException as error:
+        return exit_status(error)
+
+
+class _Launcher:
+    def __init__(self, target: str, nodes: int, config: Config, folder: Path) -> None:
+        self._app = "app"  # the only one in its folder; its own name is known later
+        self._target = target
+        self._nodes = nodes
+        self._config = config
+        self._folder = folder
+        self._stopping = trio.Event()
+        self._status = 130
+        self._supervisor: Supervisor
+
+    async def run(self, on_ready: Callable[[Launched], None]) -> int:
+        """All of it; returns the exit status."""
+        async with trio.open_nursery() as nursery:
+            with stop_on_signals(self._stopping.set, nursery.cancel_scope):
+                door = Door(self._config, "door", self._lookup)
+                await nursery.start(door.run)
+                async with supervising(limits_of(self._config)) as self._supervisor:
+                    for number in range(1, self._nodes + 1):
+                        self._supervisor.start(self._begin(f"node-{number}"))
+                    nursery.start_soon(self._tell_door, door)
+                    nursery.start_soon(self._announce, door, on_ready)
+                    await self._stopping.wait()
+                    await self._supervisor.stop()
+                    if self._status == 130:
+                        self._status = 0
+                nursery.cancel_scope.cancel()
+        return self._status
+
+    def _begin(self, name: str) -> Begin:
+        given = {e.name: e.text for e in self._config.items() if e.origin != "default"}
+        host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
+        ours = {
+            settings.LISTENER_ADDRESS.name: f"{host}:0",
+            settings.COORDINATION_FOLDER.name: str(self._folder),
+        }
+        return Begin(
+            self._app,
+            name,
+            given | ours,
+            target=self._target,
+            node=name,
+            coordination=str(self._folder),
+            expected=self._nodes,
+            hold=True,
+        )
+
+    async def _announce(self, door: Door, on_ready: Callable[[Launched], None]) -> None:
+        processes = list(self._supervisor.processes)
+        try:
+            for process in processes:
+                self._app = (await process.wait_prepared()).app
+            for process in processes:
+                await process.go()
+            for process in processes:
+                await process.wait_ready()
+        except ContainerFailed as error:
+            print(f"{error.trace}s4: {error.reason}", file=sys.stderr)
+            self._status = process.failure.status if process.failure is not None else 1
+            self._stopping.set()
+            return
+        first = processes[0].prepared
+        inputs = tuple(first.inputs) if first is not None else ()
+        containers = {process.begin.member: process.address for process in processes}
+        on_ready(Launched(self._app, door.address, inputs, containers))
+
+    async def _tell_door(self, door: Door) -> None:
+        while True:
+            changed = self._supervisor.changed
+            door.news()
+            await changed.wait()
+
+    def _lookup(self, stream: str) -> list[str] | str:
+        """For the door: the containers, if their app takes ``stream``."""
+        known = {
+            name
+            for process in self._supervisor.processes
+            if process.prepared is not None
+            for name in process.prepared.inputs
+        }
+        if stream in known or not known:  # none has said yet what it takes
+            return [process.address for process in self._supervisor.processes if process.address]
+        return (
+            f"app {self._app!r} has no input stream {stream!r}; its input streams: "
+            f"{', '.join(sorted(known))}"
+        )

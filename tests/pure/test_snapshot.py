@@ -1,0 +1,90 @@
+"""What a cluster does, put together from what its containers tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from s4node.ops.snapshot import Row, Snapshot, bottleneck_of, ranges, rows_of, with_rates
+
+
+def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> dict[str, Any]:
+    return {"stage": stage, "stream": stream, "depth": depth, "capacity": 100, **more}
+
+
+def told(*stages: dict[str, Any], app: str = "shop") -> tuple[str, list[str], dict[str, Any]]:
+    return app, ["clicks"], {"stages": list(stages)}
+
+
+def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
+    rows = rows_of(
+        [
+            told(
+                stage("stream", "clicks", 10, admitted=5, shed={"full": 1}, waited_last=0.2),
+                stage("stream", "clicks", 90, admitted=7, in_flight=2, waited_last=0.1),
+            ),
+            told(stage("stream", "clicks", 0, admitted=1, shed={"full": 2, "rate": 4})),
+        ]
+    )
+    assert rows == [
+        Row(
+            "shop", "stream", "clicks", depth=100, capacity=300, in_flight=2, admitted=13,
+            shed={"full": 3, "rate": 4}, waited=0.2, fullest=0.9, is_input=True,
+        )
+    ]  # fmt: skip
+
+
+def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
+    tasks = [{"stages": {"clicks": {"depth": n, "capacity": 10, "admitted": n}}} for n in (1, 2)]
+    (row,) = rows_of([("shop", ["clicks"], {"tasks": tasks})])
+    assert (row.stage, row.depth, row.admitted, row.fullest) == ("stream", 3, 3, 0.2)
+
+
+def test_a_container_that_has_told_nothing_yet_makes_no_row() -> None:
+    assert rows_of([("shop", [], {})]) == []
+
+
+def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
+    (row,) = rows_of([told(stage("stream", "clicks", 1, bytes=60, max_bytes=80))])
+    assert row.fullest == 0.75
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([stage("stream", "clicks", 79)], ""),
+        ([stage("stream", "clicks", 80)], "stream 'clicks' of app 'shop' is 80% full"),
+        ([stage("stream", "clicks", 99), stage("stream", "words", 85)], "stream 'words'"),
+        ([stage("deserializer", "clicks", 100), stage("stream", "clicks", 90)], "stream 'clicks'"),
+        ([stage("remoteSender", "out", 90), stage("stream", "words", 100)], "remoteSender 'out'"),
+        ([stage("stream", "clicks", 100, executor="shed")], ""),
+    ],
+)
+def test_the_bottleneck_is_the_full_blocking_stage_furthest_downstream(
+    stages: list[dict[str, Any]], words: str
+) -> None:
+    found = bottleneck_of(rows_of([told(*stages)]))
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def at(time: float, admitted: int) -> Snapshot:
+    return Snapshot("c", time, [], [], rows_of([told(stage("stream", "s", admitted=admitted))]))
+
+
+def test_a_rate_is_the_difference_of_two_snapshots() -> None:
+    assert with_rates(at(12, 300), at(10, 100)).stages[0].rate == 100
+    assert with_rates(at(12, 300), None).stages[0].rate is None
+
+
+def test_a_container_that_was_started_again_counts_from_nothing() -> None:
+    assert with_rates(at(12, 30), at(10, 100)).stages[0].rate == 15
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 3, 7], "0-3, 7"), ([0, 2, 3], "0, 2-3")],
+)
+def test_partitions_are_shown_as_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

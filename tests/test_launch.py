@@ -1,0 +1,161 @@
+"""``s4 run APP --nodes N``: several container processes behind one address."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until
+
+from s4node import Client, Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.slow
+
+COUNTER = """\
+import os
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        os.write(1, f"{os.getpid()} {self.key} {self.clicks}\\n".encode())  # in one piece
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+USERS = [f"u{n}" for n in range(40)]
+
+
+class Click(Event):
+    user: str
+
+
+@asynccontextmanager
+async def launched(folder: Path, *arguments: str) -> AsyncIterator[NodeProcess]:
+    (folder / "counter.py").write_text(COUNTER)
+    quick = ("-p", "s4.container.restartDelay=50", "-p", "s4.container.pulseTimeout=2000")
+    command = ("run", "counter.py", "--listen", ANY_PORT, *quick, *arguments)
+    async with s4_process(*command, cwd=folder) as process:
+        yield process
+
+
+async def click_all(address: str) -> None:
+    async with Client(address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(map(Click, USERS))
+        assert await clicks.flush() == []
+
+
+def counts(process: NodeProcess) -> dict[int, int]:
+    """How many events each container has processed, by its pid."""
+    found: dict[int, int] = {}
+    for line in process.stdout:
+        pid = int(line.split()[0])
+        found[pid] = found.get(pid, 0) + 1
+    return found
+
+
+async def gone(pid: int) -> None:
+    def is_gone() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    await until(is_gone, f"process {pid} ends")
+
+
+async def test_partitions_are_shared_by_several_processes_behind_one_address(
+    tmp_path: Path,
+) -> None:
+    async with launched(tmp_path, "--nodes", "3", "--partitions", "6") as process:
+        await until(lambda: sum(" at tcp://" in line for line in process.stderr) == 4)
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == len(USERS))
+        assert len(counts(process)) == 3
+        pids = list(counts(process))
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
+        for pid in pids:
+            await gone(pid)
+
+
+async def test_a_killed_container_s_partitions_are_taken_over_and_it_comes_back_as_a_spare(
+    tmp_path: Path,
+) -> None:
+    async with launched(tmp_path, "--nodes", "2") as process:
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == len(USERS))
+        victim, survivor = counts(process)
+        os.kill(victim, signal.SIGKILL)
+        await gone(victim)
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == 2 * len(USERS))
+        after = counts(process)
+        assert after[survivor] == 2 * len(USERS) - after[victim]
+        os.kill(survivor, signal.SIGKILL)  # now the spare takes over
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == 3 * len(USERS))
+        assert counts(process)[survivor] == after[survivor]
+
+
+async def test_a_killed_launcher_leaves_nobody(tmp_path: Path) -> None:
+    async with launched(tmp_path, "--nodes", "2") as process:
+        await click_all(process.address)
+        await until(lambda: len(counts(process)) == 2)
+        await process.kill()
+        for pid in counts(process):
+            await gone(pid)
+
+
+async def test_the_addresses_can_be_had_as_json(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    command = ("run", "counter.py", "--listen", ANY_PORT, "--nodes", "2", "--json")
+    async with s4_process(*command, cwd=tmp_path, ready=False) as process:
+        await until(lambda: process.stdout)
+        told = json.loads(process.stdout[0])
+        assert (told["app"], sorted(told["nodes"])) == ("counter", ["node-1", "node-2"])
+        await click_all(told["address"])
+
+
+async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(COUNTER + "1 / 0\n")
+    done = await run_s4("run", "broken.py", "--nodes", "2", "--listen", ANY_PORT, cwd=tmp_path)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("s4: app 'app' cannot be loaded: ZeroDivisionError")
+    assert sum("ZeroDivisionError: division by zero" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
+async def test_ctrl_c_at_any_time_of_the_start_leaves_nobody(
+    tmp_path: Path, seconds: float
+) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    command = ("run", "counter.py", "--listen", ANY_PORT, "--nodes", "2")
+    async with s4_process(*command, cwd=tmp_path, ready=False) as process:
+        await trio.sleep(seconds)
+        process.signal(signal.SIGINT)
+        await process.wait()
+        await until(lambda: not processes_in(tmp_path), "all are gone")
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The processes that run in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (place / "cwd").readlink() == folder:
+                found.append(place.name)
+    return found
