@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-fast lint types demo bench clean
+.PHONY: help install install-spark test test-fast lint types demo bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ demo: install-spark ## count a year of flights live, fed by Spark, and compare w
 
 bench: install ## run all benchmarks
 	.venv/bin/s4 bench --all $(ARGS)
+
+docker-test: ## build the image and run docs/docker.md; starts an engine where none runs, or says SKIPPED
+	@docker/ci $(ARGS)
 
 clean: ## remove .venv and everything else that was made here
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

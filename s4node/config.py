@@ -129,7 +129,14 @@ def _address(least_port: int) -> Kind[str]:
     return Kind(f"address tcp://host:port, port {least_port} to 65535", parse)
 
 
+def _parse_host(text: str) -> str:
+    if text and re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[\w.-]+", text, re.ASCII) is None:
+        raise ValueError("is not a host name or an IP address ([...] for IPv6)")
+    return text
+
+
 _TEXT = Kind("text", str)
+_HOST = Kind("host name or IP address, or empty", _parse_host)
 _NAME = Kind("name", _parse_name)
 _NAMES = Kind("comma-separated list of names", _parse_names)
 _HASHER = Kind("one of crc32, s4, or package.module:function", _parse_hasher)
@@ -241,6 +248,12 @@ LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", _address(0),
     "Where the node listens for its peers. Only programs of the same machine reach the default; "
     "peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
+)
+LISTENER_ADVERTISE = Setting(
+    _LISTENER, "s4.listener.advertise", "", _HOST,
+    "The host by which others reach this node, such as its name in DNS. Empty is the host of "
+    "s4.listener.address. Needed by the nodes of a cluster that listen on all interfaces "
+    "(0.0.0.0), for that is no host to connect to.",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
     _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", _bytes(1024, 2**31 - 1),

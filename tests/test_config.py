@@ -57,6 +57,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.coordination.folder", "~/.s4node"),
         ("s4.session.timeout", "10000"),
         ("s4.listener.address", "tcp://127.0.0.1:12000"),
+        ("s4.listener.advertise", ""),
         ("s4.listener.maxEnvelopeBytes", "16777216"),
         ("s4.listener.maxFrameBytes", "1048576"),
         ("s4.listener.maxConnections", "1024"),

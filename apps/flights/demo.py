@@ -4,10 +4,14 @@ Starts the node, the adapter and the Spark program as processes, runs the board 
 ends with status 0 only if every figure equals Spark's own. Ctrl-C stops all of it, and so does a
 process that ends before its time. What the processes print on standard error goes to ours, above
 the live table; their temporary files are in one folder that goes with the demo.
+
+With ``--adapter ADDRESS`` the node and the adapter run elsewhere, with nothing counted yet, and the
+node sends its reports to ``--listen ADDRESS``; only Spark and the board are run here.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -34,6 +38,7 @@ from s4node import Config, Container
 ROOT = Path(__file__).resolve().parents[2]
 SETTLE_SECONDS = 20
 STOP_SECONDS = 5
+ANY_PORT = "tcp://127.0.0.1:0"
 
 HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
 """Java says so at each start about a module that Spark asks for."""
@@ -81,14 +86,17 @@ class Job:
         return picture(self.board, self.stage, self.sent, self.rows, self.rate)
 
 
-async def main() -> int:
-    """Run the demo; returns the exit status."""
+async def main(adapter: str = "", listen: str = ANY_PORT) -> int:
+    """Run the demo, with processes of its own unless there is an adapter; returns the exit status.
+
+    ``listen`` is where the board listens for the node's reports.
+    """
     console = Console()
     status = 1
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals)
-            status = await _demo(console)
+            status = await _demo(console, adapter, listen)
             nursery.cancel_scope.cancel()
     except* Failed as group:
         failure: BaseException = group
@@ -99,45 +107,57 @@ async def main() -> int:
     return status
 
 
-async def _demo(console: Console) -> int:
+async def _demo(console: Console, adapter: str, listen: str) -> int:
     console.print("Flights that left New York City in 2013: Spark → adapter → node → PEs → board")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(WARNING))
     job = Job()
-    board = Container(job.board, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
+    if adapter:
+        job.stage = "starting Spark"
+    board = Container(job.board, Config.of({"s4.listener.address": listen}))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(board.run)
         await board.ready.wait()
         with _temporary_folder(), _shown(console, job) as update:
             nursery.start_soon(_refresh, update)
-            await _run(job, board.address)
+            async with _adapter(adapter, board.address) as rows:
+                await _run(job, rows)
         nursery.cancel_scope.cancel()
-    return _compare(console, job)
+    settings = "the adapter's and the node's own" if adapter else (
+        "those of config/flights*.properties and the defaults")  # fmt: skip
+    return _compare(console, job, settings)
 
 
-async def _run(job: Job, board: str) -> None:
-    """Start the processes, wait until every flight has been counted, stop them."""
+@asynccontextmanager
+async def _adapter(address: str, board: str) -> AsyncIterator[str]:
+    """Where the adapter listens: the one at ``address``, or else one of ours before a node."""
+    if address:
+        yield address
+        return
     node = ("node", "flights", "--config", "config/flights.properties",
             "--app", "apps.flights.app", "-p", f"s4.cluster.board.address={board}")  # fmt: skip
     async with _node("flights node", *node) as flights:
         adapter = ("adapter", "adapter", "--config", "config/flights-adapter.properties",
                    "--app", "apps.flights.adapter",
                    "-p", f"s4.cluster.flights.address={flights}")  # fmt: skip
-        async with (
-            _node("adapter", *adapter) as rows,
-            _process(sys.executable, "-m", "apps.flights.spark_main", rows) as spark,
-        ):
-            assert spark.stdout is not None
-            async for line in _lines(spark.stdout):
-                job.hear(json.loads(line))
-            if await spark.wait():
-                raise _ended_early("Spark program", spark)
-            job.stage = "waiting for the last reports"
-            with trio.move_on_after(SETTLE_SECONDS):
-                while job.board.complete_to < job.rows:  # noqa: ASYNC110 - PEs change it
-                    await trio.sleep(0.02)
+        async with _node("adapter", *adapter) as rows:
+            yield rows
 
 
-def _compare(console: Console, job: Job) -> int:
+async def _run(job: Job, rows: str) -> None:
+    """Let Spark send to the adapter at ``rows``, and wait until every flight has been counted."""
+    async with _process(sys.executable, "-m", "apps.flights.spark_main", rows) as spark:
+        assert spark.stdout is not None
+        async for line in _lines(spark.stdout):
+            job.hear(json.loads(line))
+        if await spark.wait():
+            raise _ended_early("Spark program", spark)
+        job.stage = "waiting for the last reports"
+        with trio.move_on_after(SETTLE_SECONDS):
+            while job.board.complete_to < job.rows:  # noqa: ASYNC110 - PEs change it
+                await trio.sleep(0.02)
+
+
+def _compare(console: Console, job: Job, settings: str) -> int:
     """Print the comparison; returns the exit status."""
     assert job.figures is not None
     ours, sparks = job.board.figures, job.figures
@@ -160,7 +180,7 @@ def _compare(console: Console, job: Job) -> int:
         return 1
     console.print(
         f"[green]Equal[/]: all {keys:,} keys, {job.rows:,} flights, every figure. The settings are "
-        f"those of config/flights*.properties and the defaults."
+        f"{settings}."
     )
     return 0
 
@@ -226,7 +246,7 @@ async def _end(process: trio.Process) -> None:
 @asynccontextmanager
 async def _node(name: str, *arguments: str) -> AsyncIterator[str]:
     """A node or adapter process; gives its address once it is ready. It may not end by itself."""
-    settings = ("-p", "s4.listener.address=tcp://127.0.0.1:0", "-p", "s4.logger_level=warning",
+    settings = ("-p", f"s4.listener.address={ANY_PORT}", "-p", "s4.logger_level=warning",
                 "-p", "s4.logger_format=console")  # fmt: skip
     command = (sys.executable, "-m", "s4node", *arguments, "--json", *settings)
     async with _process(*command) as process, trio.open_nursery() as nursery:
@@ -316,5 +336,15 @@ async def _refresh(update: Callable[[], None]) -> None:
         await trio.sleep(0.2)
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="apps.flights.demo", description="Run the flights demo.")
+    parser.add_argument("--adapter", default="", metavar="ADDRESS",
+                        help="of an adapter that runs already")  # fmt: skip
+    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDRESS",
+                        help="for the node's reports (default %(default)s)")  # fmt: skip
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    raise SystemExit(trio.run(main))
+    given = _arguments()
+    raise SystemExit(trio.run(main, given.adapter, given.listen))

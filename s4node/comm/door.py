@@ -15,7 +15,7 @@ import trio
 
 from s4node import config as settings
 from s4node.comm import frame as wire
-from s4node.comm.listener import Connection, Listener
+from s4node.comm.listener import Connection, Listener, check_reachable
 from s4node.config import Config
 
 Lookup = Callable[[str], Sequence[str] | str]
@@ -30,9 +30,11 @@ class Door:
         self._lookup = lookup
         self._asked: dict[Connection, dict[str, tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
+        check_reachable(config)
         self._listener = Listener(
             config[settings.LISTENER_ADDRESS],
             self,
+            advertise=config[settings.LISTENER_ADVERTISE],
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
             max_connections=config[settings.LISTENER_MAX_CONNECTIONS],

@@ -17,14 +17,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Protocol
 
 import structlog
 import trio
 
+from s4node import config as settings
 from s4node.comm import frame as wire
 from s4node.comm.admission import ProducerLane
 from s4node.comm.socket import PairSocket, host_and_port
+from s4node.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 
 log = structlog.get_logger("s4node.listener")
@@ -166,14 +169,31 @@ class Connection:
             self.silent.set()
 
 
+def check_reachable(config: Config) -> None:
+    """Raise ConfigError where others would be told an address that leads nowhere."""
+    address = config[settings.LISTENER_ADDRESS]
+    host, _ = host_and_port(address)
+    with suppress(ValueError):  # a name is not all interfaces
+        if ip_address(host).is_unspecified and not config[settings.LISTENER_ADVERTISE]:
+            raise ConfigError(
+                f"s4.listener.address = {address!r} is all interfaces of this machine, and others "
+                f"in the cluster need a host to connect to; set s4.listener.advertise to its name"
+            )
+
+
 class Listener:
-    """Listens on ``address``; port 0 takes any free one, and ``address`` then names it."""
+    """Listens on ``address``; port 0 takes any free one.
+
+    Once it listens, ``address`` is the one that others are told: with the port that was taken, and
+    the host ``advertise`` if that is given.
+    """
 
     def __init__(
         self,
         address: str,
         handler: FrameHandler,
         *,
+        advertise: str = "",
         max_envelope_bytes: int,
         max_frame_bytes: int,
         max_connections: int,
@@ -185,6 +205,7 @@ class Listener:
         self.counts: Counter[str] = Counter()
         self.connections: set[Connection] = set()
         self._handler = handler
+        self._advertise = advertise.strip("[]")
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
         self._max_connections = max_connections
@@ -206,6 +227,7 @@ class Listener:
                 f"s4.listener.address"
             ) from error
         actual = listeners[0].socket.getsockname()[1]
+        host = self._advertise or host
         self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"
         async with trio.open_nursery() as nursery:
             try:

@@ -35,7 +35,7 @@ from s4node.cluster.view import View
 from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.forwarder import Forwarder
-from s4node.comm.listener import Connection, Listener
+from s4node.comm.listener import Connection, Listener, check_reachable
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.comm.subscriber import Subscriber
@@ -132,7 +132,7 @@ class Container:
 
     @property
     def address(self) -> str:
-        """Where the container listens."""
+        """Where others reach the container."""
         return self.listener.address
 
     def stop(self) -> None:
@@ -362,6 +362,7 @@ class Container:
         self.listener = Listener(
             config[settings.LISTENER_ADDRESS],
             self,
+            advertise=config[settings.LISTENER_ADVERTISE],
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
             max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
@@ -372,6 +373,7 @@ class Container:
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
         self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
         if self.enrolment is not None:
+            check_reachable(config)
             self._peers = self._emitter(())
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):

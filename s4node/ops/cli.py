@@ -192,6 +192,15 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print JSON")
     _setting_options(graph)
 
+    health = _command(
+        commands, "health", _health, "ask whether a node answers; for health checks",
+        "s4 health tcp://127.0.0.1:12000",
+    )  # fmt: skip
+    health.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="ADDRESS",
+                        help="where the node listens (default %(default)s)")  # fmt: skip
+    health.add_argument("--timeout", type=_seconds, default=3.0, metavar="SECONDS",
+                        help="for its answer (default %(default)g)")  # fmt: skip
+
     bench = _command(
         commands, "bench", _bench, "measure; without a name, list what can be measured",
         "s4 bench keyed-count --json",
@@ -478,6 +487,14 @@ def _tail(parsed: argparse.Namespace) -> int:
     from s4node.ops.tail import tail
 
     return tail(parsed.stream, parsed.to, parsed.count, parsed.timeout)
+
+
+def _health(parsed: argparse.Namespace) -> int:
+    from s4node.ops.health import check
+
+    check(parsed.address, parsed.timeout)
+    print(f"{parsed.address} answers", file=sys.stderr)
+    return 0
 
 
 def _new_app(parsed: argparse.Namespace) -> int:

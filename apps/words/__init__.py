@@ -1,0 +1,1 @@
+"""Counts words: lines of text in, totals out."""

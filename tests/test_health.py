@@ -1,0 +1,72 @@
+"""``s4 health`` says whether a node answers: its event loop, and not only its machine's kernel."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from contextlib import closing
+
+import pytest
+import trio
+from harness import ROOT, free_port, in_thread, node_process, run_s4
+
+from s4node.errors import ConfigError, ConnectionRefused
+from s4node.ops.health import check
+
+HELLO = "apps/hello/app.py"
+
+
+@pytest.mark.slow
+async def test_a_running_node_is_healthy_and_logs_nothing_about_being_asked() -> None:
+    async with node_process(HELLO, "-p", "s4.logger_level=debug", cwd=ROOT) as node:
+        for _ in range(3):
+            asked = await run_s4("health", node.address, cwd=ROOT)
+            assert (asked.returncode, asked.stdout) == (0, "")
+            assert asked.stderr == f"{node.address} answers\n"
+        node.signal(signal.SIGTERM)
+        assert await node.wait() == 0
+
+    assert "peer" not in node.errors
+    assert "warning" not in node.errors
+
+
+@pytest.mark.slow
+async def test_a_node_that_hangs_is_not_healthy_until_it_goes_on() -> None:
+    async with node_process(HELLO, cwd=ROOT) as node:
+        node.signal(signal.SIGSTOP)
+        hanging = await run_s4("health", node.address, "--timeout", "0.3", cwd=ROOT)
+        node.signal(signal.SIGCONT)
+        going_on = await run_s4("health", node.address, cwd=ROOT)
+
+    assert hanging.returncode == 1
+    assert f"nothing answers at {node.address} within 0.3 s" in hanging.stderr
+    assert going_on.returncode == 0
+
+
+async def test_where_nobody_listens_the_reason_is_told() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with pytest.raises(ConnectionRefused, match=f"no node can be reached at {address}: "):
+        check(address, 1)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 ", b""])
+async def test_something_else_that_listens_is_no_node(answer: bytes) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+        def stranger() -> None:
+            peer, _ = server.accept()
+            with closing(peer):
+                peer.recv(8)
+                peer.sendall(answer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, stranger)
+            with pytest.raises(ConnectionRefused, match=f"what listens at {address} is no node"):
+                await in_thread(lambda: check(address, 5))
+
+
+@pytest.mark.parametrize("text", ["localhost:12000", "tcp://:1", "tcp://host", "tcp://host:0", ""])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write tcp://host:port"):
+        check(text, 1)
