@@ -87,7 +87,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
             with plain_errors(), pytest.raises(ConfigError, match=message):
                 await Container(counter(), config, enrolment=enrolment).run()
         with pytest.raises(ConfigError, match=message):
-            Door(config, "a", lambda stream: ())
+            Door(config, "a", lambda stream, reads: ())
 
 
 @pytest.mark.parametrize("host", ["tcp://node1", "node1:12000", "two words", "::1"])

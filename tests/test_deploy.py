@@ -19,6 +19,7 @@ from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
 from s4node import Client, Event
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.registry import NodeInfo, Registry
+from s4node.errors import S4Error
 
 if TYPE_CHECKING:
     import subprocess
@@ -42,6 +43,21 @@ class Counter(App):
         super().__init__("counter")
     def on_init(self):
         self.create_input_stream("STREAM", self.create_pe(Count), key="user")
+"""
+
+# Puts each click on the output stream "copies".
+RELAY = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Relay(ProcessingElement):
+    def on_event(self, click: Click):
+        self.copies.put(click)
+class Relaying(App):
+    def on_init(self):
+        relay = self.create_pe(Relay)
+        relay.copies = self.create_output_stream("copies", types=Click)
+        self.create_input_stream("clicks", relay, key="user")
 """
 
 QUICK = {
@@ -141,6 +157,34 @@ async def test_an_app_is_deployed_to_running_nodes_and_serves_through_any_door(
         await until(lambda: len(printed(one, two)) == 12)
         users = ("ann", "bob", "eve", "joe", "kim", "lee")
         assert printed(one, two) == sorted(f"v1 {user} {n}" for user in users for n in (1, 2))
+
+
+async def test_what_an_app_puts_out_is_read_through_any_door(folder: Path) -> None:
+    (folder / "relay.py").write_text(RELAY)
+    counter = write_app(folder, "counter", "v1", "taps")
+    async with node(folder, "one") as one, node(folder, "two") as two:
+        await deploy(folder, "relay.py", "--partitions", "4")
+        await deploy(folder, counter)
+        async with Client(two.address) as client, client.subscribe("copies") as copies:
+            seen: list[str] = []
+
+            async def read() -> None:
+                async for event in copies:
+                    seen.append(event.user)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                while not {"ann", "bob", "joe"} <= set(seen):
+                    await click(one.address, "ann", "bob", "joe")
+                nursery.cancel_scope.cancel()
+
+        async def read_what_nobody_puts_out() -> None:
+            async with Client(one.address) as client, client.subscribe("taps") as taps:
+                async for _ in taps:
+                    pass
+
+        with pytest.raises(S4Error, match="has an output stream 'taps'; its output streams: copie"):
+            await read_what_nobody_puts_out()
 
 
 async def test_a_new_version_takes_over_while_a_sender_goes_on_and_loses_nothing(

@@ -12,6 +12,7 @@ from apps.flights.app import FlightsApp, RouteStatistics
 from apps.flights.board import Board, Collect
 from apps.flights.events import Figures, Flight, Report, Row
 from apps.lines.adapter import LineAdapter
+from apps.words.app import Total, Words
 from s4node import GenericEvent
 from s4node.errors import ProcessingError
 from s4node.testing import AppTest
@@ -181,3 +182,27 @@ def test_a_statistics_pe_that_fails_stops_the_app_and_says_where() -> None:
         ):
             test.send("flights", flight("JFK-LAX", "AA"))
         assert test.state("route", "JFK-LAX").flights == 1
+
+
+# --- words: an internal stream, and totals that are told by a timer -------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_words_are_counted_whatever_line_they_come_in(partitions: int) -> None:
+    with AppTest(Words, partitions=partitions) as test:
+        test.send("lines", GenericEvent(line="To be or"), GenericEvent(line="not to be"))
+        assert test.output("totals") == []
+        test.advance(seconds=1)
+
+        told = sorted((total.word, total.count) for total in test.output("totals"))
+        assert told == [("be", 2), ("not", 1), ("or", 1), ("to", 2)]
+
+
+def test_only_totals_that_have_changed_are_told_again() -> None:
+    with AppTest(Words) as test:
+        test.send("lines", GenericEvent(line="to be"))
+        test.advance(seconds=1)
+        test.send("lines", GenericEvent(line="be"))
+        test.advance(seconds=5)
+
+        assert test.output("totals")[2:] == [Total("be", 2)]

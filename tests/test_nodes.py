@@ -354,7 +354,7 @@ async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_pa
         door = Door(
             Config.of({"s4.listener.address": ANY_PORT}),
             "door",
-            lambda stream: addresses if stream == "clicks" else f"no app takes {stream!r}",
+            lambda stream, reads: addresses if stream == "clicks" else f"no app takes {stream!r}",
         )
         await nursery.start(door.run)
         async with Client(door.address) as client:

@@ -45,8 +45,9 @@ _AGAIN_SECONDS = 1.0
 """The pause before something that failed is tried again."""
 
 
-Lookup = Callable[[str], Sequence[str] | str]
-"""The addresses of the containers that take a stream, or why there are none."""
+Lookup = Callable[[str, bool], Sequence[str] | str]
+"""The addresses of the containers whose app takes a stream, or why there are none. With True, of
+those whose app puts events on it."""
 
 
 class Door(Protocol):
@@ -75,6 +76,7 @@ class Post:
     running: AppInfo | None = None
     process: ContainerProcess | None = None
     inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     failure: str = ""
     changed: trio.Event = field(default_factory=trio.Event)
@@ -218,6 +220,7 @@ class Node:
                 return
             elif post.process is not None and post.process.prepared is not None:
                 post.inputs = tuple(post.process.prepared.inputs)
+                post.outputs = tuple(post.process.prepared.outputs)
             if post.wanted == wanted and not changed.is_set():
                 with trio.move_on_after(_AGAIN_SECONDS):
                     await changed.wait()
@@ -257,6 +260,7 @@ class Node:
         post.process, post.running = process, app
         if process.prepared is not None:
             post.inputs = tuple(process.prepared.inputs)
+            post.outputs = tuple(process.prepared.outputs)
         await process.go()
 
     async def _others_run(self, app: AppInfo) -> bool:
@@ -296,14 +300,18 @@ class Node:
 
     # -- what is asked -----------------------------------------------------------------------
 
-    def _lookup(self, stream: str) -> tuple[str, ...] | str:
-        """For the door: the containers of the app that takes ``stream``."""
-        for post in self._posts.values():
-            if stream in post.inputs:
+    def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
+        """For the door: the containers of the app that takes ``stream``, or puts events on it."""
+        posts = self._posts.values()
+        for post in posts:
+            if stream in (post.outputs if reads else post.inputs):
                 return post.members
-        known = sorted(name for post in self._posts.values() for name in post.inputs)
+        if reads and len(posts) == 1:  # its containers know its internal streams
+            return next(iter(posts)).members
+        kind = "output" if reads else "input"
+        known = sorted(n for post in posts for n in (post.outputs if reads else post.inputs))
         return (
-            f"no app of cluster {self.cluster!r} has an input stream {stream!r}; its input "
+            f"no app of cluster {self.cluster!r} has an {kind} stream {stream!r}; its {kind} "
             f"streams: {', '.join(known) or 'none'}"
         )
 

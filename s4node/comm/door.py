@@ -18,8 +18,9 @@ from s4node.comm import frame as wire
 from s4node.comm.listener import Connection, Listener, check_reachable
 from s4node.config import Config
 
-Lookup = Callable[[str], Sequence[str] | str]
-"""The addresses of the containers that take a stream, or why there are none."""
+Lookup = Callable[[str, bool], Sequence[str] | str]
+"""The addresses of the containers whose app takes a stream, or why there are none. With True, of
+those whose app puts events on it."""
 
 
 class Door:
@@ -28,7 +29,7 @@ class Door:
     def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
         self._node = node
         self._lookup = lookup
-        self._asked: dict[Connection, dict[str, tuple[str, ...]]] = {}
+        self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
         self._listener = Listener(
@@ -61,10 +62,10 @@ class Door:
     def news(self) -> None:
         """Containers have come or gone: tell those who asked for their streams."""
         for connection, told in self._asked.items():
-            for stream in told:
-                found = self._lookup(stream)
+            for wish in told:
+                found = self._lookup(*wish)
                 if not isinstance(found, str):
-                    self._answer(connection, stream, tuple(found))
+                    self._answer(connection, wish, tuple(found))
         self._wake()
 
     def _wake(self) -> None:
@@ -76,13 +77,14 @@ class Door:
         """Answer a hello; anything else is for a container."""
         header = frame.header
         if isinstance(header, wire.Hello):
-            found = self._lookup(header.stream)
+            wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
+            found = self._lookup(*wish)
             if isinstance(found, str):
                 answer = wire.Hello(self._node, "", header.stream, error=found)
                 connection.answer(wire.encode_frame(answer))
             else:
-                self._asked.setdefault(connection, {})[header.stream] = ()
-                self._answer(connection, header.stream, tuple(found))
+                self._asked.setdefault(connection, {})[wish] = ()
+                self._answer(connection, wish, tuple(found))
         elif isinstance(header, wire.Data):
             connection.bad_frame("the node's door takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
@@ -95,10 +97,12 @@ class Door:
         """The peer has gone."""
         self._asked.pop(connection, None)
 
-    def _answer(self, connection: Connection, stream: str, nodes: tuple[str, ...]) -> None:
+    def _answer(
+        self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]
+    ) -> None:
         """Tell a peer of containers that it has not heard of; it waits while there are none."""
         told = self._asked[connection]
-        if nodes and nodes != told[stream]:
-            told[stream] = nodes
-            answer = wire.Hello(self._node, "", stream, headers={wire.NODES: list(nodes)})
+        if nodes and nodes != told[wish]:
+            told[wish] = nodes
+            answer = wire.Hello(self._node, "", wish[0], headers={wire.NODES: list(nodes)})
             connection.answer(wire.encode_frame(answer))

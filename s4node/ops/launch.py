@@ -120,15 +120,15 @@ class _Launcher:
             door.news()
             await changed.wait()
 
-    def _lookup(self, stream: str) -> list[str] | str:
-        """For the door: the containers, if their app takes ``stream``."""
+    def _lookup(self, stream: str, reads: bool) -> list[str] | str:
+        """For the door: the containers, if their app takes ``stream``, or for who reads it."""
         known = {
             name
             for process in self._supervisor.processes
             if process.prepared is not None
             for name in process.prepared.inputs
         }
-        if stream in known or not known:  # none has said yet what it takes
+        if reads or stream in known or not known:  # none has said yet what it takes
             return [process.address for process in self._supervisor.processes if process.address]
         return (
             f"app {self._app!r} has no input stream {stream!r}; its input streams: "
