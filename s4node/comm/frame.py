@@ -58,6 +58,9 @@ ADDRESS = "address"
 EPOCH = "epoch"
 """Header of a node's hello: the age of its word on owners; of two words the higher one is true."""
 
+UNASKED = "unasked"
+"""Header of a node's hello that answers none: owners have changed."""
+
 CLUSTER = "cluster"
 """Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
 

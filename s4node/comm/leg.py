@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from s4node.comm import frame as wire
@@ -46,7 +47,7 @@ class Leg:
         self.alias = address
         self.lanes: list[Lane] = []
         self.opened = False
-        self._asked = 0  # hellos without an answer
+        self._asked: deque[tuple[type, ...]] = deque()  # what each hello without answer declared
         self._accepted: tuple[type, ...] = ()
         self._declared: tuple[type, ...] = ()
         self._wants_hello = False
@@ -61,7 +62,7 @@ class Leg:
         box = self.outbox
         self._declared = tuple(box.known)
         self._wants_hello = False
-        self._asked += 1
+        self._asked.append(self._declared)
         return wire.encode_frame(
             wire.Hello(
                 box.producer,
@@ -154,18 +155,19 @@ class Leg:
         """The connection is gone: everything without a verdict will be sent again."""
         self.opened = self._wants_hello = False
         self._accepted = ()
-        self._asked = 0
+        self._asked.clear()
         for lane in self.lanes:
             lane.close()
 
     def on_hello(self, answer: wire.Hello) -> None:
         """The node's answer, or its word that owners have changed."""
         box = self.outbox
-        asked, self._asked = self._asked, max(0, self._asked - 1)
-        new = [cls for cls in self._declared if cls not in self._accepted]
+        asked = bool(self._asked) and not answer.headers.get(wire.UNASKED)
+        declared = self._asked.popleft() if asked else self._accepted
+        new = [cls for cls in declared if cls not in self._accepted and cls in box.known]
         if answer.error and self.opened and new:  # it goes on without the types that do not fit
             box.reject(box.unfit(new, answer.types) or new, answer.error)
-            self._declared = self._accepted
+            self._declared = ()  # say hello again, with what is left
             return
         if answer.error:
             if not any(leg.opened for leg in box.legs.values() if leg is not self):
@@ -194,7 +196,7 @@ class Leg:
                 lane.reopen(position)
                 box.tell_settled(lane, before)
         self.opened = True
-        self._accepted = self._declared
+        self._accepted = declared
         self._wants_hello = False
         owners = _owners(answer)
         if owners:

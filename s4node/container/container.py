@@ -261,7 +261,7 @@ class Container:
         }
         for connection, streams in self._streams_of.items():
             for name in streams:
-                word = self._port(name).word(self.node, self.incarnation)
+                word = self._port(name).word(self.node, self.incarnation, unasked=True)
                 connection.answer(wire.encode_frame(word))
         for stream, subscribers in self._subscribers.items():
             word = self._welcome(self.app.streams[stream])

@@ -117,8 +117,11 @@ class InputPort:
         incarnation: str,
         positions: tuple[wire.Position, ...] = (),
         error: str = "",
+        *,
+        unasked: bool = False,
     ) -> wire.Hello:
         """What a producer is to know of the stream; unasked, that owners have changed."""
+        headers = {**self._headers, wire.UNASKED: True} if unasked else dict(self._headers)
         return wire.Hello(
             node,
             incarnation,
@@ -128,7 +131,7 @@ class InputPort:
             self._partitions,
             positions,
             error,
-            dict(self._headers),
+            headers,
         )
 
     def _accept_numbers(self, hello: wire.Hello) -> str:

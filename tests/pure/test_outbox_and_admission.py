@@ -560,6 +560,7 @@ def word(
 ) -> wire.Hello:
     """A node's hello that tells the owners of the partitions, by their index in ``nodes``."""
     headers = {wire.NODES: list(nodes), wire.OWNERS: list(owners), wire.EPOCH: epoch}
+    headers |= more.pop("more", {})
     return wire.Hello("n", "n1", "ticks", (TICK.declaration,), "crc32:", len(owners),
                       headers=headers, **more)  # fmt: skip
 
