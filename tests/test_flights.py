@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from apps.flights.app import FlightsApp
 from apps.flights.board import Board, differences
 from apps.flights.events import Figures, Row
 from s4node import Config
-from tests.harness import ROOT, environment, free_port, running, until
+from tests.harness import ROOT, environment, running, until
 
 pytest.importorskip("pyspark")
 from pyspark.errors import PythonException
@@ -241,11 +242,12 @@ async def test_rows_that_the_adapter_refuses_raise_and_the_others_are_counted(
 
 @pytest.mark.slow
 def test_sending_to_an_address_where_nobody_listens_raises(flights: DataFrame) -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
-    began = time.monotonic()
-
-    with pytest.raises(PythonException) as caught:
-        send(flights, address)
+    with socket.socket() as held:  # bound, so that nobody else takes the port, but not listening
+        held.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(PythonException) as caught:
+            send(flights, address)
 
     assert str(caught.value).splitlines()[-1] == (
         f"s4node.errors.ConnectionRefused: stream 'rows' at {address}: no answer within 10 s; "
