@@ -28,6 +28,7 @@ import msgspec
 import trio
 
 from s4node import config as settings
+from s4node import flow
 from s4node.app import AdapterApp, App
 from s4node.cluster import lifeline, package
 from s4node.cluster.enrolment import Enrolment
@@ -230,14 +231,20 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
 
     def stop() -> None:
         stopping.set()
-        container.stop()
+        if container.ready.is_set() or container.tasks:
+            container.stop()
+        else:  # it still waits for the other members, and has taken nothing
+            nursery.cancel_scope.cancel()
 
-    line.attach(stop, config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT])
+    drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
     async with trio.open_nursery() as nursery:
+        line.attach(stop, drain)
         with _signals(stop):
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
-            line.say(lifeline.Prepared(app.name, *_streams(app)))
+            inputs, outputs = _streams(app)
+            levels = flow.levels(flow.edges(app), inputs)
+            line.say(lifeline.Prepared(app.name, inputs, outputs, levels))
             if begin.hold:
                 async with trio.open_nursery() as either:
                     for event in (line.go, stopping):
