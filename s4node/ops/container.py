@@ -18,6 +18,7 @@ import socket
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -130,21 +131,22 @@ class Line:
         return lifeline.to_container(self._queue.pop(0))
 
     def _listen(self) -> None:
-        while isinstance(message := self._read(), lifeline.Go):
-            with self._lock:
-                if self._token is not None:
+        """Until the line's end, which comes after a stop as well: who asked for it may die."""
+        while (message := self._read()) is not None:
+            if isinstance(message, lifeline.Go):
+                with self._lock:
                     self._in_trio(self.go.set)
-        self._stop(orphaned=message is None)
+            else:
+                self._stop()
+        self._stop()
+        time.sleep(self._drain_seconds)
+        os._exit(1)
 
-    def _stop(self, *, orphaned: bool) -> None:
+    def _stop(self) -> None:
         with self._lock:
             if self._token is None:  # the app is only being loaded
                 os._exit(0)
             self._in_trio(self._on_stop)
-        if orphaned:
-            end = threading.Timer(self._drain_seconds, os._exit, (1,))
-            end.daemon = True
-            end.start()
 
     def _in_trio(self, function: Callable[[], None]) -> None:
         try:
