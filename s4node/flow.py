@@ -70,6 +70,25 @@ def cycles(edges: Mapping[str, AbstractSet[str]]) -> list[list[str]]:
     return [_cycle_through(group[0], set(group), edges) for group in components(edges)]
 
 
+def levels(edges: Mapping[str, AbstractSet[str]], starts: Iterable[str]) -> dict[str, int]:
+    """How many streams lie between each stream and the nearest of ``starts``, which have 0.
+
+    A stream that none of them leads to has 0, too.
+    """
+    found = dict.fromkeys(edges, 0) | dict.fromkeys(starts, 0)
+    reached, border = set(starts), list(starts)
+    while border:
+        following = []
+        for name in border:
+            for target in sorted(edges.get(name, ())):
+                if target not in reached:
+                    reached.add(target)
+                    found[target] = found[name] + 1
+                    following.append(target)
+        border = following
+    return found
+
+
 def describe(cycle: Iterable[str]) -> str:
     """The cycle in words: ``a -> b -> a``."""
     names = list(cycle)

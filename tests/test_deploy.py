@@ -398,18 +398,21 @@ async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder:
 
 async def test_a_deployment_that_is_killed_is_no_hindrance(folder: Path) -> None:
     (folder / "stuck.py").write_text(
-        "import time\nfrom s4node import App\nclass Stuck(App):\n"
-        "    def on_init(self): print('init', flush=True); time.sleep(3600)\n"
+        "import os, time\nfrom s4node import App\nclass Stuck(App):\n"
+        "    def on_init(self): print('init', os.getpid(), flush=True); time.sleep(3600)\n"
     )
     async with node(folder, "one") as one:
         where = ("--cluster", "shop", "--folder", str(folder / "shared"))
         async with s4_process("deploy", "stuck.py", *where, cwd=folder, ready=False) as first:
-            await until(lambda: "init" in printed(one))
+            await until(lambda: any("init" in line for line in printed(one)))
             await first.kill()
         await deploy(folder, write_app(folder, "counter", "v2"))
         await click(one.address, "ann")
         await until(lambda: "v2 ann 1" in printed(one))
         assert [app for app, _, _ in await apps(folder)] == ["counter"]
+        (pid,) = [int(line.split()[1]) for line in printed(one) if line.startswith("init")]
+        await one.kill()
+        await until(lambda: not Path(f"/proc/{pid}").exists(), "what never got ready ends, too")
 
 
 async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:

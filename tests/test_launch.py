@@ -151,6 +151,31 @@ async def test_ctrl_c_at_any_time_of_the_start_leaves_nobody(
         await until(lambda: not processes_in(tmp_path), "all are gone")
 
 
+NEVER_CLOSES = """\
+import trio
+from s4node import App, ProcessingElement
+class Ignore(ProcessingElement):
+    def on_event(self, event): pass
+class Never(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Ignore), key="name")
+    async def on_close(self):
+        print("closing", flush=True)
+        await trio.sleep(3600)
+"""
+
+
+async def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "never.py").write_text(NEVER_CLOSES)
+    command = ("run", "never.py", "--listen", ANY_PORT, "--nodes", "2")
+    async with s4_process(*command, cwd=tmp_path) as process:
+        process.signal(signal.SIGINT)
+        await until(lambda: "closing" in process.stdout)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert processes_in(tmp_path) == []
+
+
 def processes_in(folder: Path) -> list[str]:
     """The processes that run in a folder."""
     found = []

@@ -61,7 +61,7 @@ class ContainerStatus(msgspec.Struct, frozen=True):
     address: str
     starts: int
     failure: str
-    inputs: list[str]
+    levels: dict[str, int]
     statistics: dict[str, Any]
 
 

@@ -61,6 +61,8 @@ class Prepared(Message, tag="prepared", frozen=True):
     app: str
     inputs: list[str]
     outputs: list[str]
+    levels: dict[str, int] = {}
+    """By stream, how many others lie before it on the way from an input."""
 
 
 class Ready(Message, tag="ready", frozen=True):

@@ -386,7 +386,7 @@ def _status_of(process: ContainerProcess) -> admin.ContainerStatus:
         address=process.address,
         starts=process.starts,
         failure=process.failure.error if process.failure is not None else "",
-        inputs=process.prepared.inputs if process.prepared is not None else [],
+        levels=process.prepared.levels if process.prepared is not None else {},
         statistics=process.statistics,
     )
 

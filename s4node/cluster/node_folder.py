@@ -21,6 +21,9 @@ from s4node.errors import CoordinationError
 _LONGEST_SOCKET_PATH = 100
 """Unix sockets' paths end at 108 bytes on Linux, and at 104 elsewhere."""
 
+_SHORT = "s4-node-"
+"""How the folders begin that are made elsewhere, where this path would be too long."""
+
 
 class NodeFolder:
     """Where a node keeps what is its own; see :func:`node_folder`."""
@@ -52,7 +55,8 @@ def node_folder(coordination: Path) -> Iterator[NodeFolder]:
     admin = folder / "admin"
     places = [folder]
     if len(os.fsencode(admin)) > _LONGEST_SOCKET_PATH:
-        places.append(Path(tempfile.mkdtemp(prefix="s4-")))
+        places.append(Path(tempfile.mkdtemp(prefix=_SHORT)))
+        (folder / "elsewhere").symlink_to(places[-1])
         admin = places[-1] / "admin"
     try:
         yield NodeFolder(folder, admin)
@@ -69,6 +73,10 @@ def _sweep(below: Path) -> None:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with suppress(FileNotFoundError):
+                    elsewhere = (folder / "elsewhere").readlink()
+                    if elsewhere.name.startswith(_SHORT):
+                        shutil.rmtree(elsewhere, ignore_errors=True)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

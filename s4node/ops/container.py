@@ -18,6 +18,7 @@ import socket
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,6 +29,7 @@ import msgspec
 import trio
 
 from s4node import config as settings
+from s4node import flow
 from s4node.app import AdapterApp, App
 from s4node.cluster import lifeline, package
 from s4node.cluster.enrolment import Enrolment
@@ -129,21 +131,22 @@ class Line:
         return lifeline.to_container(self._queue.pop(0))
 
     def _listen(self) -> None:
-        while isinstance(message := self._read(), lifeline.Go):
-            with self._lock:
-                if self._token is not None:
+        """Until the line's end, which comes after a stop as well: who asked for it may die."""
+        while (message := self._read()) is not None:
+            if isinstance(message, lifeline.Go):
+                with self._lock:
                     self._in_trio(self.go.set)
-        self._stop(orphaned=message is None)
+            else:
+                self._stop()
+        self._stop()
+        time.sleep(self._drain_seconds)
+        os._exit(1)
 
-    def _stop(self, *, orphaned: bool) -> None:
+    def _stop(self) -> None:
         with self._lock:
             if self._token is None:  # the app is only being loaded
                 os._exit(0)
             self._in_trio(self._on_stop)
-        if orphaned:
-            end = threading.Timer(self._drain_seconds, os._exit, (1,))
-            end.daemon = True
-            end.start()
 
     def _in_trio(self, function: Callable[[], None]) -> None:
         try:
@@ -230,14 +233,20 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
 
     def stop() -> None:
         stopping.set()
-        container.stop()
+        if container.ready.is_set() or container.tasks:
+            container.stop()
+        else:  # it still waits for the other members, and has taken nothing
+            nursery.cancel_scope.cancel()
 
-    line.attach(stop, config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT])
+    drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
     async with trio.open_nursery() as nursery:
+        line.attach(stop, drain)
         with _signals(stop):
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
-            line.say(lifeline.Prepared(app.name, *_streams(app)))
+            inputs, outputs = _streams(app)
+            levels = flow.levels(flow.edges(app), inputs)
+            line.say(lifeline.Prepared(app.name, inputs, outputs, levels))
             if begin.hold:
                 async with trio.open_nursery() as either:
                     for event in (line.go, stopping):

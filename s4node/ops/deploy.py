@@ -32,9 +32,13 @@ from s4node.errors import (
     DeployFailed,
     EntryExists,
     NoEntry,
+    S4Error,
 )
 
 LOCK = "deploying"
+_LEAVING_SECONDS = 5.0
+"""How long a deployment that is interrupted may take to bring the old version back."""
+
 OWN_KEYS = {
     settings.CLUSTER_NAME.name,
     settings.CLUSTER_PARTITIONS.name,
@@ -182,8 +186,13 @@ class _Deployment:
                 if before:
                     tell(f"{app} {before.value.version} drains and ends")
                 ready = await _from_all(callers, admin.Ready, drain + start)
-            except BaseException:
-                with trio.move_on_after(5, shield=True):
+            except S4Error:
+                with trio.move_on_after(drain + start):
+                    await self._take_back(info, before.value if before else None)
+                    await self._wait_back(before.value if before else None, len(nodes))
+                raise
+            except BaseException:  # interrupted: the nodes do the rest
+                with trio.move_on_after(_LEAVING_SECONDS, shield=True):
                     await self._take_back(info, before.value if before else None)
                 raise
         if before and before.value.package != info.package:
@@ -242,6 +251,16 @@ class _Deployment:
             await self._registry.set_app(before)
             return
         await _remove(self._registry, self._config, info)
+
+    async def _wait_back(self, before: AppInfo | None, nodes: int) -> None:
+        """The version that was there runs again on all nodes."""
+        path = Registry.path_of_app(self._id)
+        while before is not None:
+            seen = await self._registry.session.change(path)
+            members = (await self._registry.members(self._id)).values()
+            if [member.value.version for member in members] == [before.version] * nodes:
+                return
+            await self._registry.session.wait_change(path, seen)
 
 
 async def _from_all(

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-_DOWNSTREAM = ("deserializer", "input", "stream", "sender", "remoteSender")
-"""The stages in the order in which events pass them; ``input`` is the stage of an input stream."""
+_DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender")
+"""The stages in the order in which events pass them."""
 
 FULL = 0.8
 """How full a stage has to be to hold up what is before it."""
@@ -38,7 +38,8 @@ class Row(msgspec.Struct):
     waited: float = 0.0
     fullest: float = 0.0
     """How full the fullest of its partitions is, from 0 to 1 and above."""
-    is_input: bool = False
+    level: int = 0
+    """How many streams lie before this one."""
     rate: float | None = None
     """Events admitted a second; None where there is no snapshot to compare with."""
 
@@ -89,13 +90,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     bottleneck: str = ""
 
 
-def rows_of(told: Iterable[tuple[str, Iterable[str], Mapping[str, Any]]]) -> list[Row]:
-    """The rows of what containers told: app, input streams and statistics of each."""
+def rows_of(told: Iterable[tuple[str, Mapping[str, int], Mapping[str, Any]]]) -> list[Row]:
+    """The rows of what containers told: app, levels of its streams and statistics of each."""
     rows: dict[tuple[str, str, str], Row] = {}
-    for app, inputs, statistics in told:
+    for app, levels, statistics in told:
         for stage in _stages_of(statistics):
             key = app, str(stage.get("stage", "stream")), str(stage["stream"])
-            row = rows.setdefault(key, Row(*key, is_input=key[2] in inputs))
+            row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
             _add(row, stage)
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
 
@@ -123,9 +124,9 @@ def _add(row: Row, stage: Mapping[str, Any]) -> None:
     row.fullest = max(row.fullest, *shares)
 
 
-def _rank(row: Row) -> int:
-    stage = "input" if row.stage == "stream" and row.is_input else row.stage
-    return _DOWNSTREAM.index(stage) if stage in _DOWNSTREAM else len(_DOWNSTREAM)
+def _rank(row: Row) -> tuple[int, int]:
+    stage = _DOWNSTREAM.index(row.stage) if row.stage in _DOWNSTREAM else len(_DOWNSTREAM)
+    return stage, row.level
 
 
 def bottleneck_of(rows: Iterable[Row]) -> str:

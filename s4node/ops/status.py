@@ -97,7 +97,7 @@ async def look(registry: Registry, cluster: str) -> Snapshot:
             )
         )
     told = [
-        (container.app, container.inputs, container.statistics)
+        (container.app, container.levels, container.statistics)
         for answer in answers.values()
         if isinstance(answer, admin.NodeStatus)
         for container in answer.containers

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node import AdapterApp, App, Event, OutputStream, ProcessingElement, Stream
-from s4node.flow import components, cycles, describe, edges, puts
+from s4node.flow import components, cycles, describe, edges, levels, puts
 
 
 class Word(Event):
@@ -407,3 +407,19 @@ def test_groups_are_those_of_mutual_reach_in_whatever_order_the_edges_come(
     assert cycles(dict(shuffled)) == cycles(graph)
     for cycle in cycles(graph):
         assert all(b in graph[a] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"in": set()}, {"in": 0}),
+        ({"in": {"a"}, "a": {"b"}, "b": set()}, {"in": 0, "a": 1, "b": 2}),
+        ({"in": {"a", "b"}, "a": {"b"}, "b": set()}, {"in": 0, "a": 1, "b": 1}),
+        ({"in": {"a"}, "a": {"in", "a"}}, {"in": 0, "a": 1}),
+        ({"in": {"a"}, "a": set(), "alone": {"a"}}, {"in": 0, "a": 1, "alone": 0}),
+    ],
+)
+def test_a_stream_s_level_is_how_many_streams_lie_before_it(
+    graph: dict[str, set[str]], found: dict[str, int]
+) -> None:
+    assert levels(graph, ["in"]) == found
