@@ -508,7 +508,19 @@ def mode_of(place: str) -> int:
 async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
     async with node(folder, "one"):
         place = (await admin_sockets(folder))["one"]
-        assert [mode_of(place), mode_of(place.rpartition("/")[0])] == [0o600, 0o700]
+        modes = [mode_of(place), mode_of(f"{place}.token"), mode_of(place.rpartition("/")[0])]
+        assert modes == [0o600, 0o600, 0o700]
+
+
+async def test_who_does_not_show_the_token_is_not_answered(folder: Path) -> None:
+    async with node(folder, "one"):
+        place = (await admin_sockets(folder))["one"]
+        right = await trio.Path(f"{place}.token").read_bytes()
+        for token in (b"", b"0" * len(right), right[:-1], right + b"0", b"\xff" * 64):
+            async with await trio.open_unix_socket(place) as stream:
+                await stream.send_all(token + b'\n{"ask": "status"}\n')
+                answer = json.loads(await stream.receive_some())
+            assert answer["error"] == "the token that was shown is not this node's"
 
 
 RUBBISH = [
@@ -522,11 +534,11 @@ RUBBISH = [
 
 async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(folder: Path) -> None:
     async with node(folder, "one") as one:
-        places = await admin_sockets(folder)
+        place = (await admin_sockets(folder))["one"]
+        token = await trio.Path(f"{place}.token").read_bytes()
         for sent in RUBBISH:
-            stream = await trio.open_unix_socket(places["one"])
-            async with stream:
-                await stream.send_all(sent)
+            async with await trio.open_unix_socket(place) as stream:
+                await stream.send_all(token + b"\n" + sent)
                 answer = await stream.receive_some()
             assert json.loads(answer)["answer"] == "failed", sent
         await deploy(folder, write_app(folder, "counter", "v1"))

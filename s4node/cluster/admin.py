@@ -3,13 +3,17 @@
 Rules
 - A Unix socket in a folder that only its owner can enter; who else connects (root may) is turned
   away. Nothing of it listens on a network, for a package that comes here is run.
-- One request a connection: a line of JSON, then a package where the request announces one. Answers
-  are lines. What a request has begun ends with its connection, unless it has been taken over.
+- Whoever asks shows first that it can read the node's token, a file beside the socket (0600): where
+  the socket itself is passed on, to another container or host, that does not come along.
+- One request a connection: the token, a line of JSON, then a package where one is announced.
+  Answers are lines. What a request has begun ends with its connection, unless it has been taken over.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -109,6 +113,10 @@ class Conversation:
         self._stream = stream
         self._data = bytearray()
 
+    async def show(self, token: bytes) -> None:
+        """Show the token, before anything is asked."""
+        await self._stream.send_all(token + b"\n")
+
     async def say(self, message: msgspec.Struct, body: bytes = b"") -> None:
         """Send a message, and a package behind it."""
         await self._stream.send_all(msgspec.json.encode(message) + b"\n" + body)
@@ -157,7 +165,9 @@ async def serve(
     handle: Handler,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests at ``place`` until cancelled."""
+    """Answer requests at ``place`` until cancelled, from those who can read its token."""
+    token = secrets.token_hex(32).encode()
+    _write_token(token_of(place), token)
     listening = trio.socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)  # nobody else may connect, not even for a moment
     try:
@@ -168,17 +178,35 @@ async def serve(
 
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
-            await _answer(stream, handle)
+            await _answer(stream, handle, token)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, answer, [trio.SocketListener(listening)])
         task_status.started()
 
 
-async def _answer(stream: trio.SocketStream, handle: Handler) -> None:
+def token_of(place: Path) -> Path:
+    """The file that holds the token of the socket at ``place``."""
+    return place.with_name(f"{place.name}.token")
+
+
+def _write_token(file: Path, token: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(token)
+
+
+async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> None:
     conversation = Conversation(stream)
     try:
         if not _is_ours(stream):
+            return
+        shown = await conversation.line()
+        if shown is None:
+            return
+        if not hmac.compare_digest(shown, token):
+            log.warning("a wrong token at the admin socket")
+            await conversation.say(Failed("the token that was shown is not this node's"))
             return
         line = await conversation.line()
         if line is None:
@@ -260,6 +288,7 @@ async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIte
     """Ask the node whose admin socket is at ``place``; raises NodeUnreachable."""
     try:
         with trio.fail_after(CONNECT_SECONDS):
+            token = await trio.Path(token_of(Path(place))).read_bytes()
             stream = await trio.open_unix_socket(place)
     except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
         raise NodeUnreachable(
@@ -268,5 +297,6 @@ async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIte
     async with stream:
         conversation = Conversation(stream)
         with suppress(trio.BrokenResourceError):  # it may have said why before it hung up
+            await conversation.show(token)
             await conversation.say(ask, body)
         yield Caller(node, conversation)
