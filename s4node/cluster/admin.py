@@ -6,7 +6,7 @@ Rules
 - Whoever asks shows first that it can read the node's token, a file beside the socket (0600): where
   the socket itself is passed on, to another container or host, that does not come along.
 - One request a connection: the token, a line of JSON, then a package where one is announced.
-  Answers are lines. What a request has begun ends with its connection, unless it has been taken over.
+  Answers are lines. What a request has begun ends with its connection, unless it was taken over.
 """
 
 from __future__ import annotations
