@@ -47,9 +47,15 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     return results
 
 
-def system(partitions: int, seconds: float, role: str = "producer", **task: Any) -> dict[str, Any]:
+def system(
+    partitions: int,
+    seconds: float,
+    role: str = "producer",
+    settings: dict[str, str] | None = None,
+    **task: Any,
+) -> dict[str, Any]:
     """One run of a node and a producer: what was sent, how fast, and whether it was counted."""
-    wanted = {"s4.cluster.partitions": str(partitions)}
+    wanted = {"s4.cluster.partitions": str(partitions), **(settings or {})}
     with Role("node", settings=wanted) as node:
         address = node.hear()["address"]
         with Role(role, address=address, seconds=seconds, **task) as producer:

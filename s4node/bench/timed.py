@@ -124,7 +124,8 @@ def delay(task: dict[str, Any]) -> None:
     async def main() -> None:
         app = App("latency")
         app.create_input_stream("timed", app.create_pe(Watch), key="key")
-        container = Container(app, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
+        own = {"s4.listener.address": "tcp://127.0.0.1:0"}
+        container = Container(app, Config.of({**own, **task.get("settings", {})}))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()

@@ -1,0 +1,78 @@
+"""What the settings do to throughput, latency and memory: the table of docs/tuning.md.
+
+Each row is the keyed count with one setting changed, in turn with the defaults, so that a noisy
+machine touches all alike. Run it on a quiet one::
+
+    python benchmarks/tuning.py            # about five minutes
+    python benchmarks/tuning.py --quick    # does it work? ignore its figures
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from s4node.bench.keyed_count import system
+from s4node.bench.process import Role
+from s4node.bench.result import middle
+
+CHANGES: list[dict[str, str]] = [
+    {},
+    {"s4.cluster.partitions": "8"},
+    {"s4.cluster.partitions": "64"},
+    {"s4.hasher": "s4", "s4.cluster.partitions": "8"},
+    {"s4.stream.workQueueSize": "1000"},
+    {"s4.stream.workQueueSize": "100000", "s4.deserializer.workQueueSize": "1000000"},
+    {"s4.stream.executor": "throttle", "s4.stream.maxRate": "100000"},
+    {"s4.step.maxEvents": "64"},
+    {"s4.step.maxMs": "0.5"},
+    {"s4.comm.verdictDelay": "5"},
+    {"s4.gc.threshold": "0"},
+    {"s4.watchdog.ms": "0"},
+]
+LATENCY_RATE = 2_000
+
+
+def main() -> None:
+    """Print the table."""
+    quick = "--quick" in sys.argv[1:]
+    runs, seconds = (1, 0.3) if quick else (5, 3.0)
+    found: list[list[dict[str, float]]] = [[] for _ in CHANGES]
+    for number in range(runs):
+        for change, rows in zip(CHANGES, found, strict=True):
+            print(f"run {number + 1} of {runs}: {_name(change)}", file=sys.stderr, flush=True)
+            rows.append(_measure(change, seconds))
+    base = {key: middle([row[key] for row in found[0]]) for key in found[0][0]}
+    print("| setting | events/s | of the default | p50 ms | p99 ms | node MB |")
+    print("|---|---|---|---|---|---|")
+    for change, rows in zip(CHANGES, found, strict=True):
+        row = {key: middle([one[key] for one in rows]) for key in base}
+        print(f"| {_name(change)} | {row['rate']:,.0f} | {row['rate'] / base['rate']:.2f} | "
+              f"{row['p50']:.2f} | {row['p99']:.2f} | {row['mb']:.0f} |")  # fmt: skip
+
+
+def _name(change: dict[str, str]) -> str:
+    return ", ".join(f"`{key} = {value}`" for key, value in change.items()) or "defaults"
+
+
+def _measure(change: dict[str, str], seconds: float) -> dict[str, float]:
+    partitions = int(change.get("s4.cluster.partitions", "1"))
+    counted = system(partitions, seconds, settings=change)
+    assert counted["checked"], change
+    count = int(LATENCY_RATE * seconds)
+    with Role("delay", count=count, settings=change) as node:
+        address = node.hear()["address"]
+        with Role("timed", address=address, rate=LATENCY_RATE, count=count) as producer:
+            producer.hear()
+            late: dict[str, Any] = node.hear()
+            producer.tell({})
+    return {
+        "rate": counted["sent"] / counted["seconds"],
+        "mb": counted["rss_mb"],
+        "p50": late["p50_ms"],
+        "p99": late["p99_ms"],
+    }
+
+
+if __name__ == "__main__":
+    main()
