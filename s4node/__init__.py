@@ -6,6 +6,7 @@ An app is a graph of streams and processing elements (PEs); each key has its own
   :class:`GenericEvent`, :class:`KeyFinder`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
 - Run an app inside your own trio program with :class:`Container` and :class:`Config`.
+- Choose what a full stage does with an :class:`Executor` of your own.
 - Test apps in memory with :mod:`s4node.testing`.
 - Every error is an :class:`S4Error`.
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from s4node.container.container import Container
     from s4node.errors import S4Error
     from s4node.event import Event, GenericEvent
+    from s4node.executors.policy import Executor
     from s4node.keys import Key, KeyFinder
     from s4node.pe.element import ProcessingElement
     from s4node.stream import InputStream, OutputStream, Stream
@@ -50,6 +52,7 @@ __all__ = [
     "Refusal",
     "Container",
     "Config",
+    "Executor",
     "S4Error",
 ]
 
@@ -71,6 +74,7 @@ _HOMES = {
     "Refusal": "comm.outbox",
     "Container": "container.container",
     "Config": "config",
+    "Executor": "executors.policy",
     "S4Error": "errors",
 }
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from s4node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -107,6 +107,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _parse_executor(text: str) -> str:
+    module, _, name = text.partition(":")
+    parts = (*module.split("."), name)
+    if text not in ("block", "shed", "throttle") and not all(p.isidentifier() for p in parts):
+        raise ValueError("is neither block, shed, throttle nor package.module:Class")
+    return text
+
+
 def _parse_hasher(text: str) -> str:
     module, _, function = text.partition(":")
     parts = (*module.split("."), function)
@@ -139,6 +147,7 @@ _TEXT = Kind("text", str)
 _HOST = Kind("host name or IP address, or empty", _parse_host)
 _NAME = Kind("name", _parse_name)
 _NAMES = Kind("comma-separated list of names", _parse_names)
+_EXECUTOR = Kind("one of block, shed, throttle, or package.module:Class", _parse_executor)
 _HASHER = Kind("one of crc32, s4, or package.module:function", _parse_hasher)
 
 
@@ -273,15 +282,56 @@ LISTENER_MAX_CONNECTIONS = Setting(
 
 _QUEUES = "Queues: their sizes count events"
 
-STREAM_WORK_QUEUE_SIZE = Setting(
-    _QUEUES, "s4.stream.workQueueSize", "10000", _whole(1),
-    "How many events may wait for one stream in one partition. It also bounds the credit that "
-    "producers are given: more of it rides out longer bursts, for memory and latency.",
-)
-SENDER_WORK_QUEUE_SIZE = Setting(
-    _QUEUES, "s4.sender.workQueueSize", "10000", _whole(1),
-    "How many events may wait to leave for one other cluster. When it is full, the tasks that emit "
-    "to that cluster pause until there is room.",
+_STAGE_DOCS = {
+    "deserializer": "undecoded frames of one input stream in a container",
+    "stream": "the events of one stream in one partition",
+    "sender": "the events of one stream that leave for other nodes of the cluster",
+    "remoteSender": "the events of one output stream that leave for another cluster",
+}
+_STAGE_DEFAULTS = {  # executor, events, bytes
+    "deserializer": ("block", "100000", "67108864"),
+    "stream": ("block", "10000", "16777216"),
+    "sender": ("throttle", "10000", "67108864"),
+    "remoteSender": ("block", "10000", "67108864"),
+}
+
+
+def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
+    """The keys of one stage by their last word: for all streams, and for one by name."""
+    of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
+    rows: list[tuple[str, str, Kind[Any], str]] = [
+        ("executor", executor, _EXECUTOR, (f"What happens when more comes than the stage of {of} "
+         "can take: block makes senders wait, shed drops the newest, throttle lets only maxRate "
+         "leave and drops the newest behind a full queue; package.module:Class is your own.")),
+        ("workQueueSize", events, _whole(1), (f"How many events the stage of {of} holds. Credit "
+         "is cut to it. More rides out longer bursts, for memory and latency.")),
+        ("workQueueBytes", size, _bytes(1024, 2**53), (f"How many bytes the stage of {of} holds, "
+         "however few events they are. It bounds the memory that overload can take.")),
+        ("maxRate", "200000", _whole(1), (f"How many events a second leave the stage of {of} where "
+         "its executor throttles.")),
+    ]  # fmt: skip
+    if stage == "stream":
+        rows.append(("parallelism", "0", _whole(0, 1024), ("How many handlers of a keyed stream "
+                     "may be outstanding in a partition, each key in order. 0 leaves it to the "
+                     "app's set_parallelism(), and to 1 without that.")))  # fmt: skip
+    return {
+        word: (
+            Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
+            Pattern(_QUEUES, f"s4.{stage}.<stream>.{word}", text, kind,
+                    f"The same for one stream, which wins over s4.{stage}.{word}.",
+                    f"s4.{stage}.clicks.{word}"),
+        )
+        for word, text, kind, doc in rows
+    }  # fmt: skip
+
+
+STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}
+STREAM_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["stream"]["workQueueSize"][0]
+SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
+SPILL_FOLDER = Setting(
+    _QUEUES, "s4.spill.folder", "", _TEXT,
+    "Where events of a stream that feeds itself wait on disk when its stage is full. Empty is the "
+    "system's folder for temporary files. The files have no names and end with their process.",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
     _QUEUES, "s4.sender.maxFrameEvents", "2048", _whole(1),
@@ -395,9 +445,18 @@ LOGGER_FORMAT = Setting(
 
 # fmt: on
 
-KEYS: tuple[ConfigKey[Any], ...] = tuple(
-    declared for declared in list(globals().values()) if isinstance(declared, ConfigKey)
-)
+
+def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
+    for value in values:
+        if isinstance(value, ConfigKey):
+            yield value
+        elif value is STAGE_KEYS:
+            for of_stage in STAGE_KEYS.values():
+                yield from (pair[0] for pair in of_stage.values())
+                yield from (pair[1] for pair in of_stage.values())
+
+
+KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
 """Every key, in the order above; read from the module, so that none can be left out."""
 
 _SETTINGS: dict[str, Setting[Any]] = {key.name: key for key in KEYS if isinstance(key, Setting)}

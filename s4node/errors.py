@@ -76,6 +76,10 @@ class StageBroken(S4Error):  # noqa: N818
     """What this stage feeds is gone for good; what was not admitted is still with the sender."""
 
 
+class SpillError(S4Error):
+    """Events that must find room could not be kept on disk; the app stops before losing any."""
+
+
 class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 

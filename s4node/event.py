@@ -10,7 +10,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from sys import getsizeof
 from typing import Any, ClassVar, Protocol, dataclass_transform
 
 import msgspec
@@ -122,6 +123,10 @@ class Receipt(Protocol):
         """The event of this number was not processed; the sender will be told why."""
         ...
 
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """``count`` events from this number on were dropped for overload; the sender is told."""
+        ...
+
     def describe(self, number: int) -> str:
         """The event's position in words, for messages."""
         ...
@@ -132,11 +137,23 @@ class EventBatch:
 
     ``first`` is the number of ``events[0]`` at its source, so a position is ``first + index``;
     where a batch has holes (events refused or sent elsewhere) ``numbers`` lists every number.
-    ``receipt`` is None for batches that were emitted inside the process. ``size`` is what the
-    batch counts for in a queue; it stays when events turn out to be refused.
+    ``receipt`` is None for batches that were emitted inside the process. ``size`` and ``bytes`` are
+    what the batch counts for in a queue; they stay when events turn out to be refused. A batch can
+    be interrupted: events before ``at`` have been worked on.
     """
 
-    __slots__ = ("events", "first", "numbers", "partition", "receipt", "size", "stream")
+    __slots__ = (
+        "at",
+        "bytes",
+        "events",
+        "first",
+        "numbers",
+        "offered_at",
+        "partition",
+        "receipt",
+        "size",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -146,11 +163,15 @@ class EventBatch:
         receipt: Receipt | None = None,
         first: int = 0,
         numbers: list[int] | None = None,
+        weight: int = 0,
     ) -> None:
         self.stream = stream
         self.partition = partition
         self.events = events
         self.size = len(events)
+        self.bytes = weight
+        self.at = 0
+        self.offered_at = 0.0
         self.receipt = receipt
         self.first = first
         self.numbers = numbers
@@ -168,3 +189,18 @@ class EventBatch:
         if self.receipt is None:
             return f"{place} (emitted in this process)"
         return f"{place}@{self.receipt.describe(self.number(index))}"
+
+
+def footprint(events: Sequence[Any]) -> int:
+    """About how many bytes of memory the events take: those of the first, times their number."""
+    if not events:
+        return 0
+    first = events[0]
+    fields = getattr(first, "__struct_fields__", None)
+    if fields is not None:
+        values: Iterable[Any] = [getattr(first, name) for name in fields]
+    elif isinstance(first, GenericEvent):
+        values = [first._attributes, *first._attributes.values()]
+    else:
+        values = ()
+    return len(events) * (8 + getsizeof(first) + sum(map(getsizeof, values)))

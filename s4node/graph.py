@@ -84,6 +84,13 @@ def rule_of(stream: Stream) -> KeyRule | None:
     return rule if plain else KeyRule(stream.key, generic=generic, checked=True)
 
 
+def finder_of(stream: Stream) -> Callable[[Any], Any]:
+    """What finds the key of one event of a keyed stream."""
+    rule = rule_of(stream)
+    assert rule is not None
+    return rule.finder()
+
+
 def _is_plain(kind: EventType, name: str) -> bool:
     """Whether the event type's field ``name`` holds nothing but keys."""
     fields = getattr(kind.cls, "__struct_fields__", ())

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from s4node.errors import EventError, S4Error
+from s4node.errors import EventError, GraphError, S4Error
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 from s4node.schema import EventType
@@ -68,6 +68,7 @@ class Stream:
         self.key = key
         self.broadcast = broadcast
         self.carrier: Carrier | None = None
+        self.parallelism = 1
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
         self._declared = tuple(named) or self._default_types()
@@ -81,6 +82,19 @@ class Stream:
     def types(self) -> tuple[EventType, ...]:
         """The event types that the stream carries."""
         return tuple(self._types.values())
+
+    def set_parallelism(self, handlers: int) -> None:
+        """Let up to so many handlers of this stream run at a time in each partition.
+
+        The events of a key stay in order. ``async`` handlers overlap on the event loop, plain ones
+        run in threads, which helps handlers that wait and not those that compute. It takes a key,
+        and PEs that are no singletons. The setting ``s4.stream.parallelism`` wins over it.
+        """
+        if not isinstance(handlers, int) or handlers < 1:
+            raise GraphError(
+                f"stream {self.name!r}: a parallelism of {handlers!r} is no whole number from 1 on"
+            )
+        self.parallelism = handlers
 
     def put(self, event: Any) -> None:
         """Send an event from a handler; it leaves when the batch at hand is done."""

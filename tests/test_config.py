@@ -61,8 +61,24 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.listener.maxEnvelopeBytes", "16777216"),
         ("s4.listener.maxFrameBytes", "1048576"),
         ("s4.listener.maxConnections", "1024"),
+        ("s4.deserializer.executor", "block"),
+        ("s4.deserializer.workQueueSize", "100000"),
+        ("s4.deserializer.workQueueBytes", "67108864"),
+        ("s4.deserializer.maxRate", "200000"),
+        ("s4.stream.executor", "block"),
         ("s4.stream.workQueueSize", "10000"),
+        ("s4.stream.workQueueBytes", "16777216"),
+        ("s4.stream.maxRate", "200000"),
+        ("s4.stream.parallelism", "0"),
+        ("s4.sender.executor", "throttle"),
         ("s4.sender.workQueueSize", "10000"),
+        ("s4.sender.workQueueBytes", "67108864"),
+        ("s4.sender.maxRate", "200000"),
+        ("s4.remoteSender.executor", "block"),
+        ("s4.remoteSender.workQueueSize", "10000"),
+        ("s4.remoteSender.workQueueBytes", "67108864"),
+        ("s4.remoteSender.maxRate", "200000"),
+        ("s4.spill.folder", ""),
         ("s4.sender.maxFrameEvents", "2048"),
         ("s4.sender.maxFrameBytes", "262144"),
         ("s4.comm.timeout", "1000"),
@@ -88,6 +104,12 @@ def test_the_list_has_these_families_of_keys() -> None:
     assert [key.name for key in cfg.KEYS if isinstance(key, cfg.Pattern)] == [
         "s4.cluster.<cluster>.address",
         "s4.stream.<stream>.consumers",
+        *(
+            f"s4.{stage}.<stream>.{word}"
+            for stage in ("deserializer", "stream", "sender", "remoteSender")
+            for word in ("executor", "workQueueSize", "workQueueBytes", "maxRate", "parallelism")
+            if word != "parallelism" or stage == "stream"
+        ),
         "s4.app.<parameter>",
     ]
 

@@ -180,7 +180,7 @@ async def test_adapter_and_client_at_both_ends_of_a_chain_with_cut_connections()
         settings = {
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": behind.address,
-            "s4.sender.workQueueSize": "500",
+            "s4.remoteSender.workQueueSize": "500",
         }
         async with (
             running(app, settings, partitions=3) as node,
@@ -310,7 +310,7 @@ async def test_a_slow_consumer_holds_back_the_tasks_that_feed_it_and_then_their_
     forward.out = app.create_output_stream("onward", types=Click)
     last = App("slow")
     last.create_input_stream("onward", last.create_pe(Slow), key="user")
-    small = {"s4.stream.workQueueSize": "200", "s4.sender.workQueueSize": "200"}
+    small = {"s4.stream.workQueueSize": "200", "s4.remoteSender.workQueueSize": "200"}
     deepest = 0
     async with running(last, small) as end:
         settings = {
@@ -358,7 +358,7 @@ async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
         settings = {
             "s4.stream.clicks.consumers": "end",
             "s4.cluster.end.address": end.address,
-            "s4.sender.workQueueSize": "300",
+            "s4.remoteSender.workQueueSize": "300",
         }
         async with running(Source(), settings):
             await until(lambda: len(seen) == 5000)

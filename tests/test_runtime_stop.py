@@ -211,7 +211,7 @@ async def test_a_stopping_node_waits_for_the_consumer_of_its_output() -> None:
     settings = {
         "s4.stream.onward.consumers": "next",
         "s4.cluster.next.address": consumer,
-        "s4.sender.workQueueSize": "10",
+        "s4.remoteSender.workQueueSize": "10",
     }
     stopped = trio.Event()
     async with trio.open_nursery() as nursery:

@@ -65,7 +65,7 @@ async def test_a_subscriber_gets_what_comes_from_its_hello_on() -> None:
 
 async def test_a_slow_subscriber_misses_events_and_is_told_how_many() -> None:
     async with (
-        running(sums(), {"s4.sender.workQueueSize": "100"}) as node,
+        running(sums(), {"s4.remoteSender.workQueueSize": "100"}) as node,
         Client(node.address) as client,
         client.subscribe("totals", types=[Total], queue_size=50) as totals,
     ):
@@ -108,7 +108,7 @@ async def test_every_container_of_the_app_is_read_from(tmp_path: Path) -> None:
 
 async def test_who_reads_nothing_costs_the_app_nothing() -> None:
     async with (
-        running(sums(), {"s4.sender.workQueueSize": "100"}) as node,
+        running(sums(), {"s4.remoteSender.workQueueSize": "100"}) as node,
         Client(node.address) as client,
         client.subscribe("totals", queue_size=10),
     ):

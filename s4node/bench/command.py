@@ -22,6 +22,7 @@ BENCHMARKS = {
     "latency": "one-by-one sends from intended time to on_event, beside bare pynng",
     "word-count": "sentences to words across two nodes to counts, beside one bare loop",
     "hops": "what one more stream hop costs: in a partition, between tasks, between nodes",
+    "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 

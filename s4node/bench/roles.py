@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from s4node.app import App
-from s4node.bench import flows, timed, word_count, workload
+from s4node.bench import flows, overload, timed, word_count, workload
 from s4node.bench.process import resident_mb, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
@@ -323,6 +323,8 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "bare_timed": timed.bare_timed,
     "delay": timed.delay,
     "bare": timed.bare,
+    "slow_node": lambda task: overload.slow_node(task, say, listen),
+    "pressing": lambda task: overload.pressing(task, say, listen),
 }
 
 

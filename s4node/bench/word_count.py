@@ -21,7 +21,7 @@ from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
 CHUNK = 256
-LOSSLESS = {"s4.cluster.partitions": "2"}
+LOSSLESS = {"s4.cluster.partitions": "2", "s4.sender.executor": "block"}
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:

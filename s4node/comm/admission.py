@@ -2,31 +2,49 @@
 
 Rules
 - Of each (producer, stream, partition) only the next expected number is admitted. What comes
-  twice is trimmed; a gap is answered once with "expected n" and dropped: the producer kept it.
-- A frame that begins below the credit limit owns its place. One that does not is dropped the same
+  twice is trimmed; a gap is answered with "expected n" and dropped: the producer kept it. It is
+  answered once, until the producer has gone back.
+- A frame that begins below the credit limit has its place. One that does not is dropped the same
   way, so a producer that ignores its credit costs no memory.
+- The executors of the deserializer and of the stream's stage have the last word. What one that
+  withholds cannot take is left to its producer: nothing is lost, and "expected n" is told only when
+  there is room again. What one that drops cannot take is shed: done with at once, and told.
+- Credit reaches ahead of what is processed, and where events are dropped, of what has arrived.
 - A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
 - Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
   credit that it did not tell.
-- A producer hears of every refusal: none is passed by the ``upto`` of a verdict that does not tell
-  it, and what was told is kept until the producer shows that it heard, for after a reconnect.
+- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
+  does not tell it, and what was told is kept until the producer shows that it heard, for after a
+  reconnect.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it
-  expires or its producer says end of stream.
+  expires or its producer says end of stream; so many are kept and no more.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from s4node.comm import frame as wire
 from s4node.executors.credit import Credit
-from s4node.executors.stage import Stage
+from s4node.executors.policy import DESERIALIZER, UNLIMITED, StageSettings
+from s4node.executors.stage import Gauge, Stage
 from s4node.progress.low_watermark import LowWatermark
 
 MAX_EXCEPTIONS = 256
-"""Refusals told one by one in a verdict; the rest follow in the next."""
+"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
+
+MAX_PRODUCERS = 1024
+"""Producers of one stream that one connection may open."""
+
+MAX_AWAY = 16_384
+"""Lanes of a stream that are remembered while their producers are away."""
+
+_NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
+
+PERIOD = 1.0
+"""Seconds after which a producer that sends nothing may lose its share."""
 
 _REASON = 500
 """Characters of a reason."""
@@ -35,6 +53,26 @@ _REASON = 500
 def shortened(reason: str) -> str:
     """A reason of bearable length: it may quote an event, and many travel in one verdict."""
     return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unprocessed:
+    """Numbers that were not processed: ``count`` from ``number`` on."""
+
+    number: int
+    count: int
+    reason: str
+    shed: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first number behind them."""
+        return self.number + self.count
+
+    @property
+    def told(self) -> tuple[int, int, str]:
+        """As it stands in a ruling."""
+        return self.number, self.count, self.reason
 
 
 class ProducerLane:
@@ -48,10 +86,13 @@ class ProducerLane:
         "asked",
         "connection",
         "expected",
+        "gap_first",
         "gap_told",
         "gap_untold",
+        "held",
         "limit",
         "partition",
+        "period",
         "press_at",
         "producer",
         "seen",
@@ -60,6 +101,7 @@ class ProducerLane:
         "unheard",
         "unprocessed",
         "urgent",
+        "weight",
     )
 
     def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
@@ -70,10 +112,14 @@ class ProducerLane:
         self.limit = start
         self._low = LowWatermark(start)
         self.connection: Hashable | None = None
-        self.unprocessed: list[tuple[int, int, str]] = []
-        self.unheard: deque[tuple[int, list[tuple[int, int, str]]]] = deque()
-        self._ruled: list[tuple[int, int, str]] = []
+        self.unprocessed: list[Unprocessed] = []
+        self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
+        self._ruled: list[Unprocessed] = []
         self._before = (start, start, start, start)
+        self.held = False  # a frame was left to the producer for lack of room
+        self.weight = 0.0  # bytes an event, lately
+        self.period = -1
+        self.gap_first = -1  # where the last frame behind the gap began
         self.gap_told = False
         self.gap_untold = False
         self.urgent = False
@@ -95,22 +141,37 @@ class ProducerLane:
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """The producer will be told that these were not processed."""
-        self.unprocessed.append((number, count, shortened(reason)))
+        self.unprocessed.append(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
+        self.admission.touched(self)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """The producer will be told that these were dropped."""
+        last = self.unprocessed[-1] if self.unprocessed else None
+        if last is not None and (last.end, last.reason, last.shed) == (number, reason, True):
+            self.unprocessed[-1] = replace(last, count=last.count + count)
+        else:
+            self.unprocessed.append(Unprocessed(number, count, shortened(reason), True))
+        self.admission.shed += count
         self.admission.touched(self)
 
     @property
     def upto(self) -> int:
         """Everything below has been dealt with, and its refusals have been told."""
         if self.unprocessed:
-            return min(self.safe, min(self.unprocessed)[0])
+            return min(self.safe, min(self.unprocessed).number)
         return self.safe
 
     def told(self) -> None:
         """The producer knows ``upto`` and ``limit`` as they are now."""
         self.told_upto, self.told_limit = self.upto, self.limit
         self.press_at = self.limit - self.admission.share(self) * 3 // 4
+
+    @property
+    def done(self) -> int:
+        """Credit reaches ahead of this number."""
+        return self.safe if self.admission.withholds(self) else self.expected
 
     def ruling(self) -> wire.Ruling:
         """What the producer is to know now; counts as told."""
@@ -121,9 +182,11 @@ class ProducerLane:
             self.asked = -1
         outcome = wire.ADMITTED
         if self.unprocessed:
-            outcome = wire.REFUSED
             exceptions = sorted(self.unprocessed)
             self._ruled, self.unprocessed = exceptions[:MAX_EXCEPTIONS], exceptions[MAX_EXCEPTIONS:]
+            outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
+            if self.unheard is None:
+                self.unheard = deque()
             self.unheard.append((self.told_limit, self._ruled))
             self.urgent = bool(self.unprocessed) or self.gap_untold
         elif self.gap_untold:
@@ -137,17 +200,19 @@ class ProducerLane:
             self.told_upto,
             self.limit,
             self.expected,
-            tuple(self._ruled),
+            tuple(one.told for one in self._ruled if not one.shed),
+            "",
+            tuple(one.told for one in self._ruled if one.shed),
         )
 
     def untold(self) -> None:
         """The last ruling could not be sent: the next one says all of it again."""
         self.limit, self.told_upto, self.told_limit, self.press_at = self._before
         self.urgent = True
-        if self._ruled:
+        if self._ruled and self.unheard:
             self.unheard.pop()
             self.unprocessed = [*self._ruled, *self.unprocessed]
-        self.gap_untold = self.gap_told
+        self.gap_untold = self.gap_told and not self.held
 
     def heard(self, end: int) -> None:
         """The producer has used credit up to ``end``: it heard what had been told before that."""
@@ -156,16 +221,21 @@ class ProducerLane:
 
     def reopened(self, upto: int) -> None:
         """The producer is back and has heard everything below ``upto``: tell it the rest again."""
-        told = [e for _, exceptions in self.unheard for e in exceptions if e[0] >= upto]
-        self.unheard.clear()
+        told = [
+            replace(one, number=max(one.number, upto), count=one.end - max(one.number, upto))
+            for _, exceptions in self.unheard or ()
+            for one in exceptions
+            if one.end > upto
+        ]
+        self.unheard = None
         self.unprocessed = [*told, *self.unprocessed]
-        self.gap_told = self.gap_untold = False
+        self.gap_told = self.gap_untold = self.held = False
         self.urgent = bool(self.unprocessed)
 
     @property
     def pressing(self) -> bool:
         """Whether the producer should hear now: it waits, or its window is a quarter used up."""
-        return self.urgent or self.safe >= self.press_at or 0 <= self.asked <= self.safe
+        return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.safe
 
 
 class FrameReceipt:
@@ -187,6 +257,10 @@ class FrameReceipt:
         """One event was not processed."""
         self.lane.refuse(number, 1, reason)
 
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped."""
+        self.lane.shed(number, count, reason)
+
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
         return f"{self.lane.producer}:{number}"
@@ -197,13 +271,14 @@ class StreamAdmission:
     """All producers of one input stream on this node.
 
     ``stages`` are the stream's stages of the partitions that this node owns; there may come more.
-    ``notify`` is told of each lane whose producer
-    should hear something.
+    ``deserializer`` is what their undecoded frames take up together. ``notify`` is told of each
+    lane whose producer should hear something.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     notify: Callable[[ProducerLane], None]
+    deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
     admitted: int = 0
@@ -211,25 +286,36 @@ class StreamAdmission:
     gaps: int = 0
     over_credit: int = 0
     refused: int = 0
+    shed: int = 0
+    left: int = 0
+    period: int = 0
+    _next_period: float = 0.0
+    _held: dict[ProducerLane, None] = field(default_factory=dict)
+    _away: dict[ProducerLane, None] = field(default_factory=dict)
+    _opened: dict[Hashable, set[str]] = field(default_factory=dict)
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: set[Credit[ProducerLane]] = field(default_factory=set)
 
     def new_limit(self, lane: ProducerLane) -> int:
         """How far the lane may send now."""
         credit = self._credit(lane.partition)
-        limit = credit.limit(lane, lane.safe, lane.limit)
+        limit = credit.limit(lane, lane.done, lane.limit, lane.weight)
         if credit.holding:
             self._holding.add(credit)
         return limit
 
     def share(self, lane: ProducerLane) -> int:
         """Events that this lane may have under way."""
-        return self._credit(lane.partition).share
+        return self._credit(lane.partition).share_of(lane.weight)
+
+    def withholds(self, lane: ProducerLane) -> bool:
+        """Whether the lane's producer waits for what is processed."""
+        return self._credit(lane.partition).withholds
 
     def _credit(self, partition: int) -> Credit[ProducerLane]:
         credit = self._credits.get(partition)
         if credit is None:
-            credit = self._credits[partition] = Credit(self.stages[partition])
+            credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
         return credit
 
     def touched(self, lane: ProducerLane) -> None:
@@ -242,6 +328,7 @@ class StreamAdmission:
     ) -> tuple[wire.Position, ...]:
         """Open or reopen the producer's lanes: where each goes on, and its credit."""
         starts = {position.partition: position.number for position in hello.positions}
+        self._opened.setdefault(connection, set()).add(hello.peer)
         positions = []
         for partition in self.stages:
             lane = self.lanes.get((hello.peer, partition))
@@ -251,6 +338,8 @@ class StreamAdmission:
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen = connection, now
             lane.reopened(starts.get(partition, lane.expected))
+            self._held.pop(lane, None)
+            self._away.pop(lane, None)
             self._credit(partition).join(lane)
         for partition in self.stages:  # after all joined, so that shares are right
             lane = self.lanes[hello.peer, partition]
@@ -261,8 +350,15 @@ class StreamAdmission:
                 self.touched(lane)
         return tuple(positions)
 
-    def admit(self, data: wire.Data, connection: Hashable, now: float) -> FrameReceipt | None:
-        """Decide on a data frame by its header; None if nothing of it is admitted."""
+    def takes(self, producer: str, connection: Hashable) -> bool:
+        """Whether the connection may open the stream for this producer, too."""
+        opened = self._opened.get(connection, ())
+        return producer in opened or len(opened) < MAX_PRODUCERS
+
+    def admit(
+        self, data: wire.Data, connection: Hashable, now: float, size: int = 0
+    ) -> FrameReceipt | None:
+        """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
         if lane is None or lane.connection != connection:
             return None  # no hello yet on this connection: what was sent before it comes again
@@ -273,7 +369,9 @@ class StreamAdmission:
         end = data.first + data.count
         if data.first > lane.expected:
             self.gaps += 1
-            if not lane.gap_told:
+            went_back = data.first <= lane.gap_first  # and its first frame is missing again
+            lane.gap_first = data.first
+            if not lane.gap_told or (went_back and not lane.held):
                 self._tell_expected(lane)
             return None
         if end > lane.expected >= lane.limit:
@@ -286,13 +384,54 @@ class StreamAdmission:
             lane.urgent = True
             self.touched(lane)
             return None
-        lane.gap_told = False
+        count = data.count - skip
+        room, gauge = self._room(lane, count, size, now)
+        if room == 0 and gauge.executor.withholds:
+            self._hold(lane, count)
+            return None
+        lane.gap_told = lane.held = False
+        lane.gap_first = -1
         lane.expected = end
         if lane.unheard:
             lane.heard(end)
+        if lane.period != self.period:
+            lane.period = self.period
+            self._credit(lane.partition).active(lane)
+        weight = size / data.count
+        lane.weight = weight if weight > lane.weight else lane.weight * 0.75 + weight * 0.25
+        first = data.first + skip
+        if room < count:
+            gauge.dropped(count - room, gauge.executor.reason)
+            lane.shed(first + room, count - room, gauge.executor.reason)
+            lane.complete(first + room, end)
+        elif end >= lane.press_at and not self.withholds(lane):
+            self.touched(lane)  # credit reaches ahead of what has arrived
+        if room == 0:
+            return None
         self.frames += 1
-        self.admitted += data.count - skip
-        return FrameReceipt(lane, data.first + skip, end, skip)
+        self.admitted += room
+        return FrameReceipt(lane, first, first + room, skip)
+
+    def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
+        """How many of the events are taken, and which stage takes no more of them.
+
+        Frames that wait take up both stages. Where the stream's stage drops, a deserializer that
+        would make producers wait never does: what it has no room for, the stage has none for.
+        """
+        first, stage = self.deserializer, self.stages[lane.partition]
+        room = first.executor.room(first, count, size, now)
+        fits = max(0, min(count, stage.executor.room(stage, count, size, now)))
+        gauge = first
+        if fits < room or (room < count and not stage.executor.withholds):
+            room, gauge = min(room, fits), stage
+        return (0 if gauge.executor.withholds and room < count else max(0, room)), gauge
+
+    def _hold(self, lane: ProducerLane, count: int) -> None:
+        """Leave a frame to its producer, which is asked for it when there is room."""
+        self.left += count
+        lane.held = lane.gap_told = True
+        lane.gap_untold = False
+        self._held[lane] = None
 
     def connection_of(self, producer: str) -> Hashable | None:
         """The connection that the producer's id belongs to, if it is connected."""
@@ -305,6 +444,13 @@ class StreamAdmission:
 
     def released(self) -> None:
         """Room has been made in the stages: serve whom lack of it held back."""
+        if self._held and self.deserializer.roomy:
+            for lane in [each for each in self._held if self.stages[each.partition].roomy]:
+                del self._held[lane]
+                lane.held = False
+                lane.gap_first = UNLIMITED  # any gap from here on is a new one
+                if lane.connection is not None:
+                    self._tell_expected(lane)
         for credit in [credit for credit in self._holding if not credit.holding]:
             self._holding.discard(credit)
         for credit in list(self._holding):
@@ -316,34 +462,57 @@ class StreamAdmission:
         """The producer wants its verdicts now."""
         for lane in self._of(producer, connection):
             lane.asked = lane.expected  # the answer waits until what has come is processed
-            lane.gap_untold = lane.gap_told  # told again: whoever asks may have missed it
+            lane.gap_untold = lane.gap_told and not lane.held  # whoever asks may have missed it
             lane.urgent = lane.urgent or lane.gap_untold
             self.touched(lane)
 
     def gone(self, connection: Hashable, now: float) -> None:
         """The connection is gone; its producers' lanes wait for their return."""
-        for lane in self.lanes.values():
-            if lane.connection == connection:
+        for producer in self._opened.pop(connection, ()):
+            for lane in self._of(producer, connection):
                 lane.connection, lane.seen = None, now
+                self._away[lane] = None
+                self._held.pop(lane, None)
                 self._credit(lane.partition).leave(lane)
+        if len(self._away) > MAX_AWAY:  # the first are those that left first
+            for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
+                self._drop(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
         """The producer is done for good; lanes with work in progress go when they expire."""
         for lane in list(self._of(producer, connection)):
+            self._held.pop(lane, None)
             if lane.safe == lane.expected:
                 self._credit(lane.partition).leave(lane)
-                del self.lanes[producer, lane.partition]
+                self._drop(lane)
+        if (producer, next(iter(self.stages), 0)) not in self.lanes:
+            self._opened.get(connection, set()).discard(producer)
+
+    def tick(self, now: float, expiry: float) -> None:
+        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        if now < self._next_period:
+            return
+        self._next_period = now + PERIOD
+        self.period += 1
+        for credit in self._credits.values():
+            credit.tick()
+        self.expire(now - expiry)
 
     def expire(self, before: float) -> int:
         """Forget the producers that have been away since ``before``; returns how many lanes."""
-        stale = [
-            key
-            for key, lane in self.lanes.items()
-            if lane.connection is None and lane.seen < before and lane.safe == lane.expected
-        ]
-        for key in stale:
-            del self.lanes[key]
+        stale = []
+        for lane in self._away:
+            if lane.seen >= before:
+                break
+            if lane.safe == lane.expected:
+                stale.append(lane)
+        for lane in stale:
+            self._drop(lane)
         return len(stale)
+
+    def _drop(self, lane: ProducerLane) -> None:
+        self._away.pop(lane, None)
+        self.lanes.pop((lane.producer, lane.partition), None)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
         for partition in self.stages:
@@ -356,4 +525,5 @@ class StreamAdmission:
         for lane in self.lanes.values():
             assert lane.told_upto <= lane.safe <= lane.expected
             assert lane.told_limit <= lane.limit
+            assert lane.connection is not None or lane in self._away
             lane._low.validate()

@@ -198,8 +198,9 @@ class Client:
 def warn_of(refusals: list[Refusal]) -> None:
     """Tell what nobody asked for before the client was left."""
     if refusals:
+        events = sum(refusal.count for refusal in refusals)
         log.warning("events were not processed; call flush() to know which",
-                    events=len(refusals), reason=refusals[0].reason)  # fmt: skip
+                    events=events, reason=refusals[0].reason)  # fmt: skip
 
 
 class ClientStream:

@@ -53,20 +53,37 @@ class Forwarder:
                     carried.batch.receipt.done()
 
     def _refused(self, lane: Lane, refusal: Refusal) -> None:
-        """The owner did not process an event, or it could not be sent at all (number -1)."""
-        unsent = refusal.number < 0
-        at = (lane.next_number if unsent else refusal.number) - lane.upto
+        """The owner did not process events, or one could not be sent at all (number -1)."""
+        if refusal.number < 0:
+            self._unsent(lane, refusal.reason)
+            return
+        at, left = refusal.number - lane.upto, refusal.count
+        for carried in self._carried.get(lane.partition, ()):
+            size = len(carried.indices)
+            for place in range(at, min(size, at + left)):
+                batch, index = carried.batch, carried.indices[place]
+                if batch.receipt is not None and refusal.shed:
+                    batch.receipt.shed(batch.number(index), 1, refusal.reason)
+                elif batch.receipt is not None:
+                    batch.receipt.refuse(batch.number(index), refusal.reason)
+            left -= max(0, min(size, at + left) - at)
+            at = max(0, at - size)
+            if left <= 0:
+                return
+
+    def _unsent(self, lane: Lane, reason: str) -> None:
+        """The lane's next event could not be sent at all; nothing will settle it."""
+        at = lane.next_number - lane.upto
         waiting = self._carried.get(lane.partition, deque())
         for carried in waiting:
             if at < len(carried.indices):
                 batch, index = carried.batch, carried.indices[at]
                 if batch.receipt is not None:
-                    batch.receipt.refuse(batch.number(index), refusal.reason)
-                if unsent:  # it has no number, so nothing will settle it
-                    del carried.indices[at]
-                    if not carried.indices:
-                        waiting.remove(carried)
-                        if batch.receipt is not None:
-                            batch.receipt.done()
+                    batch.receipt.refuse(batch.number(index), reason)
+                del carried.indices[at]
+                if not carried.indices:
+                    waiting.remove(carried)
+                    if batch.receipt is not None:
+                        batch.receipt.done()
                 return
             at -= len(carried.indices)

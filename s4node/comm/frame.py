@@ -154,8 +154,8 @@ class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     ``upto``: everything below has been dealt with (processed, shed or refused). ``limit``: the
     first number without credit. ``expected``: the number to go on with; the outcome EXPECTED asks
-    to go back to it. ``exceptions``: ``(number, count, reason)`` of events shed or refused.
-    ``owner``: with NOT_OWNER, who runs the partition.
+    to go back to it. ``exceptions``: ``(number, count, reason)`` of events refused, ``shed``: of
+    events dropped for overload. ``owner``: with NOT_OWNER, who runs the partition.
     """
 
     partition: int
@@ -165,6 +165,7 @@ class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expected: int
     exceptions: tuple[tuple[int, int, str], ...] = ()
     owner: str = ""
+    shed: tuple[tuple[int, int, str], ...] = ()
 
 
 class Verdict(_Header, tag=2, frozen=True):

@@ -19,24 +19,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from s4node.comm import frame as wire
+from s4node.comm.excepted import Excepted
 from s4node.comm.leg import Leg
 from s4node.errors import ConfigError, EventError, GraphError
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
 from s4node.routing import KeyRule, Router, route, router
 from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl, refusal_of
 
+MAX_REFUSALS = 10_000
+"""Refusals kept for whoever takes them; further ones are only counted."""
 
-class Refusal(NamedTuple):
-    """An event that was not processed, and why. ``number`` is -1 if it never left."""
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Events that were not processed, and why: ``count`` of them from ``number`` on.
+
+    ``number`` is -1 if they never left.
+    """
 
     stream: str
     partition: int
     number: int
     reason: str
     shed: bool = False
+    count: int = 1
 
 
 class Kept(NamedTuple):
@@ -72,7 +82,7 @@ class Lane:
         self.open = False  # its owner has said where it goes on
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
-        self.excepted: set[int] = set()
+        self.excepted = Excepted()
         self.cursor = 0
         self.start = 0
         self.next_number = 0
@@ -87,8 +97,8 @@ class Lane:
         """The node has ruled on everything below ``upto``."""
         kept = self.kept
         self.upto = max(self.upto, upto)
-        if self.excepted:
-            self.excepted = {number for number in self.excepted if number >= self.upto}
+        if self.excepted.ranges:
+            self.excepted.settle(self.upto)
         while kept and kept[0].end <= upto:
             kept.popleft()
             self.cursor = max(0, self.cursor - 1)
@@ -116,6 +126,7 @@ class Lane:
         assert all(a.end == b.first for a, b in zip(self.kept, list(self.kept)[1:], strict=False))
         assert not self.kept or self.kept[-1].end == self.next_number
         assert self.start <= self.upto <= self.next_number
+        self.excepted.validate()
 
 
 class Outbox:
@@ -148,9 +159,11 @@ class Outbox:
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # legs have come or gone
         self._fits = max_frame_events
+        self.weight = 0.0  # bytes an event, lately
         self.error = ""
         self.answer: wire.Hello | None = None
         self.refusals: list[Refusal] = []
+        self._uncounted = 0  # refused or shed beyond what is kept in the list
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
         self.on_settled: Callable[[Lane, int], None] | None = None
         self.on_refusal: Callable[[Lane, Refusal], None] | None = None
@@ -242,8 +255,15 @@ class Outbox:
         return self.pending + self.in_flight
 
     def take_refusals(self) -> list[Refusal]:
-        """What was refused or shed since the last call."""
+        """What was refused or shed since the last call; what was shed in a row is one refusal.
+
+        Of more than ``MAX_REFUSALS`` the last one only counts the others.
+        """
         taken, self.refusals = self.refusals, []
+        if self._uncounted:
+            more = f"{self._uncounted} further events, which were not kept one by one"
+            taken.append(Refusal(self.stream, -1, -1, more, False, self._uncounted))
+            self._uncounted = 0
         return taken
 
     # -- who owns what -----------------------------------------------------------------------
@@ -343,13 +363,15 @@ class Outbox:
 
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Count what was refused or shed; a node says it again after a reconnect."""
-        shed = ruling.outcome == wire.SHED
-        for first, count, reason in ruling.exceptions:
-            for number in range(max(first, lane.upto), min(first + count, lane.next_number)):
-                if number not in lane.excepted:
-                    lane.excepted.add(number)
-                    self.counts["shed" if shed else "refused"] += 1
-                    self._tell(lane, Refusal(self.stream, lane.partition, number, reason, shed))
+        for shed, told in ((False, ruling.exceptions), (True, ruling.shed)):
+            for first, count, reason in told:
+                new = lane.excepted.add(max(first, lane.upto), min(first + count, lane.next_number))
+                for number, end in new:
+                    self.counts["shed" if shed else "refused"] += end - number
+                    refusal = Refusal(
+                        self.stream, lane.partition, number, reason, shed, end - number
+                    )
+                    self._tell(lane, refusal)
 
     def route(self) -> None:
         """Sort what has come in into the lanes."""
@@ -432,8 +454,14 @@ class Outbox:
     def _tell(self, lane: Lane | None, refusal: Refusal) -> None:
         if self.on_refusal is not None and lane is not None:
             self.on_refusal(lane, refusal)
-        else:
+            return
+        last = self.refusals[-1] if self.refusals else None
+        if last is not None and refusal.shed and _follows(last, refusal):
+            self.refusals[-1] = replace(last, count=last.count + refusal.count)
+        elif len(self.refusals) < MAX_REFUSALS:
             self.refusals.append(refusal)
+        else:
+            self._uncounted += refusal.count
 
     def encode(
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
@@ -491,6 +519,7 @@ class Outbox:
         del lane.pending[:count]
         self._ready_events -= count
         lane.next_number = first + count
+        self.weight = self.weight * 0.75 + len(body) / count * 0.25
         if self._fits < self.max_frame_events:  # large events lately: grow back step by step
             self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)
         lane.kept.append(Kept(first, first + count, data))
@@ -526,3 +555,9 @@ class Outbox:
             for kind, share, body in zip(kinds, shares, bodies, strict=True)
         )
         return wire.MSGPACK, sections, order, b"".join(bodies)
+
+
+def _follows(last: Refusal, refusal: Refusal) -> bool:
+    """Whether ``refusal`` goes on where ``last`` ends, for the same reason."""
+    end = replace(last, number=last.number + last.count, count=refusal.count)
+    return end == refusal

@@ -1,8 +1,8 @@
 """The remote sender: carries one output stream to the clusters that consume it.
 
 Rules
-- Blocking: while more than the queue's size waits for one cluster, tasks that emit pause and
-  sources wait. Nothing is dropped.
+- Each consuming cluster has a stage of its own. By default it blocks: while it is full for one
+  cluster, tasks that emit pause and sources wait, and nothing is dropped.
 - Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
   sources wait for the first consumer where one may come.
 - Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
@@ -17,7 +17,9 @@ import trio
 
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outgoing import Outgoing
 from s4node.errors import EventError, WouldBlock
+from s4node.executors.stage import Stage, StageStatistics
 
 
 class RemoteSender:
@@ -31,7 +33,7 @@ class RemoteSender:
         self,
         stream: str,
         *,
-        queue_size: int,
+        make_stage: Callable[[], Stage],
         on_room: Callable[[], None],
         on_refused: Callable[[Refusal], None],
         awaited: bool = False,
@@ -39,8 +41,8 @@ class RemoteSender:
         self.stream = stream
         self.sent = 0
         self.unheard = 0
-        self._routes: dict[str, tuple[Emitter, Outbox]] = {}
-        self._queue_size = queue_size
+        self._routes: dict[str, tuple[Emitter, Outgoing]] = {}
+        self._make_stage = make_stage
         self._on_room = on_room
         self._on_refused = on_refused
         self._awaited = awaited
@@ -54,49 +56,67 @@ class RemoteSender:
 
     def connect(self, consumer: str, emitter: Emitter, outbox: Outbox) -> None:
         """From now on ``consumer`` gets every event."""
-        self._routes[consumer] = emitter, outbox
+        self._routes[consumer] = emitter, Outgoing(self._make_stage(), outbox)
         emitter.add(outbox)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
         """``consumer`` gets nothing more; returns how many events it had not ruled on."""
-        emitter, outbox = self._routes.pop(consumer)
-        emitter.remove(outbox)
+        emitter, outgoing = self._routes.pop(consumer)
+        emitter.remove(outgoing.outbox)
         self._make_room()
-        return outbox.unsettled
+        return outgoing.unsettled
 
-    def extend(self, events: Sequence[Any]) -> None:
+    def extend(self, events: Sequence[Any], *, waits: bool = True) -> None:
         """Take events from a task; ``full`` tells it to pause."""
         self.sent += len(events)
         if not self._routes:
             self.unheard += len(events)
-        for emitter, outbox in self._routes.values():
-            for cls in set(map(type, events)):
-                outbox.declare(cls)
-            outbox.extend(events)
+        now = trio.current_time()
+        for emitter, outgoing in self._routes.values():
+            outgoing.offer(events, now, waits=waits)
             emitter.wake()
         if self.full:
             self._was_full = True
 
+    def pump(self, now: float) -> float | None:
+        """Let leave what waits for a token; returns when to come back, or None."""
+        dues = []
+        for emitter, outgoing in self._routes.values():
+            if outgoing.stage.depth:
+                if outgoing.pump(now):
+                    emitter.wake()
+                dues.append(outgoing.due(now))
+        if dues:
+            self._make_room()
+        return min((due for due in dues if due is not None), default=None)
+
     @property
     def depth(self) -> int:
         """Events that wait for the slowest cluster."""
-        return max((outbox.pending for _, outbox in self._routes.values()), default=0)
+        return max((outgoing.depth for _, outgoing in self._routes.values()), default=0)
 
     @property
     def full(self) -> bool:
-        """Whether as many events wait as are allowed to."""
-        return self.depth >= self._queue_size
+        """Whether tasks and sources are to wait."""
+        return any(outgoing.holds for _, outgoing in self._routes.values())
+
+    holds = full
 
     @property
     def pressure(self) -> float:
-        """How full the queue is; from 1 on, ``send`` waits."""
-        return self.depth / self._queue_size
+        """How full the stage of the slowest cluster is; from 1 on, ``send`` waits."""
+        return max((outgoing.pressure for _, outgoing in self._routes.values()), default=0.0)
+
+    def statistics(self) -> dict[str, StageStatistics]:
+        """The stage of each consumer."""
+        return {name: outgoing.statistics() for name, (_, outgoing) in self._routes.items()}
 
     @property
     def settled(self) -> bool:
         """Whether every event has its verdict."""
-        return all(not outbox.unsettled or outbox.error for _, outbox in self._routes.values())
+        ways = [outgoing for _, outgoing in self._routes.values()]
+        return all(not way.unsettled or way.outbox.error for way in ways)
 
     async def send(self, events: Sequence[Any]) -> None:
         """Take events from a source once there is room."""
@@ -117,11 +137,11 @@ class RemoteSender:
 
     def news(self) -> None:
         """A link has heard from its node: report refusals, let waiters go on."""
-        for _, outbox in self._routes.values():
-            for refusal in outbox.take_refusals():
+        for _, outgoing in self._routes.values():
+            for refusal in outgoing.outbox.take_refusals():
                 self._on_refused(refusal)
-            if outbox.error:
-                raise EventError(f"stream {self.stream!r}: {outbox.error}")
+            if outgoing.outbox.error:
+                raise EventError(f"stream {self.stream!r}: {outgoing.outbox.error}")
         self._make_room()
 
     def _make_room(self) -> None:

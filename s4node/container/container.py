@@ -17,8 +17,8 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ import structlog
 import trio
 
 from s4node import config as settings
+from s4node import flow
 from s4node.app import App
 from s4node.cluster.directory import Consumers, Directory
 from s4node.cluster.enrolment import Enrolment
@@ -37,18 +38,20 @@ from s4node.comm.emitter import Emitter
 from s4node.comm.forwarder import Forwarder
 from s4node.comm.listener import Connection, Listener, check_reachable
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outgoing import Outgoing
 from s4node.comm.sender import RemoteSender
 from s4node.comm.subscriber import Subscriber
 from s4node.config import Config
 from s4node.container import hooks
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
+from s4node.container.pipeline import Pipeline
 from s4node.container.port import InputPort
 from s4node.container.task import Task, TaskStatistics
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error, WouldBlock
-from s4node.event import EventBatch
-from s4node.executors.stage import Stage
+from s4node.event import EventBatch, footprint
+from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
 from s4node.stream import InputStream, OutputStream, Stream
 
@@ -67,6 +70,24 @@ _QUIET_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
+class InputStatistics:
+    """What came in on one stream, in events but for ``gaps`` and ``over_credit``: frames dropped.
+
+    ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
+    partition.
+    """
+
+    admitted: int
+    refused: int
+    shed: int
+    left: int
+    duplicates: int
+    gaps: int
+    over_credit: int
+    redispatched: int
+
+
+@dataclass(frozen=True)
 class ContainerStatistics:
     """What a container has done since its start."""
 
@@ -75,6 +96,8 @@ class ContainerStatistics:
     refused: dict[str, int]
     sent: dict[str, int]
     peers: dict[str, int]
+    stages: tuple[StageStatistics, ...] = ()
+    inputs: dict[str, InputStatistics] = field(default_factory=dict)
 
     @property
     def processed(self) -> int:
@@ -108,7 +131,8 @@ class Container:
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._prepared = False
-        self._over: set[Stage] = set()
+        self.pipeline: Pipeline
+        self._parallel: dict[str, int] = {}
         self.enrolment = enrolment
         self._membership: Membership | None = None
         self._directory: Directory | None = None
@@ -118,11 +142,12 @@ class Container:
         self._found: set[str] = set()  # consumers that the cluster told of
         self._peers: Emitter | None = None
         self._outer: trio.Nursery
-        self._ways: dict[str, Outbox] = {}  # streams to the other members
+        self._ways: dict[str, Outgoing] = {}  # streams to the other members
         self._forwarders: dict[str, Forwarder] = {}
         self._streams_of: dict[Connection, set[str]] = {}
         self._told: wire.Headers = {}
         self._refusals: Counter[str] = Counter()
+        self._warned: set[str] = set()
         self._stopping = trio.Event()
         self._news = trio.Event()
         self.turned = trio.lowlevel.ParkingLot()
@@ -183,6 +208,7 @@ class Container:
             if closing.cancelled_caught:
                 log.warning("on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
+        self.pipeline.close()
 
     async def _join(self, nursery: trio.Nursery) -> None:
         """Own our partitions; as a member, from the first view on that gives us any."""
@@ -275,10 +301,10 @@ class Container:
         assert self._peers is not None
         for way in self._ways.values():
             owners = [
-                "" if lane.partition in self.tasks and not (lane.pending or lane.kept) else owner
-                for lane, owner in zip(way.lanes, self.view.owners, strict=True)
+                "" if partition in self.tasks and not way.behind(partition) else owner
+                for partition, owner in enumerate(self.view.owners)
             ]
-            self._peers.assign(way, owners, self.view.epoch)
+            self._peers.assign(way.outbox, owners, self.view.epoch)
 
     async def _drain_with_others(self) -> None:
         """Work off what the members of a stopping cluster still send each other."""
@@ -351,6 +377,8 @@ class Container:
         clock = trio.current_time
         app.clock = clock
         self.dispatch = Dispatch(app, self.partitioner)
+        self.pipeline = Pipeline(app, config, flow.edges(app))
+        self._parallel = self.pipeline.parallel()
         self.loop = EventLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
@@ -396,9 +424,10 @@ class Container:
             self._offer,
             _notify,
             self._told,
+            self.pipeline.deserializers[stream.name],
         )
 
-    def _make_way(self, stream: Stream, peers: Emitter) -> Outbox:
+    def _make_way(self, stream: Stream, peers: Emitter) -> Outgoing:
         """The outbox that carries ``stream`` to the partitions of the other members."""
         outbox = Outbox(
             stream.name,
@@ -413,17 +442,20 @@ class Container:
         peers.add(outbox)
         if isinstance(stream, InputStream):
             self._forwarders[stream.name] = Forwarder(outbox)
-        return outbox
+        return Outgoing(self.pipeline.sender(stream.name, remote=False), outbox)
 
     def _open(self, partition: int) -> None:
         """Make the task of a partition, and open the ports for it."""
+        stages = self.pipeline.stages_of(partition)
         task = self.tasks[partition] = Task(
             self.app,
             partition,
-            queue_size=self.config[settings.STREAM_WORK_QUEUE_SIZE],
+            stages=stages,
             clock=trio.current_time,
             deliver=self._deliver,
-            inputs_held=lambda: bool(self._over),
+            held=self.pipeline.order.held,
+            rates=self.pipeline.limits(stages),
+            parallel=self._parallel,
         )
         self.loop.adopt(task)
         for ports in (self.ports, self._inner_ports):
@@ -436,7 +468,7 @@ class Container:
     def _sender(self, stream: OutputStream) -> RemoteSender:
         sender = RemoteSender(
             stream.name,
-            queue_size=self.config[settings.SENDER_WORK_QUEUE_SIZE],
+            make_stage=partial(self.pipeline.sender, stream.name, remote=True),
             on_room=self._room,
             on_refused=self._refused,
             awaited=self.enrolment is not None,
@@ -476,41 +508,64 @@ class Container:
         if task is not None and not self._is_behind(batch.stream, partition):
             task.offer(batch)
             self.loop.add(task)
-        elif batch.receipt is not None:
+        else:
             self._forwarders[batch.stream].forward(batch)
             self._wake_peers()
-        else:
-            self._ways[batch.stream].extend_lane(partition, batch.events)
+
+    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> None:
+        """Events that the app itself has put, for one of the tasks, here or with another member."""
+        task = self.tasks.get(partition)
+        if task is None or self._is_behind(stream, partition):
+            way = self._ways[stream]
+            self._dropped(stream, way.offer(events, trio.current_time(), partition, waits=waits))
+            self.pipeline.watch(stream, "sender", way)
             self._wake_peers()
+            return
+        stage = task.stages[stream]
+        size = footprint(events)
+        if stage.overflow is None and not stage.executor.withholds:
+            now = trio.current_time()
+            room = stage.executor.room_for_put(stage, len(events), size, now, waits=waits)
+            if room < len(events):
+                stage.dropped(len(events) - room, stage.executor.reason)
+                self._dropped(stream, len(events) - room)
+                size = size * room // len(events)
+                events = events[:room]
+                if not events:
+                    return
+        task.offer(EventBatch(stream, partition, events, weight=size))
+        self.loop.add(task)
+        self.pipeline.watch(stream, partition, stage)
+
+    def _dropped(self, stream: str, count: int) -> None:
+        """Events of our own were dropped; they are counted in their stage."""
+        if count and stream not in self._warned:
+            self._warned.add(stream)
+            log.warning("events that the app has put were dropped; further ones are only counted",
+                        stream=stream, events=count)  # fmt: skip
 
     def _is_behind(self, stream: str, partition: int) -> bool:
         """Whether earlier events for a partition of ours are still on their way over the socket."""
         way = self._ways.get(stream)
-        if way is None:
-            return False
-        lane = way.lanes[partition]
-        return bool(lane.pending or lane.kept)
+        return way is not None and way.behind(partition)
 
     def _wake_peers(self) -> None:
         assert self._peers is not None
         self._peers.wake()
 
-    def _deliver(self, task: Task, stream: Stream, events: list[Any]) -> None:
-        """Hand on what the handlers of ``task`` have put on ``stream``."""
+    def _deliver(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
+        """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
+        if source:
+            self.pipeline.put(source, stream.name)
         if stream.name in self._subscribers:
             self._show(stream.name, events)
         if isinstance(stream, OutputStream):
             sender = self.senders[stream.name]
-            sender.extend(events)
-            if sender.full:
-                for other in self.tasks.values():
-                    other.gate.outputs_full = True
+            sender.extend(events, waits=bool(source))
+            self.pipeline.watch(stream.name, "sender", sender)
             return
         for partition, share in self.dispatch.shares(stream, events, task.partition):
-            self._offer(EventBatch(stream.name, partition, share))
-            here = self.tasks.get(partition)
-            if here is not None and here.stages[stream.name].full:
-                self._over.add(here.stages[stream.name])
+            self._put(stream.name, partition, share, waits=bool(source))
 
     def _show(self, stream: str, events: list[Any]) -> None:
         for subscriber in self._subscribers.get(stream, {}).values():
@@ -531,43 +586,52 @@ class Container:
     def _after_turn(self) -> float | None:
         """Between two turns: let held inputs and waiting sources go on, send verdicts."""
         self.turned.unpark_all()
-        if self._over:
-            self._over = {stage for stage in self._over if stage.full}
-            if not self._over:
-                for task in self.tasks.values():
-                    self.loop.wake(task)
-        for port in self.ports.values():
-            port.admission.released()
-        for port in self._inner_ports.values():
-            port.admission.released()
-        rest = self._feed_subscribers() if self._subscribers else False
         now = trio.current_time()
-        due = self.listener.flush(now)
-        if not rest:
-            return due
-        return now + _SUBSCRIBER_SECONDS if due is None else min(due, now + _SUBSCRIBER_SECONDS)
+        dues = [self.listener.flush(now)]
+        for way in self._ways.values():
+            if way.stage.depth:
+                if way.pump(now):
+                    self._wake_peers()
+                dues.append(way.due(now))
+        dues += [sender.pump(now) for sender in self.senders.values()]
+        if self.pipeline.strained:
+            self._room()
+        expiry = self.config[settings.PRODUCER_EXPIRY]
+        for ports in (self.ports, self._inner_ports):
+            for port in ports.values():
+                port.admission.released()
+                port.admission.tick(now, expiry)
+        if self._subscribers and self._feed_subscribers():
+            dues.append(now + _SUBSCRIBER_SECONDS)
+        return min((due for due in dues if due is not None), default=None)
 
     def _room(self) -> None:
-        """A sender has room again."""
-        if not any(sender.full for sender in self.senders.values()):
+        """Some stage may have room again."""
+        if self.pipeline.settle():
             for task in self.tasks.values():
-                task.gate.outputs_full = False
                 self.loop.wake(task)
 
     def _heard(self) -> None:
         for sender in self.senders.values():
             sender.news()
         for way in self._ways.values():
-            for refusal in way.take_refusals():
+            for refusal in way.outbox.take_refusals():
                 self._refused(refusal)
-            if way.error:
-                raise S4Error(f"stream {way.stream!r} to the other members: {way.error}")
+            if way.outbox.error:
+                raise S4Error(
+                    f"stream {way.outbox.stream!r} to the other members: {way.outbox.error}"
+                )
+        if self.pipeline.strained:
+            self._room()
+        if any(way.stage.depth for way in self._ways.values()):
+            self.loop.nudge()  # there may be room for what waits
         self._news.set()
 
     def _refused(self, refusal: Refusal) -> None:
         name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"
-        self._refusals[name] += 1
-        if self._refusals[name] == 1:
+        first = name not in self._refusals
+        self._refusals[name] += refusal.count
+        if first:
             log.warning("a consumer refused an event; further ones are only counted",
                         stream=refusal.stream, reason=refusal.reason)  # fmt: skip
 
@@ -624,7 +688,6 @@ class Container:
                 del self._subscribers[stream]
         for port in (*self.ports.values(), *self._inner_ports.values()):
             port.admission.gone(connection, now)
-            port.admission.expire(now - self.config[settings.PRODUCER_EXPIRY])
 
     def _hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
         if hello.headers.get(wire.SUBSCRIBE):
@@ -704,7 +767,28 @@ class Container:
             {name: port.admission.refused for name, port in self.ports.items()},
             {name: sender.sent for name, sender in self.senders.items()},
             dict(self.listener.counts),
-        )
+            tuple(self._stages()),
+            {
+                name: InputStatistics(
+                    one.admitted, one.refused, one.shed, one.left, one.duplicates, one.gaps,
+                    one.over_credit, port.redispatched,
+                )
+                for name, port in (*self.ports.items(), *self._inner_ports.items())
+                for one in [port.admission]
+            },
+        )  # fmt: skip
+
+    def _stages(self) -> Iterator[StageStatistics]:
+        for gauge in self.pipeline.deserializers.values():
+            if gauge.settings.stream in self.ports or gauge.settings.stream in self._inner_ports:
+                yield gauge.statistics()
+        for task in self.tasks.values():
+            for stage in task.stages.values():
+                yield stage.statistics()
+        for way in self._ways.values():
+            yield way.statistics()
+        for sender in self.senders.values():
+            yield from sender.statistics().values()
 
 
 class _Inner:
@@ -722,9 +806,7 @@ class _Inner:
         stages = [task.stages[name] for task in container.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
         way = container._ways.get(name)
-        if way is None:
-            return here
-        return max(here, way.pending / container.config[settings.SENDER_WORK_QUEUE_SIZE])
+        return here if way is None else max(here, way.pressure)
 
     async def send(self, events: Sequence[Any]) -> None:
         """Take events once there is room."""
@@ -745,7 +827,7 @@ class _Inner:
         homes = list(container.tasks) or [0]
         home = homes[self._turn % len(homes)]
         for partition, share in container.dispatch.shares(self._stream, list(events), home):
-            container._offer(EventBatch(self._stream.name, partition, share))
+            container._put(self._stream.name, partition, share)
         container.loop.nudge()
 
 

@@ -3,8 +3,8 @@
 Rules, highest first
 1. A timer runs alone: not while events are in flight, and nothing else beside it.
 2. A due timer stops new processing of its task, drains what is in flight, then runs.
-3. Events are processed while fewer than ``max_concurrency`` are outstanding and no output that
-   blocks is full.
+3. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
+   held: by a full stage that it leads to, or by its rate.
 4. A draining task that has nothing left is done.
 Other tasks are never affected.
 """
@@ -30,7 +30,6 @@ class Gate:
         "draining",
         "in_flight",
         "max_concurrency",
-        "outputs_full",
         "timer_due",
         "timer_running",
     )
@@ -40,19 +39,21 @@ class Gate:
         self.in_flight = 0
         self.timer_due = False
         self.timer_running = False
-        self.outputs_full = False
         self.draining = False
 
-    def next_op(self, waiting: bool) -> Op:
-        """What may begin now; ``waiting`` tells whether a batch is at hand."""
+    def next_op(self, waiting: bool, held: bool = False) -> Op:
+        """What may begin now.
+
+        ``waiting`` tells whether a batch is at hand, ``held`` whether others wait that must not be
+        processed yet.
+        """
         if self.timer_running:
             return Op.NOTHING
         if self.timer_due:
             return Op.NOTHING if self.in_flight else Op.TIMER
         if waiting:
-            free = self.in_flight < self.max_concurrency and not self.outputs_full
-            return Op.PROCESS if free else Op.NOTHING
-        return Op.DONE if self.draining and not self.in_flight else Op.NOTHING
+            return Op.PROCESS if self.in_flight < self.max_concurrency else Op.NOTHING
+        return Op.DONE if self.draining and not self.in_flight and not held else Op.NOTHING
 
     def begin(self, op: Op) -> None:
         """``op``, as given by next_op, has begun."""

@@ -7,6 +7,7 @@ Rules
 - Ready tasks take turns, one step each.
 - ``async`` steps run beside the loop; their task's gate keeps everything else of that task out
   until they end. Other tasks go on.
+- Handlers of a parallel stream overlap in a run of their own, which keeps the task out likewise.
 - Nothing here waits on a stage: a task whose outputs are full is left alone until they have room.
 """
 
@@ -22,6 +23,7 @@ import trio
 
 from s4node.container.gate import Op
 from s4node.container.pace import Pace
+from s4node.container.parallel import ParallelRun
 
 if TYPE_CHECKING:
     from s4node.container.task import Task
@@ -168,6 +170,13 @@ class EventLoop:
     def _step(self, task: Task, op: Op, nursery: trio.Nursery, budget: int) -> int:
         pace = task.pace
         limit = min(pace.events, budget)
+        if op is Op.PROCESS and task.parallelism > 1:
+            task.gate.begin(op)
+            self._async_steps += 1
+            threads = trio.CapacityLimiter(task.parallelism)
+            run = ParallelRun(task, task.parallelism, threads, self.nudge)
+            nursery.start_soon(self._parallel_step, task, run)
+            return 0
         if task.awaits:
             task.gate.begin(op)
             self._async_steps += 1
@@ -198,10 +207,20 @@ class EventLoop:
         self.wake(task)
         self.nudge()
 
+    async def _parallel_step(self, task: Task, run: ParallelRun) -> None:
+        await run.run()
+        await task.end_run(run.stream)
+        task.gate.end(Op.PROCESS)
+        self._async_steps -= 1
+        self.wake(task)
+
     def _check_timers(self) -> None:
         now = self._clock()
         for task in self.tasks:
             if task.timed and task.check_timers(now):
+                self.wake(task)
+            if task.resume_at is not None and task.resume_at <= now:
+                task.resume_at = None
                 self.wake(task)
 
     def _deadline(self, due: float | None) -> float:
@@ -209,6 +228,7 @@ class EventLoop:
         # a busy task's timers wait until it wakes the loop; looking at them would only spin
         free = (t for t in self.tasks if t.timed and not (t.gate.timer_running or t.gate.in_flight))
         dues = [task.next_due for task in free]
+        dues += [task.resume_at for task in self.tasks]
         earliest = min([d for d in (*dues, due) if d is not None], default=None)
         if earliest is None:
             return math.inf

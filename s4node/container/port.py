@@ -1,7 +1,10 @@
 """The port of one input stream: from data frames to batches in the tasks' stages.
 
 Rules
-- Admission decides by the header alone, before anything is decoded.
+- Admission decides by the header alone, before anything is decoded. Until then a frame takes up
+  the deserializer, and its place in its stage as well.
+- A body that is less than half of its envelope is copied out of it: a small frame that waits must
+  not hold on to what came beside it.
 - A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
   came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
   decoding fails, the culprits are found and refused; the others go on.
@@ -16,14 +19,23 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import FrameReceipt, ProducerLane, StreamAdmission
-from s4node.event import EventBatch
-from s4node.executors.stage import Stage
+from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.event import EventBatch, footprint
+from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.routing import key_failure
 from s4node.schema import EventType, Refusals, fingerprint_of
 from s4node.stream import Stream
+
+FRAME_BYTES = 512
+"""About what a frame that waits takes up beside its body."""
+
+MAX_VERSIONS = 4096
+"""Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
+
+MAX_DECLARED = 64
+"""Versions that one hello may declare."""
 
 
 class FrameBatch(EventBatch):
@@ -40,25 +52,33 @@ class FrameBatch(EventBatch):
         self.numbers = None
         self.first = frame.first
         self.size = frame.end - frame.first
+        self.at = 0
+        self.bytes = len(body) + FRAME_BYTES
         self.receipt = self.frame = frame
         self._port, self._data, self._body = port, data, body
+        port.admission.deserializer.came(self.size, self.bytes)
 
     def load(self) -> None:
         """Decode; events that do not decode are refused and left out."""
         events, refusals = self._port.decode(self._data, self._body)
-        self._body = self._body[:0]
+        self._body = _NOTHING
+        self._port.admission.deserializer.went(self.size, self.bytes)
         skip = self.frame.skip
+        end = skip + self.size  # what comes behind was shed
         if not refusals:
-            self.events = events[skip:] if skip else events
+            self.events = events if self.size == len(events) else events[skip:end]
             return
         first = self._data.first
         bad = dict(refusals)
         for index, reason in refusals:
-            if index >= skip:
+            if skip <= index < end:
                 self.frame.lane.refuse(first + index, 1, reason)
-        good = [index for index in range(skip, len(events)) if index not in bad]
+        good = [index for index in range(skip, end) if index not in bad]
         self.events = [events[index] for index in good]
         self.numbers = [first + index for index in good]
+
+
+_NOTHING = memoryview(b"")
 
 
 class InputPort:
@@ -78,11 +98,14 @@ class InputPort:
         deliver: Callable[[EventBatch], None],
         notify: Callable[[ProducerLane], None],
         headers: wire.Headers,
+        deserializer: Gauge | None = None,
     ) -> None:
         self.stream = stream
         self.closed = False
         self._stages = dict(stages)
         self.admission = StreamAdmission(stream.name, self._stages, notify)
+        if deserializer is not None:
+            self.admission.deserializer = deserializer
         self.redispatched = 0
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
@@ -108,6 +131,11 @@ class InputPort:
     ) -> wire.Hello:
         """Open the stream for a producer, or say why not."""
         error = self._accept_numbers(hello) or self._accept_types(hello)
+        if not error and not self.admission.takes(hello.peer, connection):
+            error = (
+                f"stream {self.stream.name!r}: this connection has opened it for "
+                f"{MAX_PRODUCERS} producers already; use a further connection"
+            )
         positions = () if error else self.admission.hello(hello, connection, now)
         return self.word(node, incarnation, positions, error)
 
@@ -143,6 +171,11 @@ class InputPort:
     def _accept_types(self, hello: wire.Hello) -> str:
         """Learn the producer's versions of our types; why not, where they do not fit."""
         by_name = {kind.name: kind for kind in self.stream.types}
+        if len(hello.types) > MAX_DECLARED:
+            return (
+                f"stream {self.stream.name!r}: a hello declares {len(hello.types)} event types; "
+                f"{MAX_DECLARED} are the most"
+            )
         for declared in hello.types:
             ours = by_name.get(declared.name)
             if ours is None:
@@ -159,8 +192,17 @@ class InputPort:
                     f"stream {self.stream.name!r}: {declared.fingerprint} is not the fingerprint "
                     f"of {declared.name} with these fields"
                 )
-            self._readers[declared.fingerprint] = ours
+            if declared.fingerprint != ours.fingerprint:
+                self._learn(declared.fingerprint, ours)
         return ""
+
+    def _learn(self, fingerprint: int, ours: EventType) -> None:
+        """Read this version as our type; a version that nobody declared for long gives way."""
+        self._readers.pop(fingerprint, None)
+        self._readers[fingerprint] = ours
+        if len(self._readers) > MAX_VERSIONS:
+            own = {kind.fingerprint for kind in self.stream.types}
+            del self._readers[next(known for known in self._readers if known not in own)]
 
     def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
         """Take a data frame; returns why it is no good, or an empty text."""
@@ -171,18 +213,20 @@ class InputPort:
             return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
         if self.closed:
             return ""
-        admitted = self.admission.admit(data, connection, now)
+        admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
         if admitted is None:
             return ""
+        if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
+            body = memoryview(bytes(body))
         batch = FrameBatch(self, data, body, admitted)
         routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)
         if self._find is None or routed:
             self._deliver(batch)
         else:
-            self._redispatch(batch)
+            self._redispatch(batch, now)
         return ""
 
-    def _redispatch(self, batch: FrameBatch) -> None:
+    def _redispatch(self, batch: FrameBatch, now: float) -> None:
         """Send each event of a frame to its own partition; done when all parts are."""
         assert self._find is not None
         batch.load()
@@ -203,16 +247,35 @@ class InputPort:
         for partition, indices in parts:
             if partition != lane.partition:
                 self.redispatched += len(indices)
+            mine = [events[i] for i in indices]
+            size = footprint(mine)
+            stage = self._stages.get(partition)
+            if stage is not None and not stage.executor.withholds:
+                room = stage.executor.room(stage, len(mine), size, now)
+                if room < len(mine):
+                    self._shed(stage, receipt, [numbers[i] for i in indices[room:]])
+                    mine, indices, size = mine[:room], indices[:room], size * room // len(mine)
+                if not mine:
+                    receipt.done()
+                    continue
             self._deliver(
                 EventBatch(
                     self.stream.name,
                     partition,
-                    [events[i] for i in indices],
+                    mine,
                     receipt,
                     batch.first,
                     [numbers[i] for i in indices],
+                    size,
                 )
             )
+
+    def _shed(self, stage: Stage, receipt: FrameReceipt, numbers: list[int]) -> None:
+        """Drop events for which the stage of their own partition has no room."""
+        reason = stage.executor.reason
+        stage.dropped(len(numbers), reason)
+        for number in numbers:
+            receipt.shed(number, 1, reason)
 
     def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
         """The frame's events in order (None where refused), and what did not decode."""

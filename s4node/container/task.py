@@ -3,8 +3,8 @@
 Rules
 - One step does one thing: a slice of a batch, or a slice of a timer's instances. The gate says
   which; the loop says when and how much.
-- Internal streams go before inputs, and no task takes from its inputs while an internal stage of
-  the container is over capacity: what the app makes itself is worked off before it takes in more.
+- Internal streams go before inputs. A stream that is held, because a stage it leads to is full or
+  because its rate is used up, stops no other: its batch is put aside, where it stopped.
 - What handlers put on streams is handed on after each slice.
 - A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
   refuses that event only.
@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,15 @@ from s4node.container.gate import Gate, Op
 from s4node.container.pace import Pace
 from s4node.errors import ProcessingError
 from s4node.event import EventBatch
+from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage, StageStatistics
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import Instances
 from s4node.routing import culprit, key_failure
 from s4node.stream import InputStream, OutputStream, Stream, emitted
 
-Deliver = Callable[["Task", Stream, list[Any]], None]
+Deliver = Callable[["Task", str, Stream, list[Any]], None]
+"""Hands on events: who put them, while processing which stream (or none), on what."""
 
 
 @dataclass
@@ -56,17 +58,24 @@ class TaskStatistics:
 
 
 class Task:
-    """One partition of an app."""
+    """One partition of an app.
+
+    ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
+    that limit how fast the events of some streams may leave their stages. ``parallel`` says of
+    which streams more than one handler may be outstanding.
+    """
 
     def __init__(
         self,
         app: App,
         partition: int,
         *,
-        queue_size: int,
+        stages: dict[str, Stage],
         clock: Callable[[], float],
         deliver: Deliver,
-        inputs_held: Callable[[], bool] = lambda: False,
+        held: Collection[str] = (),
+        rates: Mapping[str, tuple[Executor, ...]] | None = None,
+        parallel: Mapping[str, int] | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -77,7 +86,13 @@ class Task:
         self.refused = 0
         self._clock = clock
         self._deliver = deliver
-        self._inputs_held = inputs_held
+        self._held = held
+        self._rates = dict(rates or {})
+        self._parallel = dict(parallel or {})
+        self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
+        self.on_offer: Callable[[], None] | None = None  # of a parallel run
+        self._may = None if isinstance(held, tuple) and not rates else self._may_run
+        self.resume_at: float | None = None  # when a rate gives leave again
         self.instances = {
             name: graph.make_instances(prototype, partition, clock)
             for name, (prototype, _) in app.prototypes.items()
@@ -91,7 +106,7 @@ class Task:
             self.instances[name].gone = trigger.forget
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
-        self.stages = {s.name: Stage(queue_size) for s in fed}
+        self.stages = stages
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
         self._inner_chooser: MessageChooser[str] = RoundRobin()
         self._outer_chooser: MessageChooser[str] = RoundRobin()
@@ -105,7 +120,6 @@ class Task:
         awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
         self._trimmed = [i for i in self._bounded if id(i) not in awaited]
         self._batch: EventBatch | None = None
-        self._at = 0
         self.timers = [
             Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
             for name, (p, _) in app.prototypes.items()
@@ -118,39 +132,72 @@ class Task:
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into its stream's stage; the caller wakes the loop."""
-        self.stages[batch.stream].offer(batch)
+        self.stages[batch.stream].offer(batch, self._clock())
         if batch.stream not in self._offered:
             self._update(batch.stream)
+        elif self.on_offer is not None:
+            self.on_offer()
 
     def _update(self, name: str) -> None:
         """Let the stage offer its next batch to its chooser."""
-        batch = self.stages[name].take()
+        batch = self.stages[name].take(self._clock())
         if batch is None:
             self._offered.discard(name)
             return
         self._offered.add(name)
-        chooser = self._inner_chooser if name in self._inner else self._outer_chooser
-        chooser.update(name, batch)
+        self._chooser(name).update(name, batch)
+
+    def _chooser(self, name: str) -> MessageChooser[str]:
+        return self._inner_chooser if name in self._inner else self._outer_chooser
 
     def _choose(self) -> bool:
-        """Have a batch at hand, if there is one to process."""
-        if self._batch is not None:
-            return True
-        chosen = self._inner_chooser.choose()
-        if chosen is None and not self._inputs_held():
-            chosen = self._outer_chooser.choose()
+        """Have a batch at hand, if there is one that may be processed."""
+        batch = self._batch
+        if batch is not None:
+            if self._may is None or self._may_run(batch.stream):
+                return True
+            self._batch = None  # the others go on meanwhile
+            self._chooser(batch.stream).update(batch.stream, batch)
+        chosen = self._inner_chooser.choose(self._may) or self._outer_chooser.choose(self._may)
         if chosen is None:
             return False
         batch = chosen[1]
-        batch.load()
-        self._batch, self._at = batch, 0
+        if not batch.at:
+            batch.load()
+        self._batch = batch
         return True
+
+    def _may_run(self, name: str) -> bool:
+        if name in self._held:
+            return False
+        return name not in self._rates or self.allowance(name) > 0
+
+    def allowance(self, name: str) -> int:
+        """How many events of a stream may leave now, by its rate."""
+        if name not in self._rates:
+            return UNLIMITED
+        now = self._clock()
+        allowed = UNLIMITED
+        for executor in self._rates[name]:
+            one = executor.allowance(now)
+            if one <= 0:
+                at = executor.next_at(now)
+                self.resume_at = at if self.resume_at is None else min(at, self.resume_at)
+            allowed = min(allowed, one)
+        return allowed
+
+    @property
+    def waiting(self) -> bool:
+        """Whether batches wait that are not at hand."""
+        return bool(len(self._inner_chooser) or len(self._outer_chooser))
 
     # -- stepping ----------------------------------------------------------------------------
 
     def next_op(self) -> Op:
         """What the task may do now."""
-        return self.gate.next_op(self._choose())
+        if self.gate.in_flight:
+            return Op.NOTHING  # the batch at hand is being processed
+        return self.gate.next_op(self._choose(), self.waiting)
 
     @property
     def awaits(self) -> bool:
@@ -173,7 +220,7 @@ class Task:
                     run(it)
                     break
                 except Exception as error:
-                    self._failed(batch, error, self._at + culprit(it, len(events)))
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
             self._trim()
         finally:
             emitted.reset(token)
@@ -191,7 +238,7 @@ class Task:
                     await run(it)
                     break
                 except Exception as error:
-                    self._failed(batch, error, self._at + culprit(it, len(events)))
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
             await self._trim_async()
         finally:
             emitted.reset(token)
@@ -201,19 +248,24 @@ class Task:
         batch = self._batch
         assert batch is not None
         events = batch.events
-        if self._at or limit < len(events):
-            events = events[self._at : self._at + limit]
+        if batch.stream in self._rates:
+            limit = max(1, min(limit, self.allowance(batch.stream)))
+        if batch.at or limit < len(events):
+            events = events[batch.at : batch.at + limit]
         return batch, events
 
     def _processed(self, batch: EventBatch, count: int) -> int:
         """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
-        self.hand_on()
-        self._at += count
+        self.hand_on(batch.stream)
+        for executor in self._rates.get(batch.stream, ()):
+            executor.left(count)
+        before = batch.at
+        batch.at += count
         self.processed += count
-        if self._at < len(batch.events):
+        if batch.at < len(batch.events):
             self.stages[batch.stream].passed(count)
         else:
-            self.stages[batch.stream].passed(batch.size - self._at + count)
+            self.stages[batch.stream].passed(batch.size - before, batch.bytes)
             self._batch = None
             self._update(batch.stream)
             if batch.receipt is not None:
@@ -238,14 +290,78 @@ class Task:
             except Exception as error:
                 raise self._hook_failed("on_remove", error) from error
 
-    def hand_on(self) -> None:
-        """Hand on what handlers have put on streams."""
-        for index, events in enumerate(self.emitted):
+    def hand_on(self, source: str = "", put: list[list[Any]] | None = None) -> None:
+        """Hand on what handlers have put on streams, while they processed ``source``."""
+        put = self.emitted if put is None else put
+        for index, events in enumerate(put):
             if events:
-                self.emitted[index] = []
-                self._deliver(self, self._streams[index], events)
+                put[index] = []
+                self._deliver(self, source, self._streams[index], events)
 
-    def _failed(self, batch: EventBatch, error: Exception, index: int) -> None:
+    # -- what a parallel run calls -------------------------------------------------------------
+
+    @property
+    def batch(self) -> EventBatch | None:
+        """The batch at hand."""
+        return self._batch
+
+    @property
+    def parallelism(self) -> int:
+        """How many handlers of the batch at hand may be outstanding."""
+        if self.gate.timer_due or self._batch is None:
+            return 1
+        return self._parallel.get(self._batch.stream, 1)
+
+    def key_of(self, stream: str, event: Any) -> Any:
+        """The key of an event of a parallel stream."""
+        return self._finders[stream](event)
+
+    def goes_on(self, stream: str) -> bool:
+        """Whether a run may begin further events."""
+        return stream not in self._held and not self.gate.timer_due
+
+    def begun(self, batch: EventBatch) -> None:
+        """The batch's next event is under way."""
+        batch.at += 1
+        for executor in self._rates.get(batch.stream, ()):
+            executor.left(1)
+        if batch.at >= len(batch.events) and self._batch is batch:
+            self._batch = None
+
+    def next_batch(self, stream: str) -> EventBatch | None:
+        """The stream's next batch, at hand for the run."""
+        batch = self.stages[stream].take(self._clock())
+        if batch is None:
+            return None
+        batch.load()
+        self._batch = batch
+        return batch
+
+    def ended(self, batch: EventBatch, events: int, *, last: bool) -> None:
+        """So many events of a run's batch have ended; with the ``last`` the batch is done."""
+        self.processed += events
+        stage = self.stages[batch.stream]
+        if not last:
+            stage.passed(events)
+            return
+        stage.passed(batch.size - len(batch.events) + events, batch.bytes)
+        if self._batch is batch:
+            self._batch = None
+        if batch.receipt is not None:
+            batch.receipt.done()
+
+    async def end_run(self, stream: str) -> None:
+        """Nothing of a run is outstanding any more."""
+        token = emitted.set(self.emitted)
+        try:
+            await self._trim_async()
+        finally:
+            emitted.reset(token)
+        self.hand_on(stream)
+        if self._batch is None:
+            self._update(stream)
+
+    def failed(self, batch: EventBatch, error: Exception, index: int) -> None:
         """Refuse the culprit if its key was not found, or raise what stops the app."""
         event, position = batch.events[index], batch.position(index)
         if graph.is_key_failure(error):

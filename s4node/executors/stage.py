@@ -1,63 +1,233 @@
-"""A stage: a bounded queue of batches in front of something that works on them.
+"""A stage: a bounded queue of batches in front of something that works on them. Pure.
 
 Rules
-- Sizes count events, not batches.
-- A stage never refuses what was granted credit; whoever feeds it asks ``room`` first. Being over
+- Sizes count events, not batches; bytes are counted beside them.
+- A stage never refuses what it is given: whoever feeds it asks its executor first. Being over
   capacity is possible for a moment (batches are not cut to fit) and stops further credit.
+- What the app itself has put on a stream leaves before what came from outside.
+- Where a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage
+  is full, and comes back in order: there is always room for it, and memory stays bounded.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from s4node.event import EventBatch
+from s4node.executors.policy import Executor, StageSettings, executor_of
 
 
 @dataclass(frozen=True)
 class StageStatistics:
-    """What went through a stage. Counts are events; ``depth`` is what waits now."""
+    """What went through a stage.
 
+    Counts are events. ``depth`` is what is in the stage now, ``in_flight`` that part of it which is
+    being worked on, ``spilled`` that part which waits on disk. ``waited_mean`` and ``waited_last``
+    are seconds from coming to being taken, of batches. ``partition`` is None for a stage of a whole
+    container. ``shed`` counts by reason.
+    """
+
+    stage: str
+    stream: str
+    partition: int | None
+    executor: str
     depth: int
+    bytes: int
     capacity: int
-    admitted: int
+    max_bytes: int
     highest: int
+    admitted: int
+    shed: dict[str, int]
+    in_flight: int
+    spilled: int
+    waited_mean: float
+    waited_last: float
 
 
-class Stage:
-    """The queue of one stream in one partition, in order of arrival."""
+class Overflow(Protocol):
+    """A queue without a bound for batches that the app has put."""
 
-    __slots__ = ("_batches", "_highest", "admitted", "capacity", "depth")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.depth = 0
-        self.admitted = 0
-        self._highest = 0
-        self._batches: deque[EventBatch] = deque()
-
-    def offer(self, batch: EventBatch) -> None:
+    def append(self, batch: EventBatch) -> None:
         """Put a batch behind the others."""
-        size = batch.size
-        self._batches.append(batch)
-        self.admitted += size
-        self.depth += size
-        if self.depth > self._highest:
-            self._highest = self.depth
+        ...
 
-    def take(self) -> EventBatch | None:
-        """The oldest batch, or None. Its events count as waiting until ``passed``."""
-        return self._batches.popleft() if self._batches else None
+    def pop(self) -> EventBatch | None:
+        """The oldest batch, or None."""
+        ...
 
-    def passed(self, events: int) -> None:
-        """``events`` of a taken batch have been worked on."""
+
+class Gauge:
+    """How full a stage is and what went through it, apart from any queue."""
+
+    __slots__ = (
+        "_batches_taken",
+        "_waited",
+        "_waited_last",
+        "admitted",
+        "bytes",
+        "capacity",
+        "depth",
+        "executor",
+        "highest",
+        "in_flight",
+        "max_bytes",
+        "partition",
+        "settings",
+        "shed",
+        "spilled",
+    )
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        partition: int | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.settings = settings
+        self.partition = partition
+        self.executor = executor or executor_of(settings)
+        self.capacity = settings.capacity
+        self.max_bytes = settings.max_bytes
+        self.depth = 0
+        self.bytes = 0
+        self.highest = 0
+        self.admitted = 0
+        self.in_flight = 0
+        self.spilled = 0
+        self.shed: Counter[str] = Counter()
+        self._batches_taken = 0
+        self._waited = 0.0
+        self._waited_last = 0.0
+
+    def came(self, events: int, size: int) -> None:
+        """A batch has come in."""
+        self.admitted += events
+        self.depth += events
+        self.bytes += size
+        if self.depth > self.highest:
+            self.highest = self.depth
+
+    def waited(self, seconds: float) -> None:
+        """A batch has been taken after so long."""
+        self._batches_taken += 1
+        self._waited += seconds
+        self._waited_last = seconds
+
+    def went(self, events: int, size: int) -> None:
+        """Events have left."""
         self.depth -= events
+        self.bytes -= size
+
+    def dropped(self, events: int, reason: str) -> None:
+        """Events were not admitted."""
+        self.shed[reason] += events
 
     @property
     def full(self) -> bool:
-        """Whether as many events wait as the stage is meant to hold."""
-        return self.depth >= self.capacity
+        """Whether as many events or bytes are here as the stage is meant to hold."""
+        return self.depth >= self.capacity or self.bytes >= self.max_bytes
+
+    @property
+    def holds(self) -> bool:
+        """Whether tasks and sources of this process are to wait before they put more."""
+        return self.depth >= self.capacity * self.executor.waits_from or (
+            self.bytes >= self.max_bytes * self.executor.waits_from
+        )
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a quarter of the stage is free: time to let go on whoever found it too full."""
+        return self.depth * 4 <= self.capacity * 3 and self.bytes * 4 <= self.max_bytes * 3
 
     def statistics(self) -> StageStatistics:
         """Counts since the start."""
-        return StageStatistics(self.depth, self.capacity, self.admitted, self._highest)
+        taken = self._batches_taken
+        return StageStatistics(
+            self.settings.stage,
+            self.settings.stream,
+            self.partition,
+            self.settings.executor,
+            self.depth,
+            self.bytes,
+            self.capacity,
+            self.max_bytes,
+            self.highest,
+            self.admitted,
+            dict(self.shed),
+            self.in_flight,
+            self.spilled,
+            self._waited / taken if taken else 0.0,
+            self._waited_last,
+        )
+
+
+class Stage(Gauge):
+    """The queue of one stream in one partition, in order of arrival."""
+
+    __slots__ = ("_inner", "_outer", "overflow")
+
+    def __init__(
+        self,
+        settings: StageSettings | int,
+        partition: int | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        if isinstance(settings, int):
+            settings = StageSettings(capacity=settings)
+        super().__init__(settings, partition, executor)
+        self.overflow: Overflow | None = None
+        self._inner: deque[EventBatch] = deque()
+        self._outer: deque[EventBatch] = deque()
+
+    def offer(self, batch: EventBatch, now: float = 0.0) -> None:
+        """Put a batch behind the others of its kind."""
+        batch.offered_at = now
+        size = batch.size
+        if batch.receipt is not None:
+            self.came(size, batch.bytes)
+            self._outer.append(batch)
+            return
+        if self.overflow is not None and (self.spilled or (self.depth and self.full)):
+            self.came(size, 0)
+            self.spilled += size
+            self.overflow.append(batch)
+            return
+        self.came(size, batch.bytes)
+        self._inner.append(batch)
+
+    def take(self, now: float = 0.0) -> EventBatch | None:
+        """The next batch, or None. Its events count as being here until ``passed``."""
+        if self._inner:
+            batch = self._inner.popleft()
+        elif self.spilled:
+            batch = self._unspilled()
+        elif self._outer:
+            batch = self._outer.popleft()
+        else:
+            return None
+        self.in_flight += batch.size
+        self.waited(now - batch.offered_at)
+        return batch
+
+    def passed(self, events: int, size: int = 0) -> None:
+        """``events`` of a taken batch have been worked on, with ``size`` of its bytes."""
+        self.depth -= events
+        self.in_flight -= events
+        self.bytes -= size
+
+    def _unspilled(self) -> EventBatch:
+        assert self.overflow is not None
+        batch = self.overflow.pop()
+        assert batch is not None, f"{self.spilled} events spilled, and nothing to read back"
+        self.spilled -= batch.size
+        self.bytes += batch.bytes
+        return batch
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        waiting = sum(batch.size for batch in (*self._inner, *self._outer))
+        assert self.depth == waiting + self.in_flight + self.spilled
+        assert self.bytes >= 0
+        assert self.in_flight >= 0

@@ -91,8 +91,10 @@ class _Sending:
     def _report(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             if len(self._refused) < _SHOWN:
-                print(f"refused: {refusal.reason}", file=sys.stderr)
-            self._refused.append(refusal)
+                word = "shed" if refusal.shed else "refused"
+                many = f" ({refusal.count:,} events)" if refusal.count > 1 else ""
+                print(f"{word}: {refusal.reason}{many}", file=sys.stderr)
+                self._refused.append(refusal)
 
     def _summary(self, stream: ClientStream) -> int:
         counts = {**stream.counts, "bad lines": self._bad}

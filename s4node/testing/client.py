@@ -100,6 +100,11 @@ class _Receipt:
         """One of its events was not."""
         self._client.refuse(self._events[number - self._first], reason)
 
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Some of its events were dropped."""
+        for each in range(number, number + count):
+            self.refuse(each, reason)
+
     def describe(self, number: int) -> str:
         """The event's position in words."""
         return f"test:{number}"

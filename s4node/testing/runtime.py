@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import trio
@@ -24,11 +24,12 @@ from s4node.config import Config
 from s4node.container import hooks
 from s4node.container.dispatch import Dispatch
 from s4node.container.gate import Op
+from s4node.container.pipeline import Pipeline
 from s4node.container.task import Task
 from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.keys import Partitioner, hasher_named
-from s4node.stream import OutputStream, Stream
+from s4node.stream import InputStream, OutputStream, Stream
 from s4node.testing.client import ClientStream
 from s4node.testing.failures import Failures
 from s4node.testing.guest import Guest
@@ -60,6 +61,7 @@ class Runtime:
         self._parked: list[trio.Event] = []
         self._guest: Guest | None = None
         self._dispatch: Dispatch
+        self._pipeline: Pipeline
 
     # -- life --------------------------------------------------------------------------------
 
@@ -84,6 +86,7 @@ class Runtime:
         self._dispatch = Dispatch(
             app, Partitioner(partitions, hasher_named(config[settings.HASHER]))
         )
+        self._pipeline = Pipeline(app, config)
         self.tasks = [self._make_task(partition) for partition in range(partitions)]
         for stream in app.streams.values():
             stream.carrier = _Carrier(self, stream)
@@ -100,10 +103,10 @@ class Runtime:
         return Task(
             self.app,
             partition,
-            queue_size=self.config[settings.STREAM_WORK_QUEUE_SIZE],
+            stages=self._pipeline.stages_of(partition),
             clock=self._clock,
-            deliver=lambda task, stream, events: self.carry(stream, events, task.partition),
-            inputs_held=lambda: bool(self._held),
+            deliver=lambda task, _, stream, events: self.carry(stream, events, task.partition),
+            held=_Held(self),
         )
 
     def stop(self) -> None:
@@ -143,12 +146,10 @@ class Runtime:
     def overflow(self, stream: str) -> None:
         """Have the stream's stage full from now on."""
         self.overflowing.add(stream)
-        self._mind_outputs()
 
     def relieve(self, stream: str) -> None:
         """End an overflow: what waits goes on."""
         self.overflowing.discard(stream)
-        self._mind_outputs()
         held, self._held = self._held, deque()
         for batch in held:
             self._offer(batch)
@@ -311,11 +312,13 @@ class Runtime:
         for partition, share in self._dispatch.shares(stream, events, home):
             self._offer(EventBatch(stream.name, partition, share))
 
-    def _mind_outputs(self) -> None:
-        """Close the gates of all tasks while nobody takes from some output."""
-        full = any(isinstance(self.app.streams[name], OutputStream) for name in self.overflowing)
-        for task in self.tasks:
-            task.gate.outputs_full = full
+    def holds(self, stream: str) -> bool:
+        """Whether a stream must wait: all for an output that nobody takes from, inputs for what the
+        test holds back inside of the app."""
+        streams = self.app.streams
+        if any(isinstance(streams[name], OutputStream) for name in self.overflowing):
+            return True
+        return bool(self._held) and isinstance(streams[stream], InputStream)
 
     def park(self) -> trio.Event:
         """What is set when there may be room again."""
@@ -327,6 +330,22 @@ class Runtime:
         parked, self._parked = self._parked, []
         for event in parked:
             event.set()
+
+
+class _Held(Collection[str]):
+    """The streams that must wait."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __contains__(self, stream: object) -> bool:
+        return self._runtime.holds(str(stream))
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(self._runtime.holds, self._runtime.app.streams)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _Carrier:

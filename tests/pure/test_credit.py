@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from s4node.event import EventBatch
 from s4node.executors.credit import Credit
-from s4node.executors.stage import Stage
+from s4node.executors.policy import StageSettings
+from s4node.executors.stage import Gauge, Stage
 
 
 def filled(stage: Stage, events: int) -> None:
@@ -177,3 +178,49 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
     for number, producer in members.items():
         ask(number)
         assert (producer.limit - producer.safe) * 4 > credit.share * 3
+
+
+def test_who_sends_nothing_for_two_periods_has_no_share_until_it_sends_again() -> None:
+    _, credit = credit_of(100, *map(str, range(10)))
+    assert credit.share == 10
+    credit.tick()
+    credit.active("0")
+    assert credit.share == 10
+    credit.tick()
+    assert credit.share == 100
+    assert credit.limit("0", 50, 50) == 150
+    credit.active("1")
+    assert credit.share == 50
+    credit.active("stranger")
+    assert credit.share == 50
+
+
+def test_a_share_is_cut_by_what_events_weigh() -> None:
+    credit: Credit[str] = Credit(Stage(StageSettings(capacity=1000, max_bytes=10_000)))
+    credit.join("a")
+    assert credit.share_of(0) == 9  # until it is known, an event is taken to weigh 1 KiB
+    assert credit.share_of(5) == 1000
+    assert credit.share_of(100) == 100
+    assert credit.share_of(1_000_000) == 1
+    assert credit.limit("a", 0, 0, 100) == 100
+
+
+def test_a_full_deserializer_holds_credit_back_too() -> None:
+    stage, deserializer = Stage(100), Gauge(StageSettings(capacity=10))
+    credit: Credit[str] = Credit(stage, deserializer)
+    credit.join("a")
+    deserializer.came(10, 0)
+    assert credit.limit("a", 40, 50) == 50
+    assert credit.holding
+    deserializer.went(1, 0)
+    assert credit.release() == {"a"}
+
+
+def test_a_stage_that_drops_holds_nobody_back() -> None:
+    stage = Stage(StageSettings(executor="shed", capacity=100))
+    credit: Credit[str] = Credit(stage)
+    credit.join("a")
+    filled(stage, 100)
+    assert not credit.withholds
+    assert credit.limit("a", 40, 50) == 140
+    assert not credit.holding

@@ -50,6 +50,7 @@ SAMPLES: dict[str, tuple[wire.Header, bytes]] = {
             (
                 wire.Ruling(0, wire.REFUSED, 40, 140, 43, ((41, 1, "no key"), (42, 2, "late"))),
                 wire.Ruling(1, wire.NOT_OWNER, 0, 0, 0, (), "tcp://10.0.0.2:12000"),
+                wire.Ruling(2, wire.SHED, 9, 109, 12, (), "", ((6, 3, "full"),)),
             ),
             "no such stream", HEADERS,
         ),
@@ -169,7 +170,8 @@ def test_parts_of_a_header_grow_at_their_end_too() -> None:
         "p", "i", "clicks", (TypeDecl("E", 5, (("a", "int", True),)),), "", 1,
         (wire.Position(0, 40, 0, 0), wire.Position(1, 3, 4, 5)),
     )  # fmt: skip
-    old_verdict = [2, "clicks", "p", [[0, 0, 1, 2, 3], [1, 4, 1, 2, 3, [[1, 1, "x"]], "", "new"]]]
+    old_verdict = [2, "clicks", "p", [[0, 0, 1, 2, 3],
+                                      [1, 4, 1, 2, 3, [[1, 1, "x"]], "", [], "new"]]]  # fmt: skip
     assert frame_of(raw_envelope(msgspec.msgpack.encode(old_verdict))).header == wire.Verdict(
         "clicks", "p", (wire.Ruling(0, 0, 1, 2, 3), wire.Ruling(1, 4, 1, 2, 3, ((1, 1, "x"),)))
     )

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from s4node.container.gate import Gate, Op
 
 ANY = None
-# timer running, timer due, in flight (of at most 2), outputs full, draining, batch waiting
+# timer running, timer due, in flight (of at most 2), others held, draining, batch waiting
 RULES = [
     ((True, ANY, (0,), ANY, ANY, ANY), Op.NOTHING),
     ((False, True, (0,), ANY, ANY, ANY), Op.TIMER),
     ((False, True, (1, 2), ANY, ANY, ANY), Op.NOTHING),
-    ((False, False, (0, 1), False, ANY, True), Op.PROCESS),
-    ((False, False, (0, 1), True, ANY, True), Op.NOTHING),
+    ((False, False, (0, 1), ANY, ANY, True), Op.PROCESS),
     ((False, False, (2,), ANY, ANY, True), Op.NOTHING),
-    ((False, False, (0,), ANY, True, False), Op.DONE),
+    ((False, False, (0,), False, True, False), Op.DONE),
+    ((False, False, (0,), True, True, False), Op.NOTHING),
     ((False, False, (1, 2), ANY, True, False), Op.NOTHING),
     ((False, False, (0, 1, 2), ANY, False, False), Op.NOTHING),
 ]
@@ -47,10 +47,10 @@ def expected(state: tuple[bool | int, ...]) -> list[Op]:
 def test_each_state_has_one_rule_and_the_gate_follows_it(state: tuple[bool | int, ...]) -> None:
     gate = Gate(max_concurrency=2)
     gate.timer_running, gate.timer_due, gate.in_flight = bool(state[0]), bool(state[1]), state[2]
-    gate.outputs_full, gate.draining = bool(state[3]), bool(state[4])
+    gate.draining = bool(state[4])
     gate.validate()
     (op,) = expected(state)
-    assert gate.next_op(waiting=bool(state[5])) is op
+    assert gate.next_op(waiting=bool(state[5]), held=bool(state[3])) is op
 
 
 def test_a_new_gate_processes_one_batch_at_a_time() -> None:
@@ -100,9 +100,7 @@ def test_ending_what_was_not_begun_is_noticed() -> None:
         Gate().end(Op.PROCESS)
 
 
-MOVES = st.lists(
-    st.sampled_from(["begin", "begin", "end", "due", "full", "room", "drain"]), max_size=60
-)
+MOVES = st.lists(st.sampled_from(["begin", "begin", "end", "due", "drain"]), max_size=60)
 
 
 @given(st.integers(1, 4), MOVES, st.booleans())
@@ -128,16 +126,13 @@ def test_a_timer_never_runs_beside_anything_and_everything_due_gets_its_turn(
             gate.end(running.pop())
         elif move == "due":
             gate.timer_due = True
-        elif move in ("full", "room"):
-            gate.outputs_full = move == "full"
         elif move == "drain":
             gate.draining = True
         gate.validate()
         assert running.count(Op.TIMER) == 0 or running == [Op.TIMER]
         assert running.count(Op.PROCESS) == gate.in_flight <= concurrency
 
-    was_due = gate.timer_due  # now everything ends and outputs have room
-    gate.outputs_full = False
+    was_due = gate.timer_due  # now everything ends
     while running:
         gate.end(running.pop())
     first = step()

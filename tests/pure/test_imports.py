@@ -16,12 +16,13 @@ APPS = ROOT / "apps"
 PURE = [
     "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph", "flow",
     "pe.element", "pe.instances", "pe.prototype",
-    "executors.credit", "executors.stage",
+    "executors.credit", "executors.order", "executors.parallel", "executors.policy",
+    "executors.stage",
     "progress.low_watermark",
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
-    "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.admission", "comm.coalescer",
-    "comm.subscriber",
+    "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
+    "comm.admission", "comm.coalescer", "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
     "container.hooks", "container.dispatch",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
@@ -33,7 +34,8 @@ PURE_FOLDERS = ["pe", "executors", "progress"]
 HARMLESS = {
     "__future__", "abc", "annotationlib", "collections", "contextlib", "contextvars", "copy",
     "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools",
-    "keyword", "math", "msgspec", "operator", "re", "struct", "textwrap", "types", "typing", "zlib",
+    "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap", "types", "typing",
+    "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one

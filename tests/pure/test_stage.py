@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.event import EventBatch
+from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Stage, StageStatistics
 
 
@@ -58,7 +59,9 @@ def test_statistics_count_events_since_the_start() -> None:
     stage.offer(batch(3))
     stage.take()
     stage.passed(4)
-    assert stage.statistics() == StageStatistics(depth=3, capacity=5, admitted=7, highest=7)
+    assert stage.statistics() == StageStatistics(
+        "stream", "", None, "block", 3, 0, 5, 1 << 62, 7, 7, {}, 0, 0, 0.0, 0.0
+    )
 
 
 @given(st.integers(1, 20), st.lists(st.integers(-3, 6), max_size=40))
@@ -83,5 +86,95 @@ def test_nothing_is_lost_or_counted_wrongly(capacity: int, moves: list[int]) -> 
             stage.passed(worked)
             taken -= worked
             depth -= worked
-        assert stage.statistics() == StageStatistics(depth, capacity, admitted, highest)
+        told = stage.statistics()
+        assert (told.depth, told.admitted, told.highest) == (depth, admitted, highest)
+        assert told.in_flight == taken
         assert stage.full == (depth >= capacity)
+        stage.validate()
+
+
+class Received:
+    """A receipt, which makes a batch one from outside."""
+
+    def done(self) -> None: ...
+
+    def refuse(self, number: int, reason: str) -> None: ...
+
+    def shed(self, number: int, count: int, reason: str) -> None: ...
+
+    def describe(self, number: int) -> str:
+        return str(number)
+
+
+def outside(size: int) -> EventBatch:
+    return EventBatch("clicks", 0, ["event"] * size, Received())
+
+
+class Overflow:
+    """A queue without a bound."""
+
+    def __init__(self) -> None:
+        self.batches: deque[EventBatch] = deque()
+
+    def append(self, batch: EventBatch) -> None:
+        self.batches.append(batch)
+
+    def pop(self) -> EventBatch | None:
+        return self.batches.popleft() if self.batches else None
+
+
+def test_what_the_app_has_put_leaves_before_what_came_from_outside() -> None:
+    stage = Stage(10)
+    one, two, three = outside(1), batch(1), outside(1)
+    for each in (one, two, three):
+        stage.offer(each)
+    assert [stage.take() for _ in range(4)] == [two, one, three, None]
+
+
+def test_what_feeds_itself_overflows_from_the_capacity_on_and_comes_back_in_order() -> None:
+    stage = Stage(5)
+    stage.overflow = overflow = Overflow()
+    batches = [batch(3) for _ in range(5)]
+    for each in batches:
+        stage.offer(each)
+    assert list(overflow.batches) == batches[2:]
+    assert (stage.depth, stage.spilled, stage.full) == (15, 9, True)
+    late = outside(1)
+    stage.offer(late)
+    assert [stage.take() for _ in range(2)] == batches[:2]
+    last = batch(1)
+    stage.offer(last)  # behind what is there already
+    assert [stage.take() for _ in range(5)] == [*batches[2:], last, late]
+    assert stage.spilled == 0
+    stage.validate()
+
+
+def test_one_batch_that_is_larger_than_the_stage_needs_no_overflow() -> None:
+    stage = Stage(5)
+    stage.overflow = overflow = Overflow()
+    stage.offer(batch(50))
+    assert not overflow.batches
+
+
+def test_bytes_fill_a_stage_as_events_do() -> None:
+    stage = Stage(StageSettings(capacity=100, max_bytes=1000))
+    stage.offer(EventBatch("clicks", 0, ["event"] * 2, weight=1000))
+    assert stage.full
+    assert stage.holds
+    assert not stage.roomy
+    stage.take()
+    stage.passed(1)
+    assert stage.full  # its bytes are there until it is done
+    stage.passed(1, 1000)
+    assert stage.roomy
+    stage.validate()
+
+
+def test_the_waiting_time_of_batches_is_told() -> None:
+    stage = Stage(10)
+    stage.offer(batch(2), 1.0)
+    stage.offer(batch(2), 2.0)
+    stage.take(3.0)
+    stage.take(6.0)
+    told = stage.statistics()
+    assert (told.waited_mean, told.waited_last, told.in_flight) == (3.0, 4.0, 4)

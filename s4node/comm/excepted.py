@@ -1,0 +1,60 @@
+"""Ranges of numbers that a lane will not have processed: refused or shed. Pure.
+
+Rules
+- A node may tell a range twice, or part of one again; every number counts once.
+- What lies below ``upto`` is settled and forgotten.
+"""
+
+from __future__ import annotations
+
+
+class Excepted:
+    """The numbers told of so far, as ranges ``[first, end)`` in order, none touching another."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def add(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Add ``first <= n < end``; returns what of it is new, as ranges in order."""
+        if first >= end:
+            return []
+        if not self.ranges or first > self.ranges[-1][1]:
+            self.ranges.append((first, end))
+            return [(first, end)]
+        new: list[tuple[int, int]] = []
+        before = [one for one in self.ranges if one[1] < first]
+        after = [one for one in self.ranges if one[0] > end]
+        touching = self.ranges[len(before) : len(self.ranges) - len(after)]
+        at = first
+        for start, stop in touching:
+            if at < start:
+                new.append((at, min(start, end)))
+            at = max(at, stop)
+        if at < end:
+            new.append((at, end))
+        merged = (
+            min([first, *(start for start, _ in touching)]),
+            max([end, *(stop for _, stop in touching)]),
+        )
+        self.ranges = [*before, merged, *after]
+        return new
+
+    def settle(self, upto: int) -> None:
+        """Everything below ``upto`` is settled."""
+        ranges = self.ranges
+        if ranges and ranges[0][0] < upto:
+            self.ranges = [(max(first, upto), end) for first, end in ranges if end > upto]
+
+    def __len__(self) -> int:
+        """How many numbers."""
+        return sum(end - first for first, end in self.ranges)
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number < end for first, end in self.ranges)
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        ends = [number for one in self.ranges for number in one]
+        assert ends == sorted(set(ends))

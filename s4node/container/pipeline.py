@@ -1,0 +1,193 @@
+"""The pipeline of a container: its stages as configured, and who must wait for whom.
+
+Rules
+- A setting of one stream wins over the stage's; the app's ``set_parallelism`` counts where the
+  configuration says nothing.
+- A stage of a stream in a partition, or of a stream on its way to other nodes or clusters, that
+  makes tasks wait is watched from when it is full until it has room; the order of processing does
+  the rest.
+- A stream that feeds itself is given a spill as soon as that is known, and it is said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from s4node import config as keys
+from s4node.app import App
+from s4node.config import Config
+from s4node.container.spill import Spill
+from s4node.executors.order import Edges, Order
+from s4node.executors.policy import (
+    DESERIALIZER,
+    REMOTE_SENDER,
+    SENDER,
+    STREAM,
+    Executor,
+    StageSettings,
+)
+from s4node.executors.stage import Gauge, Stage
+from s4node.stream import InputStream, OutputStream
+
+log = structlog.get_logger("s4node.pipeline")
+
+
+class Holder(Protocol):
+    """What tasks may have to wait for."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether they are to wait now."""
+        ...
+
+
+class Pipeline:
+    """The stages of ``app`` in one container. ``edges`` are those found before it runs."""
+
+    def __init__(
+        self, app: App, config: Config, edges: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
+        self.order = Order(Edges(edges))
+        self._app = app
+        self._config = config
+        self._full: dict[tuple[str, Hashable], Holder] = {}
+        self._queues: dict[str, list[Stage]] = {}
+        self._spills: list[Spill] = []
+        self._logged: set[frozenset[str]] = set()
+        self.deserializers = {
+            name: Gauge(self.settings(DESERIALIZER, name))
+            for name, stream in app.streams.items()
+            if not isinstance(stream, OutputStream)
+        }
+        self._tell_cycles()
+
+    # -- making ------------------------------------------------------------------------------
+
+    def settings(self, stage: str, stream: str) -> StageSettings:
+        """What is configured for a stage of a stream."""
+        return StageSettings(
+            stage,
+            stream,
+            self._value(stage, stream, "executor"),
+            self._value(stage, stream, "workQueueSize"),
+            self._value(stage, stream, "workQueueBytes"),
+            self._value(stage, stream, "maxRate"),
+        )
+
+    def parallelism(self, stream: str) -> int:
+        """How many handlers of a stream may be outstanding in a partition."""
+        found = self._app.streams[stream]
+        wanted: int = self._value(STREAM, stream, "parallelism") or found.parallelism
+        if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
+            if found.parallelism > 1 or self._named(STREAM, stream, "parallelism"):
+                log.warning("parallelism takes a key and no singleton; handled one by one",
+                            stream=stream)  # fmt: skip
+            return 1
+        return wanted
+
+    def parallel(self) -> dict[str, int]:
+        """The streams of which more than one handler may be outstanding."""
+        fed = [s.name for s in self._app.streams.values() if not isinstance(s, OutputStream)]
+        return {name: n for name in fed if (n := self.parallelism(name)) > 1}
+
+    def _named(self, stage: str, stream: str, word: str) -> bool:
+        return stream in self._config.matching(keys.STAGE_KEYS[stage][word][1])
+
+    def _value(self, stage: str, stream: str, word: str) -> Any:
+        setting, pattern = keys.STAGE_KEYS[stage][word]
+        return self._config.matching(pattern).get(stream, self._config[setting])
+
+    def stages_of(self, partition: int) -> dict[str, Stage]:
+        """The stages of all streams in a partition."""
+        return {
+            name: self._queue(name, STREAM, partition)
+            for name, stream in self._app.streams.items()
+            if not isinstance(stream, OutputStream)
+        }
+
+    def sender(self, stream: str, *, remote: bool) -> Stage:
+        """The stage of a stream's events that leave."""
+        return self._queue(stream, REMOTE_SENDER if remote else SENDER, None)
+
+    def _queue(self, stream: str, stage: str, partition: int | None) -> Stage:
+        queue = Stage(self.settings(stage, stream), partition)
+        self._queues.setdefault(stream, []).append(queue)
+        if self.order.edges.group(stream):
+            self._attach(stream, queue)
+        return queue
+
+    def limits(self, stages: dict[str, Stage]) -> dict[str, tuple[Executor, ...]]:
+        """The executors that limit how fast events leave these stages, by stream."""
+        found: dict[str, tuple[Executor, ...]] = {}
+        for name, stage in stages.items():
+            executors = [stage.executor]
+            if isinstance(self._app.streams[name], InputStream):
+                executors.append(self.deserializers[name].executor)
+            limiting = tuple(executor for executor in executors if _limits(executor))
+            if limiting:
+                found[name] = limiting
+        return found
+
+    # -- who waits for whom ------------------------------------------------------------------
+
+    def put(self, source: str, stream: str) -> None:
+        """Handlers of ``source`` have put on ``stream``."""
+        if (source, stream) not in self.order.edges.known and self.order.learn(source, stream):
+            self._tell_cycles()
+
+    def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
+        """Something has been put into a stage: is it full?"""
+        if holder.holds and (stream, place) not in self._full:
+            self._full[stream, place] = holder
+            self.order.filled(stream, place)
+
+    def settle(self) -> bool:
+        """Look at the stages that were full; True if somebody who was held may go on."""
+        freed = False
+        for (stream, place), holder in list(self._full.items()):
+            if not holder.holds:
+                del self._full[stream, place]
+                freed |= self.order.emptied(stream, place)
+        return freed
+
+    def forget(self, stream: str, place: Hashable) -> None:
+        """A stage is gone."""
+        if self._full.pop((stream, place), None) is not None:
+            self.order.emptied(stream, place)
+
+    @property
+    def strained(self) -> bool:
+        """Whether some stage makes tasks wait."""
+        return bool(self._full)
+
+    def _tell_cycles(self) -> None:
+        for group in self.order.edges.groups:
+            if group in self._logged:
+                continue
+            self._logged.add(group)
+            path = " -> ".join(self.order.edges.cycle(min(group)))
+            log.warning("streams feed themselves; what their stages cannot hold waits on disk",
+                        path=path, app=self._app.name)  # fmt: skip
+            for stream in group:
+                for queue in self._queues.get(stream, ()):
+                    self._attach(stream, queue)
+
+    def _attach(self, stream: str, queue: Stage) -> None:
+        if queue.overflow is None and queue.executor.waits_from <= 1:
+            folder = self._config[keys.SPILL_FOLDER]
+            spill = Spill(self._app.streams[stream], Path(folder) if folder else None)
+            queue.overflow = spill
+            self._spills.append(spill)
+
+    def close(self) -> None:
+        """Give up the files."""
+        for spill in self._spills:
+            spill.close()
+
+
+def _limits(executor: Executor) -> bool:
+    return type(executor).allowance is not Executor.allowance

@@ -1,0 +1,141 @@
+"""The order of processing: which streams' events may be processed while stages are full. Pure.
+
+Rules
+- There is an edge S -> Y where handlers of S put on Y. Edges are found in the app before it runs
+  where that is possible, and learned from what batches were seen to put.
+- A batch of S may run unless a stage of Y is full, for some edge S -> Y. So whatever is full is
+  worked off before more is put into it, and nothing waits for what it must drain itself.
+- Streams that reach each other feed themselves. An edge between two of them holds nothing up, or
+  they would wait for each other for ever: what they put always finds room, and beyond the capacity
+  waits on disk. What leads into them from outside is held until they are below their capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+
+class Edges:
+    """Who puts on what, and the groups of streams that feed themselves."""
+
+    __slots__ = ("_groups", "known", "targets")
+
+    def __init__(self, edges: Mapping[str, Iterable[str]] | None = None) -> None:
+        self.targets: dict[str, set[str]] = {}
+        self.known: set[tuple[str, str]] = set()
+        self._groups: dict[str, frozenset[str]] = {}
+        for source, targets in (edges or {}).items():
+            for target in targets:
+                self._add(source, target)
+        self._regroup()
+
+    def learn(self, source: str, target: str) -> bool:
+        """Learn an edge; True if it was not known."""
+        if (source, target) in self.known:
+            return False
+        self._add(source, target)
+        self._regroup()
+        return True
+
+    def group(self, stream: str) -> frozenset[str]:
+        """The streams that feed themselves together with this one; empty if it does not."""
+        return self._groups.get(stream, frozenset())
+
+    @property
+    def groups(self) -> set[frozenset[str]]:
+        """All groups of streams that feed themselves."""
+        return set(self._groups.values())
+
+    def holding(self, source: str) -> set[str]:
+        """The streams whose being full holds ``source`` up."""
+        return self.targets.get(source, set()) - self.group(source)
+
+    def cycle(self, stream: str) -> list[str]:
+        """A shortest way from the stream back to itself, both ends included; empty if none."""
+        ways = {target: [stream, target] for target in sorted(self.targets.get(stream, ()))}
+        while ways and stream not in ways:
+            reached = dict(ways)
+            for at, way in ways.items():
+                for target in sorted(self.targets.get(at, ())):
+                    reached.setdefault(target, [*way, target])
+            if len(reached) == len(ways):
+                return []
+            ways = reached
+        return ways.get(stream, [])
+
+    def _add(self, source: str, target: str) -> None:
+        self.targets.setdefault(source, set()).add(target)
+        self.known.add((source, target))
+
+    def _regroup(self) -> None:
+        reach = {source: self._reachable(source) for source in self.targets}
+        self._groups = {
+            source: frozenset(other for other in reached if source in reach.get(other, frozenset()))
+            for source, reached in reach.items()
+            if source in reached
+        }
+
+    def _reachable(self, source: str) -> frozenset[str]:
+        found: set[str] = set()
+        ahead = [source]
+        while ahead:
+            for target in self.targets.get(ahead.pop(), ()):
+                if target not in found:
+                    found.add(target)
+                    ahead.append(target)
+        return frozenset(found)
+
+
+class Order:
+    """Which streams are held. ``held`` is one set for good, changed in place."""
+
+    __slots__ = ("_full", "edges", "held")
+
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
+        self.held: set[str] = set()
+        self._full: dict[str, set[Hashable]] = {}
+
+    def learn(self, source: str, target: str) -> bool:
+        """Learn an edge; True if it was not known."""
+        new = self.edges.learn(source, target)
+        if new:
+            self._hold()
+        return new
+
+    def filled(self, stream: str, place: Hashable) -> None:
+        """A stage of the stream, at this place, is full."""
+        places = self._full.setdefault(stream, set())
+        if place not in places:
+            places.add(place)
+            if len(places) == 1:
+                self._hold()
+
+    def emptied(self, stream: str, place: Hashable) -> bool:
+        """It has room again; True if somebody who was held may go on."""
+        places = self._full.get(stream, set())
+        places.discard(place)
+        if places or stream not in self._full:
+            return False
+        del self._full[stream]
+        before = len(self.held)
+        self._hold()
+        return len(self.held) < before
+
+    def _hold(self) -> None:
+        held = {
+            source
+            for source in self.edges.targets
+            if any(target in self._full for target in self.edges.holding(source))
+        }
+        if held != self.held:
+            self.held.clear()
+            self.held.update(held)
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        for source in self.held:
+            assert self.edges.holding(source) & self._full.keys()
+        for group in self.edges.groups:
+            for source in group:
+                assert not self.edges.holding(source) & group

@@ -1,0 +1,69 @@
+"""Which events of a parallel stream may be begun: several at a time, each key in order. Pure.
+
+Rules
+- At most ``limit`` events are outstanding, never two of one key.
+- Events of a key are begun in the order in which they were added. An event that waits for its key
+  stops no event of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+
+
+class KeyOrder(Generic[E]):
+    """The events ``E`` that have been added and have not ended."""
+
+    __slots__ = ("_behind", "_freed", "_fresh", "limit", "outstanding", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.outstanding = 0
+        self.waiting = 0
+        self._fresh: deque[tuple[Hashable, E]] = deque()
+        self._behind: dict[Hashable, deque[E]] = {}  # of each key that has an event outstanding
+        self._freed: deque[Hashable] = deque()
+
+    def add(self, key: Hashable, event: E) -> None:
+        """Here is one more event."""
+        self._fresh.append((key, event))
+        self.waiting += 1
+
+    def begin(self) -> tuple[Hashable, E] | None:
+        """Begin an event that may be begun now; None if there is none."""
+        if self.outstanding >= self.limit:
+            return None
+        if self._freed:
+            key = self._freed.popleft()
+            return key, self._begun(self._behind[key].popleft())
+        while self._fresh:
+            key, event = self._fresh.popleft()
+            behind = self._behind.get(key)
+            if behind is None:
+                self._behind[key] = deque()
+                return key, self._begun(event)
+            behind.append(event)
+        return None
+
+    def _begun(self, event: E) -> E:
+        self.outstanding += 1
+        self.waiting -= 1
+        return event
+
+    def end(self, key: Hashable) -> None:
+        """The key's outstanding event has ended."""
+        self.outstanding -= 1
+        if self._behind[key]:
+            self._freed.append(key)
+        else:
+            del self._behind[key]
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        assert 0 <= self.outstanding <= self.limit
+        assert self.outstanding == len(self._behind) - len(self._freed)
+        assert self.waiting == len(self._fresh) + sum(map(len, self._behind.values()))

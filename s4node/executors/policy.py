@@ -1,0 +1,221 @@
+"""Executors: what a stage does when more comes than it can take. Pure.
+
+Rules
+- An executor decides twice: how many of the events that come are admitted (``room``), and how many
+  of those that wait may leave now (``allowance``). It sees how full its stage is and the time.
+- Of what comes at once the oldest are admitted; the rest is dropped, counted, and its sender told.
+- One that ``withholds`` drops nothing: where it has no room, producers get no credit, sources and
+  tasks wait, and a frame that came all the same is left to its producer, which sends it again.
+- Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
+  leave, and drops what does not fit behind them.
+- Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from s4node.errors import ConfigError
+
+UNLIMITED = 1 << 62
+"""An allowance without a limit, in events."""
+
+DESERIALIZER, STREAM, SENDER, REMOTE_SENDER = "deserializer", "stream", "sender", "remoteSender"
+"""The stages: undecoded frames of a stream in a container; events of a stream in a partition;
+events of a stream for other nodes of the cluster; events of an output stream for other clusters."""
+
+STAGES = (DESERIALIZER, STREAM, SENDER, REMOTE_SENDER)
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What is configured for one stage of one stream: events, bytes, events a second."""
+
+    stage: str = STREAM
+    stream: str = ""
+    executor: str = "block"
+    capacity: int = 10_000
+    max_bytes: int = 1 << 62
+    max_rate: float = math.inf
+
+
+class Load(Protocol):
+    """How full a stage is: events and bytes in it, and how many it is meant to hold."""
+
+    @property
+    def depth(self) -> int:
+        """Events in the stage."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Their bytes."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The most events."""
+        ...
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes."""
+        ...
+
+
+class Executor:
+    """The base of the policies, which admits all and lets all leave.
+
+    ``reason`` is told to the senders of what is dropped, and names the drops in statistics.
+    """
+
+    withholds = False
+    reason = "shed"
+    waits_from = math.inf
+    """How full the stage is, 1 being its capacity, when tasks and sources of the same process
+    begin to wait; infinite where they never do. What they put before they wait has its place."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        self.settings = settings
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """How many of ``events`` of ``size`` bytes together are admitted, the oldest first."""
+        return events
+
+    def room_for_put(self, load: Load, events: int, size: int, now: float, *, waits: bool) -> int:
+        """As room, for what the app itself puts; ``waits`` tells that its task can be held."""
+        if self.withholds or (waits and self.waits_from <= 1):
+            return events
+        return max(0, min(events, self.room(load, events, size, now)))
+
+    def allowance(self, now: float) -> int:
+        """How many of the events that wait may leave now."""
+        return UNLIMITED
+
+    def left(self, events: int) -> None:
+        """So many events have left."""
+
+    def next_at(self, now: float) -> float:
+        """When there is an allowance again, where there is none now."""
+        return math.inf
+
+
+def fitting(load: Load, events: int, size: int) -> int:
+    """How many of ``events`` of ``size`` bytes together fit into what is left of a stage.
+
+    Bytes fit all or not at all: a frame that is not decoded cannot be cut.
+    """
+    if load.bytes + size > load.max_bytes and load.depth:
+        return 0
+    return max(min(events, load.capacity - load.depth), 0)
+
+
+class Block(Executor):
+    """Drops nothing: whoever sends waits.
+
+    Credit keeps producers within the capacity. Where more was promised than is there now (many
+    producers woke up at once, or events grew), a frame is admitted up to twice the capacity and
+    within the bytes, and otherwise left to its producer.
+    """
+
+    withholds = True
+    waits_from = 1.0
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """All or nothing."""
+        if not load.depth:
+            return events
+        over = load.depth >= 2 * load.capacity or load.bytes + size > load.max_bytes
+        return 0 if over else events
+
+
+class Shed(Executor):
+    """Drops the newest where they do not fit."""
+
+    reason = "shed: the stage is full"
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """As many as fit."""
+        return fitting(load, events, size)
+
+
+_ROUNDING = 1e-6
+"""Of a token, so that a whole one that was added up in parts counts as whole."""
+
+
+class Throttle(Executor):
+    """Lets ``max_rate`` events a second leave; drops the newest where they do not fit.
+
+    Tasks and sources that can wait for a token do so once the stage is half full, so that only what
+    cannot wait is dropped: what producers send, and what timers put. The bucket holds the tokens of
+    a tenth of a second, so that a busy stage leaves in batches.
+    """
+
+    reason = "throttled: the stage is full"
+    waits_from = 0.5
+
+    def __init__(self, settings: StageSettings) -> None:
+        super().__init__(settings)
+        self._rate = settings.max_rate
+        self._depth = max(1.0, self._rate / 10)
+        self._tokens = self._depth
+        self._filled_at = -math.inf
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """As many as fit."""
+        return fitting(load, events, size)
+
+    def allowance(self, now: float) -> int:
+        """The whole tokens in the bucket."""
+        if self._rate == math.inf:
+            return UNLIMITED
+        if now > self._filled_at:
+            if self._filled_at > -math.inf:
+                more = (now - self._filled_at) * self._rate
+                self._tokens = min(self._depth, self._tokens + more)
+            self._filled_at = now
+        return max(0, int(self._tokens + _ROUNDING))
+
+    def left(self, events: int) -> None:
+        """Take the tokens of these events; a batch may overdraw the bucket."""
+        self._tokens -= events
+
+    def next_at(self, now: float) -> float:
+        """When some hundredth of a second's tokens have gathered."""
+        wanted = min(self._depth, max(1.0, self._rate / 100))
+        return now + max(0.0, wanted - self._tokens) / self._rate
+
+
+BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle": Throttle}
+
+
+def executor_of(settings: StageSettings) -> Executor:
+    """The executor that ``settings`` name; raises ConfigError if it cannot be had."""
+    cls = BUILT_IN.get(settings.executor)
+    if cls is None:
+        cls = _own(settings)
+    try:
+        return cls(settings)
+    except Exception as error:
+        raise ConfigError(
+            f"executor {settings.executor!r} of s4.{settings.stage}.executor cannot be made: "
+            f"{type(error).__name__}: {error}; mend its __init__(self, settings)"
+        ) from error
+
+
+def _own(settings: StageSettings) -> type[Executor]:
+    module, _, name = settings.executor.partition(":")
+    where = f"executor {settings.executor!r} of s4.{settings.stage}.executor"
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"{where} cannot be imported: {type(error).__name__}: {error}; name it as "
+            f"package.module:Class, importable where the node runs"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Executor)):
+        raise ConfigError(f"{where} is no subclass of s4node.Executor; derive it from that")
+    return found

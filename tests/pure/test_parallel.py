@@ -1,0 +1,105 @@
+"""The promises of a parallel stream: so many at a time, each key in order, nobody forgotten."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.executors.parallel import KeyOrder
+
+
+def order(limit: int, *events: str) -> KeyOrder[str]:
+    """Events such as ``a1``, whose key is the letter."""
+    found: KeyOrder[str] = KeyOrder(limit)
+    for event in events:
+        found.add(event[0], event)
+    return found
+
+
+def begun(found: KeyOrder[str]) -> list[str]:
+    events = []
+    while (one := found.begin()) is not None:
+        events.append(one[1])
+        found.validate()
+    return events
+
+
+def test_no_more_are_begun_than_may_be_outstanding() -> None:
+    found = order(2, "a1", "b1", "c1")
+    assert begun(found) == ["a1", "b1"]
+    found.end("b")
+    assert begun(found) == ["c1"]
+    assert (found.outstanding, found.waiting) == (2, 0)
+
+
+def test_an_event_waits_for_the_one_of_its_key_and_stops_no_other() -> None:
+    found = order(3, "a1", "a2", "b1", "a3", "b2")
+    assert begun(found) == ["a1", "b1"]
+    found.end("a")
+    assert begun(found) == ["a2"]
+    found.end("b")
+    found.end("a")
+    assert begun(found) == ["b2", "a3"]
+    found.end("a")
+    found.end("b")
+    assert begun(found) == []
+    assert (found.outstanding, found.waiting) == (0, 0)
+
+
+def test_what_comes_later_waits_behind_what_waits_already() -> None:
+    found = order(5, "a1", "a2")
+    assert begun(found) == ["a1"]
+    found.end("a")
+    found.add("a", "a3")
+    assert begun(found) == ["a2"]
+    found.end("a")
+    assert begun(found) == ["a3"]
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.one_of(st.sampled_from("abcd"), st.just("begin"), st.just("end")), max_size=80),
+    st.randoms(use_true_random=False),
+)
+def test_each_key_is_in_order_and_nothing_that_could_run_waits(
+    limit: int, moves: list[str], random: object
+) -> None:
+    found: KeyOrder[int] = KeyOrder(limit)
+    added = defaultdict[str, list[int]](list)
+    ended = defaultdict[str, list[int]](list)
+    running: dict[str, int] = {}
+
+    def begin() -> bool:
+        one = found.begin()
+        found.validate()
+        if one is None:
+            waiting = {key for key in added if len(added[key]) > len(ended[key]) + (key in running)}
+            assert len(running) == limit or not waiting - running.keys()
+            return False
+        key = str(one[0])
+        assert key not in running
+        running[key] = one[1]
+        return True
+
+    def end() -> None:
+        key = random.choice(sorted(running))  # type: ignore[attr-defined]
+        ended[key].append(running.pop(key))
+        found.end(key)
+        found.validate()
+
+    for number, move in enumerate(moves):
+        if move == "begin":
+            begin()
+        elif move == "end":
+            if running:
+                end()
+        else:
+            added[move].append(number)
+            found.add(move, number)
+        assert found.outstanding == len(running)
+    while begin() or running:
+        if running:
+            end()
+    assert added == {key: numbers for key, numbers in ended.items() if numbers} or ended == added
