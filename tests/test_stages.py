@@ -500,19 +500,19 @@ async def test_a_stream_that_feeds_itself_across_two_nodes_ends_with_the_exact_c
     settings = {"s4.stream.workQueueSize": "10", "s4.sender.workQueueSize": "10"}
     settings["s4.sender.maxRate"] = "2000000"
     before = resident_mb()
-    async with nodes(tmp_path, lambda: tree_app(16), 2, partitions=4, **settings) as (both, _):
+    async with nodes(tmp_path, lambda: tree_app(20), 2, partitions=4, **settings) as (both, _):
         one, other = both.containers.values()
         async with Client(one.address) as client:
             stream = await client.stream("seed")
             await stream.send(Node(1, 0))
             await stream.flush()
-            await until(lambda: one.processed + other.processed >= 2**17 - 1, seconds=50)
-        assert counted(one) + counted(other) == 2**17 - 1
-        assert min(counted(one), counted(other)) > 2**15
+            await until(lambda: one.processed + other.processed >= 2**21 - 1, seconds=50)
+        assert counted(one) + counted(other) == 2**21 - 1
+        assert min(counted(one), counted(other)) > 2**19
         for node in (one, other):
             sender = stage_of(node, "sender", "loop")
             assert sender.shed == {}
-            assert sender.admitted > 2**14
+            assert sender.admitted > 2**18
         assert resident_mb() - before < 100
 
 

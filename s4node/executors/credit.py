@@ -67,7 +67,7 @@ class Credit(Generic[P]):
     @property
     def full(self) -> bool:
         """Whether the stage withholds credit now."""
-        return self.withholds and any(stage.full for stage in self._stages)
+        return self.withholds and any(stage.withheld for stage in self._stages)
 
     @property
     def share(self) -> int:
@@ -78,7 +78,7 @@ class Credit(Generic[P]):
         """As ``share``, for a producer whose events weigh so many bytes each."""
         active = max(1, self._active)
         by_bytes = self._stages[0].max_bytes / (active * (weight or UNKNOWN_WEIGHT))
-        return max(1, min(self._stages[0].capacity // active, int(by_bytes)))
+        return max(1, min(self._stages[0].grant // active, int(by_bytes)))
 
     def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
         """The producer's new limit, given the number up to which it is done with."""

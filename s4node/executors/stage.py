@@ -58,6 +58,9 @@ class Overflow(Protocol):
         ...
 
 
+_FEEDBACK_GRANT = 2048
+
+
 class Gauge:
     """How full a stage is and what went through it, apart from any queue."""
 
@@ -128,6 +131,16 @@ class Gauge:
     def full(self) -> bool:
         """Whether as many events or bytes are here as the stage is meant to hold."""
         return self.depth >= self.capacity or self.bytes >= self.max_bytes
+
+    @property
+    def grant(self) -> int:
+        """How many events producers may have between sending and processed, all together."""
+        return self.capacity
+
+    @property
+    def withheld(self) -> bool:
+        """Whether producers get no more credit for now."""
+        return self.full
 
     @property
     def holds(self) -> bool:
@@ -216,6 +229,22 @@ class Stage(Gauge):
         self.depth -= events
         self.in_flight -= events
         self.bytes -= size
+
+    @property
+    def grant(self) -> int:
+        """As for any stage; one that feeds itself takes whole frames from the other nodes.
+
+        What does not fit into its memory is on disk there or here, and in frames of a few events it
+        would be on its way for ever.
+        """
+        return self.capacity if self.overflow is None else max(self.capacity, _FEEDBACK_GRANT)
+
+    @property
+    def withheld(self) -> bool:
+        """As for any stage; what has spilled is no reason to keep the other nodes waiting."""
+        if self.overflow is None:
+            return self.full
+        return self.depth - self.spilled >= self.grant or self.bytes >= self.max_bytes
 
     def _unspilled(self) -> EventBatch:
         assert self.overflow is not None
