@@ -122,8 +122,11 @@ async def _demo(console: Console, adapter: str, listen: str) -> int:
             async with _adapter(adapter, board.address) as rows:
                 await _run(job, rows)
         nursery.cancel_scope.cancel()
-    settings = "the adapter's and the node's own" if adapter else (
-        "those of config/flights*.properties and the defaults")  # fmt: skip
+    settings = "the adapter's and the node's own"
+    if not adapter:
+        settings = (
+            "those of config/flights*.properties and the defaults: all stages block, no rate is set"
+        )
     return _compare(console, job, settings)
 
 

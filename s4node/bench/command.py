@@ -26,6 +26,10 @@ BENCHMARKS = {
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 
+BLOCKING = "all block; no rate is set"
+STAGES = {"overload": "each policy in turn"}
+"""How the stages are set, where not all block. Each row tells it."""
+
 
 def bench(name: str | None, *, everything: bool, as_json: bool, quick: bool) -> int:
     """Run the benchmark ``name``, or all, or list them; returns the exit status."""
@@ -42,8 +46,13 @@ def bench(name: str | None, *, everything: bool, as_json: bool, quick: bool) -> 
         if each not in BENCHMARKS:
             raise ConfigError(f"no benchmark {each!r}; known are {', '.join(BENCHMARKS)}")
         print(f"{each}: {BENCHMARKS[each]} ...", file=sys.stderr, flush=True)
+        stages = STAGES.get(each, BLOCKING)
+        _say(f"stages: {stages}")
         module = importlib.import_module(f"s4node.bench.{each.replace('-', '_')}")
-        results += module.run(quick=quick, say=_say)
+        found = module.run(quick=quick, say=_say)
+        for result in found:
+            result.notes["stages"] = stages
+        results += found
     if as_json:
         rows = [result.row() for result in results]
         print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=2))
@@ -68,7 +77,7 @@ def _print_table(results: Sequence[Result]) -> None:
     for result in results:
         row = result.row()
         also = ", ".join(
-            f"{key}={value}" for key, value in result.notes.items() for value in [row[key]]
+            f"{key}={row[key]}" for key in result.notes if key != "stages" and row[key] is not None
         )
         table.add_row(
             result.name,
@@ -77,7 +86,10 @@ def _print_table(results: Sequence[Result]) -> None:
             {True: "yes", False: "NO", None: "-"}[result.checked],
             also,
         )  # fmt: skip
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a file has no edge to wrap at
+    console.print(table)
 
 
 def _cell(value: float | None) -> str:

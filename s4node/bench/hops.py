@@ -46,7 +46,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
                 cpu_s_per_million=cpu,
                 rss_mb=max(b["rss_mb"] for _, b in pairs),
                 checked=all(a["checked"] and b["checked"] for a, b in pairs),
-                notes={"way": way, "us_a_hop": cost * 1e6, "sender": "block"},
+                notes={"way": way, "us_a_hop": cost * 1e6},
             )
         )
     first = results[0].notes["us_a_hop"]

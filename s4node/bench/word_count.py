@@ -46,7 +46,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             cpu_s_per_million=middle([one["cpu_s"] / one["words"] * 1e6 for one in found]),
             rss_mb=max(one["rss_mb"] for one in found),
             checked=all(one["checked"] for one in found),
-            notes={"nodes": 2, "sender": "block"},
+            notes={"nodes": 2},
         )
     ]
 
