@@ -266,6 +266,57 @@ async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> Non
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
 
 
+class Patient(ProcessingElement):
+    may_go: trio.Event
+    n: int = 0
+
+    async def on_event(self, event: Event) -> None:
+        await self.may_go.wait()
+        self.n += 1
+
+
+@pytest.mark.parametrize("on_its_way", ["inside", "forwarded"])
+async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead(
+    tmp_path: Path, on_its_way: str
+) -> None:
+    may_go = trio.Event()
+
+    def patient() -> App:
+        app = App("patient")
+        last = app.create_pe(Patient)
+        last.may_go = may_go
+        if on_its_way == "forwarded":
+            app.create_input_stream("clicks", last, key="user", types=Click)
+            return app
+        split = app.create_pe(Split)
+        app.create_input_stream("clicks", split, key="user")
+        split.words = app.create_stream("words", last, key="word", types=Word)
+        return app
+
+    async with nodes(tmp_path, patient, 2) as (all_nodes, _):
+        (staying,) = [one for one in all_nodes.containers.values() if 0 in one.tasks]
+        (dying,) = [one for one in all_nodes.containers.values() if 0 not in one.tasks]
+        there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
+        way = staying._ways["words" if on_its_way == "inside" else "clicks"]
+        async with Client(staying.address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            if on_its_way == "inside":
+                here = next(user for user in USERS if user not in there)
+                await stream.send_many([Click(here, " ".join(USERS))] * 20)
+                assert await stream.flush() == []
+            else:  # all of it goes to partition 0 and on from there
+                stream.read_as()
+                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
+                await stream.send_many(texts)
+            await until(lambda: way.in_flight == 20 * len(there))
+            all_nodes.kill(dying.node)
+            await until(lambda: len(staying.tasks) == 8)
+            may_go.set()
+            assert await stream.flush() == []
+            await until(lambda: not way.unsettled)
+        assert all_nodes.state("Patient") == dict.fromkeys(USERS, 20)
+
+
 @pytest.mark.parametrize("partitions", [1, 8])
 async def test_a_stream_inside_the_app_is_closed_to_the_outside(
     tmp_path: Path, partitions: int

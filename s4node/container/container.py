@@ -46,7 +46,7 @@ from s4node.container import hooks
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.pipeline import Pipeline
-from s4node.container.port import InputPort
+from s4node.container.port import FrameBatch, InputPort
 from s4node.container.task import Task, TaskStatistics
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error, WouldBlock
@@ -505,7 +505,8 @@ class Container:
         """A batch for one of the tasks, here or with another member."""
         partition = batch.partition
         task = self.tasks.get(partition)
-        if task is not None and not self._is_behind(batch.stream, partition):
+        arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
+        if task is not None and (arrived or not self._is_behind(batch.stream, partition)):
             task.offer(batch)
             self.loop.add(task)
         else:
