@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from s4node import config
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -120,6 +123,38 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
 
     assert answer == b"error: a line is not UTF-8; it was dropped\n"
     assert greeted == {"Hello joe!\n", "Hello ann!\n", "Hello bob!\n"}
+
+
+def test_several_nodes_as_the_readme_starts_them(tmp_path: Path) -> None:
+    section = README.partition("## Several nodes")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+    commands = [line.removeprefix("$ ").partition("  #")[0] for line in block.splitlines()]
+    with ExitStack() as stack:
+        addresses = []
+        for command in commands:
+            words = shlex.split(command.rstrip("& "))
+            if words[:2] == ["s4", "node"]:
+                own = words[1 : words.index("-p")] if "-p" in words else words[1:]
+                started = stack.enter_context(node(*own, "--folder", str(tmp_path)))
+                addresses.append(started[0])
+            elif "s4 send" in command:
+                event = json.loads(shlex.split(command)[1])
+                for address in addresses:
+                    done = s4("send", words[-1], "--to", address, stdin=json.dumps(event) + "\n")
+                    assert (done.returncode, done.stderr) == (0, "clicks: 1 admitted\n")
+            else:
+                done = s4(*words[1:], "--folder", str(tmp_path))
+                assert done.returncode == 0, done.stderr
+        assert len(addresses) == 2
+
+
+def test_every_setting_is_on_the_tuning_page() -> None:
+    page = (ROOT / "docs" / "tuning.md").read_text()
+    stages = {f"s4.{stage}" for stage in ("deserializer", "stream", "sender", "remoteSender")}
+    for key in config.KEYS:
+        stage, _, name = key.name.rpartition(".")
+        where = f".{name}`" if stage.partition(".<")[0] in stages else f"`{key.name}`"
+        assert where in page or f"`{key.name}" in page, key.name
 
 
 def test_every_command_of_the_readme_exists() -> None:
