@@ -29,7 +29,9 @@ TAKES = int(1 / HANDLER_SECONDS)
 RATE = 10 * TAKES
 """Events a second that are offered."""
 
-EVENT_BYTES = 1024
+EVENT_BYTES, QUICK_EVENT_BYTES = 1024, 16_384
+"""A quick run fills the stage with fewer events, so that they are worked off sooner."""
+
 STAGE_BYTES = 24 << 20
 MAX_RATE = TAKES // 2
 """What the throttled stage lets leave."""
@@ -55,16 +57,16 @@ class Slow(ProcessingElement):
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each policy."""
-    seconds = 2.0 if quick else 20.0
+    seconds, size = (0.15, QUICK_EVENT_BYTES) if quick else (20.0, EVENT_BYTES)
     results = []
     for policy in ("block", "shed", "throttle"):
-        say(f"{policy}: {RATE:,} events/s of {EVENT_BYTES} bytes for {seconds:g} s, "
+        say(f"{policy}: {RATE:,} events/s of {size} bytes for {seconds:g} s, "
             f"to a PE that takes {TAKES:,}")  # fmt: skip
-        results.append(_one(policy, seconds))
+        results.append(_one(policy, seconds, size))
     return results
 
 
-def _one(policy: str, seconds: float) -> Result:
+def _one(policy: str, seconds: float, size: int) -> Result:
     settings = {
         "s4.stream.executor": policy,
         "s4.stream.workQueueSize": "1000000",
@@ -75,7 +77,7 @@ def _one(policy: str, seconds: float) -> Result:
     }
     with Role("slow_node", settings=settings) as node:
         address = node.hear()["address"]
-        with Role("pressing", address=address, seconds=seconds, rate=RATE) as producer:
+        with Role("pressing", address=address, seconds=seconds, rate=RATE, size=size) as producer:
             producer.hear()
             node.tell({"stop": False})
             idle = node.hear()["peak_mb"]
@@ -147,7 +149,7 @@ def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
     """Offers events at a rate and waits where it is made to; says what became of them."""
 
     async def main() -> None:
-        payload = bytes(EVENT_BYTES)
+        payload = bytes(task["size"])
         async with Client(task["address"], queue_size=1000) as client:
             stream = await client.stream("packages", types=Package)
             await stream.send_many([Package(n, payload) for n in range(50)])
