@@ -297,7 +297,7 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
         (staying,) = [one for one in all_nodes.containers.values() if 0 in one.tasks]
         (dying,) = [one for one in all_nodes.containers.values() if 0 not in one.tasks]
         there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-        way = staying._ways["words" if on_its_way == "inside" else "clicks"]
+        way = staying.members.ways["words" if on_its_way == "inside" else "clicks"]
         async with Client(staying.address, timeout=20) as client:
             stream = await client.stream("clicks")
             if on_its_way == "inside":

@@ -25,7 +25,7 @@ PURE = [
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.coalescer", "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
-    "container.hooks", "container.dispatch",
+    "container.hooks", "container.dispatch", "container.statistics",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
 ]  # fmt: skip
