@@ -9,146 +9,24 @@ Rules
   all the same.
 - Milliseconds outside, seconds inside: a key that counts milliseconds gives a ``float`` of seconds,
   which is what trio's clocks take. The constants keep the keys' own names (``WATCHDOG_MS``).
-- A properties file is UTF-8 lines ``key = value``; ``#`` and ``!`` open a comment line; a ``\\`` at
-  the end of a line joins the next one to it. There are no other escapes, and ``:`` separates
-  nothing, because values hold addresses.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
+from s4node import kinds
 from s4node.errors import ConfigError
+from s4node.properties import Line, read
+from s4node.properties import Problem as Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
-
-# --- kinds of values: a parser raises ValueError with what follows "key = 'text' " ---------------
-
-
-@dataclass(frozen=True)
-class Kind(Generic[T]):
-    """What values a key takes: ``word`` says it to people, ``parse`` checks and converts."""
-
-    word: str
-    parse: Callable[[str], T]
-
-
-def _whole(least: int, most: int | None = None, what: str = "whole number") -> Kind[int]:
-    bounds = f"{least} or more" if most is None else f"{least} to {most}"
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError("is not a whole number") from None
-        if value < least or (most is not None and value > most):
-            raise ValueError(f"is out of bounds ({bounds})")
-        return value
-
-    return Kind(f"{what}, {bounds}", parse)
-
-
-def _bytes(least: int, most: int) -> Kind[int]:
-    return _whole(least, most, "bytes")
-
-
-def _milliseconds(least: float) -> Kind[float]:
-    """A number of milliseconds, fractions allowed, which becomes seconds."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):  # "inf" would be a deadline that no clock can hold
-            raise ValueError("is not a number of milliseconds")
-        if value < least:
-            raise ValueError(f"is out of bounds ({least:g} or more)")
-        return value / 1000
-
-    return Kind(f"milliseconds, {least:g} or more", parse)
-
-
-def _choice(*choices: str) -> Kind[str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"is none of {', '.join(choices)}")
-        return text
-
-    return Kind(f"one of {', '.join(choices)}", parse)
-
-
-def _is_name(text: str) -> bool:
-    """A name can stand inside a key and in a comma list; its dotted parts are not empty."""
-    return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
-
-
-def _parse_name(text: str) -> str:
-    if not _is_name(text):
-        raise ValueError("is not a name (one word without commas)")
-    return text
-
-
-def _parse_names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",")) if text else ()
-    for name in names:
-        if not _is_name(name):
-            raise ValueError(f"has {name!r} in it, which is not a name")
-        if names.count(name) > 1:
-            raise ValueError(f"names {name!r} twice")
-    return names
-
-
-def _parse_executor(text: str) -> str:
-    module, _, name = text.partition(":")
-    parts = (*module.split("."), name)
-    if text not in ("block", "shed", "throttle") and not all(p.isidentifier() for p in parts):
-        raise ValueError("is neither block, shed, throttle nor package.module:Class")
-    return text
-
-
-def _parse_hasher(text: str) -> str:
-    module, _, function = text.partition(":")
-    parts = (*module.split("."), function)
-    if text not in ("crc32", "s4") and not all(part.isidentifier() for part in parts):
-        raise ValueError("is neither crc32, s4 nor package.module:function")
-    return text
-
-
-def _address(least_port: int) -> Kind[str]:
-    shape = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
-
-    def parse(text: str) -> str:
-        match = shape.fullmatch(text)
-        if match is None:
-            raise ValueError("is not an address tcp://host:port")
-        if not least_port <= int(match[1]) <= 65535:
-            raise ValueError(f"has a port out of bounds ({least_port} to 65535)")
-        return text
-
-    return Kind(f"address tcp://host:port, port {least_port} to 65535", parse)
-
-
-def _parse_host(text: str) -> str:
-    if text and re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[\w.-]+", text, re.ASCII) is None:
-        raise ValueError("is not a host name or an IP address ([...] for IPv6)")
-    return text
-
-
-_TEXT = Kind("text", str)
-_HOST = Kind("host name or IP address, or empty", _parse_host)
-_NAME = Kind("name", _parse_name)
-_NAMES = Kind("comma-separated list of names", _parse_names)
-_EXECUTOR = Kind("one of block, shed, throttle, or package.module:Class", _parse_executor)
-_HASHER = Kind("one of crc32, s4, or package.module:function", _parse_hasher)
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -164,7 +42,7 @@ class ConfigKey(Generic[T]):
     section: str
     name: str
     text: str
-    kind: Kind[T]
+    kind: kinds.Kind[T]
     doc: str
 
     def parse(self, text: str) -> T:
@@ -198,7 +76,7 @@ class Pattern(ConfigKey[T]):
         """What ``name`` has in the placeholder's place; None where it is not of this family."""
         before, after = self.ends
         middle = name[len(before) : len(name) - len(after)]
-        return middle if name == before + middle + after and _is_name(middle) else None
+        return middle if name == before + middle + after and kinds.is_name(middle) else None
 
 
 # One key is one block here: place, name, value, kind; then its documentation.
@@ -207,33 +85,33 @@ class Pattern(ConfigKey[T]):
 _CLUSTER = "Clusters and streams"
 
 CLUSTER_NAME = Setting(
-    _CLUSTER, "s4.cluster.name", "default", _NAME,
+    _CLUSTER, "s4.cluster.name", "default", kinds.NAME,
     "The cluster that this node belongs to. Other clusters name it in their list of consumers.",
 )
 CLUSTER_PARTITIONS = Setting(
-    _CLUSTER, "s4.cluster.partitions", "1", _whole(1, 4096),
+    _CLUSTER, "s4.cluster.partitions", "1", kinds.whole(1, 4096),
     "How many partition tasks share the keys of an app. It is fixed when the app first starts: "
     "more tasks can spread over more nodes, and each costs memory and a commit of its own.",
 )
 CLUSTER_ADDRESS = Pattern(
-    _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", _address(1),
+    _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", kinds.address(1),
     "Where a node of another cluster listens. One line for every cluster that consumes an output "
     "stream of this one.",
     "s4.cluster.east.address",
 )
 STREAM_CONSUMERS = Pattern(
-    _CLUSTER, "s4.stream.<stream>.consumers", "east, west", _NAMES,
+    _CLUSTER, "s4.stream.<stream>.consumers", "east, west", kinds.NAMES,
     "The clusters that get the events of an output stream. Each of them gets every event.",
     "s4.stream.clicks.consumers",
 )
 HASHER = Setting(
-    _CLUSTER, "s4.hasher", "crc32", _HASHER,
+    _CLUSTER, "s4.hasher", "crc32", kinds.HASHER,
     "What turns a key into a partition: crc32, the hash of Apache S4, or a function of yours from "
     "a key to a whole number. Producers that route by themselves must use the same one.",
 )
 
 CLUSTER_GATHER_TIMEOUT = Setting(
-    _CLUSTER, "s4.cluster.gatherTimeout", "10000", _milliseconds(0),
+    _CLUSTER, "s4.cluster.gatherTimeout", "10000", kinds.milliseconds(0),
     "How long the first containers of an app wait for the others that are expected, before they "
     "share out its partitions among those that are there. Who comes later is a spare.",
 )
@@ -241,12 +119,12 @@ CLUSTER_GATHER_TIMEOUT = Setting(
 _COORDINATION = "Coordination: how nodes find each other"
 
 COORDINATION_FOLDER = Setting(
-    _COORDINATION, "s4.coordination.folder", "~/.s4node", _TEXT,
+    _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.TEXT,
     "The folder in which the nodes of one machine find each other; they make it. Nodes with the "
     "same folder belong together. It must be on a disk of this machine, and yours alone.",
 )
 SESSION_TIMEOUT = Setting(
-    _COORDINATION, "s4.session.timeout", "10000", _milliseconds(1000),
+    _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
     "After how long the partitions of a process that gives no sign of life go to others. A process "
     "that dies is noticed at once; this is for those that hang or are stopped.",
 )
@@ -254,28 +132,28 @@ SESSION_TIMEOUT = Setting(
 _LISTENER = "Listener: what comes in"
 
 LISTENER_ADDRESS = Setting(
-    _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", _address(0),
+    _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
     "Where the node listens for its peers. Only programs of the same machine reach the default; "
     "peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
 )
 LISTENER_ADVERTISE = Setting(
-    _LISTENER, "s4.listener.advertise", "", _HOST,
+    _LISTENER, "s4.listener.advertise", "", kinds.HOST,
     "The host by which others reach this node, such as its name in DNS. Empty is the host of "
     "s4.listener.address. Needed by the nodes of a cluster that listen on all interfaces "
     "(0.0.0.0), for that is no host to connect to.",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
-    _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", _bytes(1024, 2**31 - 1),
+    _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),
     "The longest envelope that is read. A longer one closes its connection, for this is what "
     "bounds the memory that one peer can take.",
 )
 LISTENER_MAX_FRAME_BYTES = Setting(
-    _LISTENER, "s4.listener.maxFrameBytes", "1048576", _bytes(1024, 2**31 - 1),
+    _LISTENER, "s4.listener.maxFrameBytes", "1048576", kinds.size(1024, 2**31 - 1),
     "The longest frame that is taken. A longer one is refused with an answer to its producer, and "
     "the connection stays.",
 )
 LISTENER_MAX_CONNECTIONS = Setting(
-    _LISTENER, "s4.listener.maxConnections", "1024", _whole(1),
+    _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
     "How many peers may be connected at a time; further ones are turned away. Each connection "
     "takes a file descriptor.",
 )
@@ -299,21 +177,24 @@ _STAGE_DEFAULTS = {  # executor, events, bytes
 def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
     """The keys of one stage by their last word: for all streams, and for one by name."""
     of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
-    rows: list[tuple[str, str, Kind[Any], str]] = [
-        ("executor", executor, _EXECUTOR, (f"What happens when more comes than the stage of {of} "
-         "can take: block makes senders wait, shed drops the newest, throttle lets only maxRate "
-         "leave and drops the newest behind a full queue; package.module:Class is your own.")),
-        ("workQueueSize", events, _whole(1), (f"How many events the stage of {of} holds. Credit "
-         "is cut to it. More rides out longer bursts, for memory and latency.")),
-        ("workQueueBytes", size, _bytes(1024, 2**53), (f"How many bytes the stage of {of} holds, "
-         "however few events they are. It bounds the memory that overload can take.")),
-        ("maxRate", "200000", _whole(1), (f"How many events a second leave the stage of {of} where "
-         "its executor throttles.")),
-    ]  # fmt: skip
+    rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
+        ("executor", executor, kinds.EXECUTOR, (
+            f"What happens when more comes than the stage of {of} can take: block makes senders "
+            "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest "
+            "behind a full queue; package.module:Class is your own.")),
+        ("workQueueSize", events, kinds.whole(1), (
+            f"How many events the stage of {of} holds. Credit is cut to it. More rides out longer "
+            "bursts, for memory and latency.")),
+        ("workQueueBytes", size, kinds.size(1024, 2**53), (
+            f"How many bytes the stage of {of} holds, however few events they are. It bounds the "
+            "memory that overload can take.")),
+        ("maxRate", "200000", kinds.whole(1), (
+            f"How many events a second leave the stage of {of} where its executor throttles.")),
+    ]
     if stage == "stream":
-        rows.append(("parallelism", "0", _whole(0, 1024), ("How many handlers of a keyed stream "
-                     "may be outstanding in a partition, each key in order. 0 leaves it to the "
-                     "app's set_parallelism(), and to 1 without that.")))  # fmt: skip
+        rows.append(("parallelism", "0", kinds.whole(0, 1024), (
+            "How many handlers of a keyed stream may be outstanding in a partition, each key in "
+            "order. 0 leaves it to the app's set_parallelism(), and to 1 without that.")))
     return {
         word: (
             Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
@@ -329,17 +210,17 @@ STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}
 STREAM_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["stream"]["workQueueSize"][0]
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
-    _QUEUES, "s4.spill.folder", "", _TEXT,
+    _QUEUES, "s4.spill.folder", "", kinds.TEXT,
     "Where events of a stream that feeds itself wait on disk when its stage is full. Empty is the "
     "system's folder for temporary files. The files have no names and end with their process.",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
-    _QUEUES, "s4.sender.maxFrameEvents", "2048", _whole(1),
+    _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
     "The most events that the sender puts into one frame. Larger frames cost less an event, and "
     "hold up the other streams for longer.",
 )
 SENDER_MAX_FRAME_BYTES = Setting(
-    _QUEUES, "s4.sender.maxFrameBytes", "262144", _bytes(1024, 2**31 - 1),
+    _QUEUES, "s4.sender.maxFrameBytes", "262144", kinds.size(1024, 2**31 - 1),
     "The length at which the sender closes a frame and starts the next. Keep it below "
     "s4.listener.maxFrameBytes of the receiving nodes.",
 )
@@ -347,18 +228,18 @@ SENDER_MAX_FRAME_BYTES = Setting(
 _COMM = "Connections"
 
 COMM_TIMEOUT = Setting(
-    _COMM, "s4.comm.timeout", "1000", _milliseconds(1),
+    _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
     "How long connecting and shaking hands with a peer may take. Short finds a dead peer early, "
     "long is kinder to slow networks.",
 )
 COMM_VERDICT_DELAY = Setting(
-    _COMM, "s4.comm.verdictDelay", "200", _milliseconds(0),
+    _COMM, "s4.comm.verdictDelay", "200", kinds.milliseconds(0),
     "The longest time that a verdict may wait to travel with others. Verdicts that a producer "
     "waits for, or that give back a quarter of its credit, never wait. Longer costs less; "
     "producers keep their events longer.",
 )
 PRODUCER_EXPIRY = Setting(
-    _COMM, "s4.producer.expiry", "3600000", _milliseconds(1),
+    _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
     "A producer that was not seen for so long is forgotten. What it resends afterwards is no "
     "longer known as a repetition, so stay above the longest break that producers may take.",
 )
@@ -366,11 +247,11 @@ PRODUCER_EXPIRY = Setting(
 _APP = "The app"
 
 ADAPTER_OUTPUT_STREAM = Setting(
-    _APP, "s4.adapter.output.stream", "", _TEXT,
+    _APP, "s4.adapter.output.stream", "", kinds.TEXT,
     "The remote stream that an AdapterApp feeds. Empty for apps that are no adapters.",
 )
 APP_PARAMETER = Pattern(
-    _APP, "s4.app.<parameter>", "42", _TEXT,
+    _APP, "s4.app.<parameter>", "42", kinds.TEXT,
     "A parameter of the app, which finds it as text in app.parameters, under its name without "
     "s4.app.",
     "s4.app.threshold",
@@ -379,26 +260,26 @@ APP_PARAMETER = Pattern(
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(
-    _STEPS, "s4.step.maxEvents", "2048", _whole(1),
+    _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
     "After how many events a task gives way to timers, sockets and other tasks. Fewer is prompter, "
     "more is faster.",
 )
 STEP_MAX_MS = Setting(
-    _STEPS, "s4.step.maxMs", "5", _milliseconds(0.1),
+    _STEPS, "s4.step.maxMs", "5", kinds.milliseconds(0.1),
     "After how much time a task gives way, if that comes before s4.step.maxEvents.",
 )
 WATCHDOG_MS = Setting(
-    _STEPS, "s4.watchdog.ms", "100", _milliseconds(0),
+    _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
     "A step that takes longer is reported with its stack: a handler blocks or computes for too "
     "long there. 0 turns the watchdog off.",
 )
 TASK_SHUTDOWN_MS = Setting(
-    _STEPS, "task.shutdown.ms", "30000", _milliseconds(0),
+    _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
     "The longest time that a stopping node goes on working off what it has already admitted. What "
     "is then left is dropped here; durable streams have it again after the start.",
 )
 GC_THRESHOLD = Setting(
-    _STEPS, "s4.gc.threshold", "100000", _whole(0, 2**31 - 1),
+    _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
     "How many net allocations make Python collect its youngest generation. Higher means fewer "
     "pauses, and cycles of garbage that live longer. 0 leaves Python's own setting.",
 )
@@ -406,27 +287,27 @@ GC_THRESHOLD = Setting(
 _CONTAINERS = "Container processes"
 
 CONTAINER_START_TIMEOUT = Setting(
-    _CONTAINERS, "s4.container.startTimeout", "60000", _milliseconds(1),
+    _CONTAINERS, "s4.container.startTimeout", "60000", kinds.milliseconds(1),
     "How long a container process may take from its start until it is ready: importing the app, "
     "on_init and on_start. One that takes longer is killed and started again.",
 )
 CONTAINER_PULSE_TIMEOUT = Setting(
-    _CONTAINERS, "s4.container.pulseTimeout", "10000", _milliseconds(100),
+    _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),
     "After how long without a sign of life a container process is taken for stuck, killed and "
     "started again. Stay above the longest time that a plain handler computes.",
 )
 CONTAINER_END_TIMEOUT = Setting(
-    _CONTAINERS, "s4.container.endTimeout", "5000", _milliseconds(0),
+    _CONTAINERS, "s4.container.endTimeout", "5000", kinds.milliseconds(0),
     "How much longer than task.shutdown.ms a container process may take to end before it is "
     "killed: the time for on_close.",
 )
 CONTAINER_RESTART_DELAY = Setting(
-    _CONTAINERS, "s4.container.restartDelay", "200", _milliseconds(1),
+    _CONTAINERS, "s4.container.restartDelay", "200", kinds.milliseconds(1),
     "The pause before a container process that has crashed is started again. Each further crash "
     "doubles it, up to s4.container.maxRestartDelay.",
 )
 CONTAINER_MAX_RESTART_DELAY = Setting(
-    _CONTAINERS, "s4.container.maxRestartDelay", "30000", _milliseconds(1),
+    _CONTAINERS, "s4.container.maxRestartDelay", "30000", kinds.milliseconds(1),
     "The longest pause between two starts of a container process that crashes. One that has run "
     "for twice as long begins with the shortest pause again.",
 )
@@ -434,11 +315,11 @@ CONTAINER_MAX_RESTART_DELAY = Setting(
 _LOGGER = "Logging"
 
 LOGGER_LEVEL = Setting(
-    _LOGGER, "s4.logger_level", "info", _choice("debug", "info", "warning", "error"),
+    _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
     "The least severe messages that are logged.",
 )
 LOGGER_FORMAT = Setting(
-    _LOGGER, "s4.logger_format", "auto", _choice("auto", "console", "json"),
+    _LOGGER, "s4.logger_format", "auto", kinds.choice("auto", "console", "json"),
     "console is for people, json is one JSON object a line. auto is console where stderr is a "
     "terminal, and json elsewhere.",
 )
@@ -471,20 +352,6 @@ def _key_of(name: str) -> ConfigKey[Any] | None:
 # --- a configuration -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One mistake: where it is (``line`` and ``key`` where there are any), and what to do."""
-
-    file: str
-    line: int | None
-    key: str | None
-    text: str
-
-    def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.text}"
-
-
 class Entry(NamedTuple):
     """The value of one key as it was written and as it was understood, and who wrote it."""
 
@@ -492,22 +359,6 @@ class Entry(NamedTuple):
     text: str
     value: Any
     origin: str
-
-
-class _Line(NamedTuple):
-    """One ``key = value`` of a file or of the command line, not yet checked."""
-
-    file: str
-    number: int | None
-    name: str
-    text: str
-
-    @property
-    def origin(self) -> str:
-        return self.file if self.number is None else f"{self.file}:{self.number}"
-
-    def problem(self, text: str) -> Problem:
-        return Problem(self.file, self.number, self.name, text)
 
 
 def _defaults() -> dict[str, Entry]:
@@ -526,7 +377,7 @@ class Config:
 
         Raises ConfigError with every mistake of all of them.
         """
-        found = [line for path in paths for line in _read(path)]
+        found = [line for path in paths for line in read(path)]
         return cls()._changed([*found, *_given("command line", overrides)])
 
     @classmethod
@@ -557,7 +408,7 @@ class Config:
         """Every setting in the order of the list, then the members of families as they came."""
         return iter(self._entries.values())
 
-    def _changed(self, lines: Sequence[_Line | Problem]) -> Config:
+    def _changed(self, lines: Sequence[Line | Problem]) -> Config:
         results = [line if isinstance(line, Problem) else _checked(line) for line in lines]
         problems = tuple(result for result in results if isinstance(result, Problem))
         if problems:
@@ -566,68 +417,14 @@ class Config:
         return Config({**self._entries, **changes})
 
 
-# --- reading: mistakes travel in line with what was understood, so that all come out in order ----
+# --- checking ------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> Iterator[_Line | Problem]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        yield Problem(str(path), None, None, f"cannot be read ({reason}); name a readable file")
-        return
-    try:
-        text = data.decode("utf-8-sig")  # some editors open a file with a byte order mark
-    except UnicodeDecodeError as error:
-        number = data.count(b"\n", 0, error.start) + 1
-        yield Problem(str(path), number, None, "is not UTF-8 text; save the file as UTF-8")
-        return
-    yield from _parse(str(path), text)
+def _given(file: str, values: Mapping[str, str]) -> list[Line]:
+    return [Line(file, None, name.strip(), text.strip()) for name, text in values.items()]
 
 
-def _parse(file: str, text: str) -> Iterator[_Line | Problem]:
-    seen: dict[str, int] = {}
-    for number, line in _joined_lines(text):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals:
-            yield Problem(file, number, None, f"{line!r} has no '='; write key = value")
-        elif not name:
-            yield Problem(file, number, None, f"{line!r} has no key; write key = value")
-        elif value.endswith("\\"):
-            yield Problem(file, number, name, f"{name} ends in '\\' but no line follows; remove it")
-        else:
-            yield _Line(file, number, name, value)
-        if name in seen:
-            problem = f"{name} is set on line {seen[name]} already; keep one of the two"
-            yield Problem(file, number, name, problem)
-        elif equals and name:
-            seen[name] = number
-
-
-def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
-    """What is neither blank nor a comment, with its first line's number, continuations joined.
-
-    A backslash is left at the end only where the file ends with it.
-    """
-    # Not splitlines(): that one also breaks at characters which editors do not count as line ends.
-    numbered = enumerate(text.removesuffix("\n").split("\n"), 1)
-    for number, physical in numbered:
-        line = physical.strip()
-        if not line or line[0] in "#!":
-            continue
-        while line.endswith("\\"):
-            following = next(numbered, None)
-            if following is None:
-                break
-            line = line[:-1] + following[1].strip()
-        yield number, line
-
-
-def _given(file: str, values: Mapping[str, str]) -> list[_Line]:
-    return [_Line(file, None, name.strip(), text.strip()) for name, text in values.items()]
-
-
-def _checked(line: _Line) -> Entry | Problem:
+def _checked(line: Line) -> Entry | Problem:
     key = _key_of(line.name)
     if key is None:
         return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
@@ -658,7 +455,7 @@ def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
         parts = name.split(".")
         start, end = before.count("."), len(parts) - after.count(".")
         middle = ".".join(parts[start:end])
-        if _is_name(middle):
+        if kinds.is_name(middle):
             compared = ".".join(parts[:start] + parts[end:])
             meant = before + middle + after
     return SequenceMatcher(None, compared.lower(), fixed.lower()).ratio(), meant

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s4node import config as cfg
+from s4node import properties
 from s4node.config import Config, Problem, Setting, render
 from s4node.errors import ConfigError
 
@@ -524,7 +525,7 @@ def test_a_key_with_one_letter_missing_is_recognized(
 
 @given(st.text(max_size=200))
 def test_no_text_makes_loading_fail_other_than_with_every_mistake_placed(text: str) -> None:
-    found = list(cfg._parse("any.properties", text))
+    found = list(properties.parse("any.properties", text))
     lines = text.count("\n") + 1
     places = [one.line if isinstance(one, Problem) else one.number for one in found]
     assert all(place is not None and 1 <= place <= lines for place in places)

@@ -297,7 +297,7 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
         (staying,) = [one for one in all_nodes.containers.values() if 0 in one.tasks]
         (dying,) = [one for one in all_nodes.containers.values() if 0 not in one.tasks]
         there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-        way = staying._ways["words" if on_its_way == "inside" else "clicks"]
+        way = staying.members.ways["words" if on_its_way == "inside" else "clicks"]
         async with Client(staying.address, timeout=20) as client:
             stream = await client.stream("clicks")
             if on_its_way == "inside":
@@ -315,6 +315,44 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
             assert await stream.flush() == []
             await until(lambda: not way.unsettled)
         assert all_nodes.state("Patient") == dict.fromkeys(USERS, 20)
+
+
+async def test_a_member_takes_events_once_the_singletons_of_its_partitions_are_made(
+    tmp_path: Path,
+) -> None:
+    story: list[str] = []
+    begun, may_go = trio.Event(), trio.Event()
+
+    class Only(ProcessingElement):
+        async def on_create(self) -> None:
+            begun.set()
+            await may_go.wait()
+            story.append("made")
+
+        def on_event(self, click: Click) -> None:
+            story.append(click.user)
+
+    def slow() -> App:
+        app = App("slow")
+        only = app.create_pe(Only)
+        only.set_singleton()
+        app.create_input_stream("clicks", only)
+        return app
+
+    starting = Nodes(tmp_path, slow, "slow", {"s4.cluster.partitions": "1"})
+    with plain_errors(), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            node = await starting.start("n0", nursery, ready=False)
+            await begun.wait()
+            async with Client(node.address) as client:
+                stream = await client.stream("clicks")
+                await stream.send(Click("ann"))
+                assert node.tasks.keys() == {0}
+                assert not node.ports["clicks"].admission.lanes
+                may_go.set()
+                assert await stream.flush() == []
+            node.stop()
+    assert story == ["made", "ann"]
 
 
 @pytest.mark.parametrize("partitions", [1, 8])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import names, plain_errors, running, together, until
+from harness import free_port, names, plain_errors, running, together, until
 from structlog.testing import capture_logs
 
 from s4node import (
@@ -1055,6 +1055,30 @@ async def test_a_singleton_is_one_for_each_partition_and_made_before_the_first_e
     assert made == [0, 1, 2]
     assert sum(counts.values()) == 300
     assert set(counts) == {0, 1, 2}
+
+
+async def test_a_container_listens_once_its_singletons_are_made() -> None:
+    port = free_port()
+    listening: list[bool] = []
+
+    class Board(ProcessingElement):
+        async def on_create(self) -> None:
+            try:
+                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+            except OSError:
+                listening.append(False)
+            else:
+                listening.append(True)
+
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("boards")
+    board = app.create_pe(Board)
+    board.set_singleton()
+    app.create_input_stream("clicks", board)
+    async with running(app, partitions=2, address=f"tcp://127.0.0.1:{port}") as node:
+        await deliver(node.address, [Click("ann")])
+    assert listening == [False, False]
 
 
 async def test_an_unkeyed_stream_reaches_a_singleton_and_every_instance_made_by_another() -> None:

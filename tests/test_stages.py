@@ -18,8 +18,9 @@ from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingEle
 from s4node.bench.process import resident_mb
 from s4node.comm import frame as wire
 from s4node.config import Config
-from s4node.container.container import Container, InputStatistics
+from s4node.container.container import Container
 from s4node.container.spill import Spill
+from s4node.container.statistics import InputStatistics
 from s4node.errors import GraphError, ProcessingError, SpillError
 from s4node.event import EventBatch
 from s4node.executors.stage import StageStatistics

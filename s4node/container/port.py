@@ -126,6 +126,10 @@ class InputPort:
         """Take frames for a partition that the container owns now."""
         self._stages[partition] = stage
 
+    def is_open(self, partition: int) -> bool:
+        """Whether it takes frames for a partition."""
+        return partition in self._stages
+
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello:

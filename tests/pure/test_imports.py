@@ -14,7 +14,8 @@ PACKAGE = ROOT / "s4node"
 APPS = ROOT / "apps"
 
 PURE = [
-    "errors", "event", "schema", "keys", "routing", "config", "app", "stream", "graph", "flow",
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
+    "app", "stream", "graph", "flow",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
@@ -24,7 +25,7 @@ PURE = [
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.coalescer", "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
-    "container.hooks", "container.dispatch",
+    "container.hooks", "container.dispatch", "container.statistics",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
 ]  # fmt: skip
@@ -43,7 +44,7 @@ EXCEPTIONS = {
 
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
-    "errors", "event", "schema", "keys", "routing", "config",  # what everybody knows
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
     "stream", "pe", "app", "graph", "flow",  # the app's side
     "executors", "progress", "cluster", "comm",  # the side of queues and sockets
     "container",  # the only one that knows both

@@ -1,0 +1,187 @@
+"""The inputs of a container: a port for each stream, as its producers see it.
+
+Rules
+- The app's input streams are open to everybody, its internal ones to the other members only: where
+  a hello names our cluster.
+- A partition is opened when its task has started. What comes for it before is not ours yet.
+- Of two connections of one producer the newer is true; the older is told that it is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import structlog
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.comm import frame as wire
+from s4node.comm.listener import Connection
+from s4node.config import Config
+from s4node.container.port import InputPort
+from s4node.container.statistics import InputStatistics
+from s4node.event import EventBatch
+from s4node.executors.stage import Gauge, Stage, StageStatistics
+from s4node.keys import Partitioner
+from s4node.stream import InputStream, OutputStream, Stream
+
+log = structlog.get_logger("s4node.container")
+
+
+class Inputs:
+    """The ports of ``app``: ``ports`` to everybody, ``inner`` to the other members.
+
+    ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
+    ``shared`` tells that there are other members.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        partitioner: Partitioner,
+        *,
+        node: str,
+        incarnation: str,
+        headers: wire.Headers,
+        deserializers: Mapping[str, Gauge],
+        offer: Callable[[EventBatch], None],
+        shared: bool,
+    ) -> None:
+        self.ports: dict[str, InputPort] = {}
+        self.inner: dict[str, InputPort] = {}
+        self._app = app
+        self._config = config
+        self._node = node
+        self._incarnation = incarnation
+        self._deserializers = deserializers
+        self._streams_of: dict[Connection, set[str]] = {}
+
+        def port(stream: Stream) -> InputPort:
+            return InputPort(
+                stream,
+                {},
+                partitioner,
+                config[settings.HASHER],
+                offer,
+                _notify,
+                headers,
+                deserializers[stream.name],
+            )
+
+        for stream in app.streams.values():
+            if isinstance(stream, InputStream):
+                self.ports[stream.name] = port(stream)
+            elif shared and not isinstance(stream, OutputStream):
+                self.inner[stream.name] = port(stream)
+
+    def port(self, stream: str) -> InputPort | None:
+        """Where frames of a stream arrive; None if none may come."""
+        return self.ports.get(stream) or self.inner.get(stream)
+
+    def unknown(self, stream: str) -> str:
+        """What a producer of a stream that has no port is told."""
+        known = ", ".join(self.ports) or "none"
+        return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
+
+    def open(self, partition: int, stages: Mapping[str, Stage]) -> None:
+        """Take frames for a partition from now on, into these stages by stream."""
+        for port in (*self.ports.values(), *self.inner.values()):
+            port.open(partition, stages[port.stream.name])
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
+        """Open a stream for a producer, or say why not."""
+        port = self.ports.get(hello.stream)
+        if hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]:
+            port = port or self.inner.get(hello.stream)
+        if port is None:
+            reason = self.unknown(hello.stream)
+            log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
+            return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
+        before = port.admission.connection_of(hello.peer)
+        if isinstance(before, Connection) and before.serial > connection.serial:
+            reason = f"producer {hello.peer!r} has a newer connection; this one is out of date"
+            return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
+        now = trio.current_time()
+        answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
+        if not answer.error:
+            self._streams_of.setdefault(connection, set()).add(hello.stream)
+        connection.incarnation = hello.incarnation
+        if not answer.error and isinstance(before, Connection) and before is not connection:
+            if hello.incarnation and before.incarnation == hello.incarnation:
+                return answer  # the same process, by another of our names
+            reason = (
+                f"producer {hello.peer!r} has connected again from {connection.peer}; give each "
+                f"client a producer id of its own"
+            )
+            before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
+        return answer
+
+    def tell_owners(self) -> None:
+        """Partitions have moved: tell everybody what the headers say now."""
+        for connection, streams in self._streams_of.items():
+            for name in streams:
+                port = self.port(name)
+                assert port is not None
+                word = port.word(self._node, self._incarnation, unasked=True)
+                connection.answer(wire.encode_frame(word))
+
+    def on_idle(self, idle: wire.Idle, connection: Connection) -> None:
+        """A producer has nothing to send; it may ask for its verdicts."""
+        port = self.port(idle.stream)
+        if port is not None and idle.flags & wire.ANSWER_NOW:
+            port.admission.ask(idle.producer, connection)
+
+    def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
+        """Nothing more will come from a producer."""
+        port = self.port(end.stream)
+        if port is not None:
+            port.admission.forget(end.producer, connection)
+
+    def gone(self, connection: Connection) -> None:
+        """The peer's connection has ended."""
+        now = trio.current_time()
+        self._streams_of.pop(connection, None)
+        for port in (*self.ports.values(), *self.inner.values()):
+            port.admission.gone(connection, now)
+
+    def tick(self, now: float) -> None:
+        """Between two turns: let go on who was held back, forget who is long gone."""
+        expiry = self._config[settings.PRODUCER_EXPIRY]
+        for ports in (self.ports, self.inner):
+            for port in ports.values():
+                port.admission.released()
+                port.admission.tick(now, expiry)
+
+    # -- statistics --------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, InputStatistics]:
+        """What came in, by stream."""
+        return {
+            name: InputStatistics(
+                one.admitted, one.refused, one.shed, one.left, one.duplicates, one.gaps,
+                one.over_credit, port.redispatched,
+            )
+            for name, port in (*self.ports.items(), *self.inner.items())
+            for one in [port.admission]
+        }  # fmt: skip
+
+    def stages(self) -> Iterator[StageStatistics]:
+        """The ``deserializer`` stages of the streams that have a port."""
+        for name, gauge in self._deserializers.items():
+            if self.port(name) is not None:
+                yield gauge.statistics()
+
+
+def close(ports: Iterable[InputPort]) -> None:
+    """Admit nothing more; the producers keep it."""
+    for port in ports:
+        port.closed = True
+
+
+def _notify(lane: Any) -> None:
+    lane.connection.notify(lane)

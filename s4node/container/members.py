@@ -1,0 +1,170 @@
+"""A member's part towards the other members of its app: what goes to their partitions.
+
+Rules
+- Each stream has one way to the others, with a lane for each partition. A lane whose partition has
+  come to us leads to ourselves until what is in it has arrived, so that nothing overtakes it.
+- What came from a producer is done when the owner has ruled on it; what the app itself has put
+  goes through the ``sender`` stage of its stream.
+- Members that stop together go on taking what they still send each other, until all is quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.cluster.view import View
+from s4node.comm import frame as wire
+from s4node.comm.emitter import Emitter
+from s4node.comm.forwarder import Forwarder
+from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outgoing import Outgoing
+from s4node.config import Config
+from s4node.container.loop import EventLoop
+from s4node.container.pipeline import Pipeline
+from s4node.errors import S4Error
+from s4node.event import EventBatch
+from s4node.executors.stage import StageStatistics
+from s4node.stream import InputStream, OutputStream, Stream
+
+_QUIET_SECONDS = 0.25
+"""How long a stopping member goes on taking what the others of its cluster still send to it."""
+
+
+class Members:
+    """The ways to the other members of ``app``. ``on_news`` is called when one was heard."""
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        *,
+        node: str,
+        incarnation: str,
+        partitions: int,
+        on_news: Callable[[], None],
+        on_refused: Callable[[Refusal], None],
+    ) -> None:
+        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self.ways: dict[str, Outgoing] = {}
+        self._forwarders: dict[str, Forwarder] = {}
+        self._config = config
+        self._pipeline = pipeline
+        self._producer = f"{node}-{incarnation}"  # another host's container may have our name
+        self._incarnation = incarnation
+        self._partitions = partitions
+        self._on_refused = on_refused
+        for stream in app.streams.values():
+            if not isinstance(stream, OutputStream):
+                self.ways[stream.name] = self._way(stream)
+
+    def _way(self, stream: Stream) -> Outgoing:
+        """The outbox that carries ``stream`` to the partitions of the other members."""
+        outbox = Outbox(
+            stream.name,
+            self._producer,
+            self._incarnation,
+            types=[kind.cls for kind in stream.types],
+            headers={wire.CLUSTER: self._config[settings.CLUSTER_NAME]},
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+        )
+        outbox.open_lanes(self._partitions, wire.ROUTED)
+        self.emitter.add(outbox)
+        if isinstance(stream, InputStream):
+            self._forwarders[stream.name] = Forwarder(outbox)
+        return Outgoing(self._pipeline.sender(stream.name, remote=False), outbox)
+
+    def assign(self, view: View, ours: Collection[int]) -> None:
+        """Lead the ways to where the partitions are now; ``ours`` are run here."""
+        for way in self.ways.values():
+            owners = [
+                "" if partition in ours and not way.behind(partition) else owner
+                for partition, owner in enumerate(view.owners)
+            ]
+            self.emitter.assign(way.outbox, owners, view.epoch)
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def is_behind(self, stream: str, partition: int) -> bool:
+        """Whether earlier events for a partition of ours are still on their way over the socket."""
+        return self.ways[stream].behind(partition)
+
+    def forward(self, batch: EventBatch) -> None:
+        """Take what a producer has sent for a partition that another member runs."""
+        self._forwarders[batch.stream].forward(batch)
+        self.emitter.wake()
+
+    def put(self, stream: str, partition: int, events: list[Any], *, waits: bool) -> int:
+        """Take what the app has put; returns how many events were dropped for lack of room."""
+        way = self.ways[stream]
+        dropped = way.offer(events, trio.current_time(), partition, waits=waits)
+        self._pipeline.watch(stream, "sender", way)
+        self.emitter.wake()
+        return dropped
+
+    def pump(self, now: float) -> float | None:
+        """Let leave what waits for a token; returns when to come back, or None."""
+        dues = []
+        for way in self.ways.values():
+            if way.stage.depth:
+                if way.pump(now):
+                    self.emitter.wake()
+                dues.append(way.due(now))
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait in front of an outbox."""
+        return any(way.stage.depth for way in self.ways.values())
+
+    def heard(self) -> None:
+        """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
+        for way in self.ways.values():
+            for refusal in way.outbox.take_refusals():
+                self._on_refused(refusal)
+            if way.outbox.error:
+                raise S4Error(
+                    f"stream {way.outbox.stream!r} to the other members: {way.outbox.error}"
+                )
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    async def drain(self, loop: EventLoop, processed: Callable[[], int]) -> None:
+        """Work off what the members of a stopping cluster still send each other."""
+        while True:
+            before = processed()
+            with trio.move_on_after(_QUIET_SECONDS):
+                await trio.sleep_forever()
+            unsettled = any(way.unsettled for way in self.ways.values())
+            if processed() == before and loop.idle and not unsettled:
+                return
+            if unsettled:
+                self.emitter.hurry()
+
+    async def finish(self) -> None:
+        """Tell the others that nothing more will come."""
+        self.emitter.finish()
+        await self.emitter.wait_quiet()
+
+    def statistics(self) -> Iterator[StageStatistics]:
+        """The ``sender`` stages."""
+        for way in self.ways.values():
+            yield way.statistics()
+
+
+def told(view: View, address: str) -> wire.Headers:
+    """What the answers to hellos tell of who owns what; ``address`` is our own."""
+    nodes = list(dict.fromkeys((address, *view.members)))
+    at = {node: index for index, node in enumerate(nodes)}
+    return {
+        wire.ADDRESS: address,
+        wire.NODES: nodes,
+        wire.OWNERS: [at.get(owner, -1) for owner in view.owners],
+        wire.EPOCH: view.epoch,
+    }

@@ -1,0 +1,156 @@
+"""The outputs of a container: its app's output streams, and the apps that consume them.
+
+Rules
+- Consumers are named by the configuration, or found in the cluster's directory. Those that the
+  directory told of go when it does not tell of them any more.
+- One emitter leads to each consumer, whichever streams it consumes.
+- A stream without a consumer is said once, where none can come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.cluster.directory import Consumers
+from s4node.cluster.enrolment import Enrolment
+from s4node.cluster.topology import Topology
+from s4node.comm.emitter import Emitter
+from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.sender import RemoteSender
+from s4node.config import Config
+from s4node.container.pipeline import Pipeline
+from s4node.stream import OutputStream, Stream
+
+log = structlog.get_logger("s4node.container")
+
+
+class Outputs:
+    """A remote sender for each output stream of ``app``.
+
+    ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
+    heard.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        *,
+        node: str,
+        incarnation: str,
+        enrolment: Enrolment | None,
+        on_room: Callable[[], None],
+        on_news: Callable[[], None],
+        on_refused: Callable[[Refusal], None],
+    ) -> None:
+        self.senders: dict[str, RemoteSender] = {}
+        self._app = app
+        self._config = config
+        self._pipeline = pipeline
+        self._producer = f"{node}-{incarnation}"  # another host's container may have our name
+        self._incarnation = incarnation
+        self._awaited = enrolment is not None
+        self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
+        self._on_room = on_room
+        self._on_news = on_news
+        self._on_refused = on_refused
+        self._emitters: dict[str, Emitter] = {}
+        self._found: set[str] = set()  # consumers that the cluster told of
+        self._news = trio.Event()
+        self._nursery: trio.Nursery
+        for stream in app.streams.values():
+            if isinstance(stream, OutputStream):
+                stream.carrier = self.senders[stream.name] = self._sender(stream)
+
+    def _sender(self, stream: OutputStream) -> RemoteSender:
+        sender = RemoteSender(
+            stream.name,
+            make_stage=partial(self._pipeline.sender, stream.name, remote=True),
+            on_room=self._on_room,
+            on_refused=self._on_refused,
+            awaited=self._awaited,
+        )
+        for cluster, address in Topology(self._config).consumers(stream.name).items():
+            if cluster not in self._emitters:
+                self._emitters[cluster] = self._emitter([address])
+            sender.connect(cluster, self._emitters[cluster], self._outbox(stream))
+        if not sender.consumers and not self._awaited:
+            log.warning("nobody consumes an output stream; its events go nowhere",
+                        stream=stream.name,
+                        setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip
+        return sender
+
+    def _emitter(self, seeds: Sequence[str]) -> Emitter:
+        return Emitter(
+            seeds,
+            queue_size=self._config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_news=self._on_news,
+        )
+
+    def _outbox(self, stream: Stream) -> Outbox:
+        return Outbox(
+            stream.name,
+            self._producer,
+            self._incarnation,
+            key=stream.key,
+            types=[kind.cls for kind in stream.types],
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+        )
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Connect to the consumers, and in this nursery to those that come later."""
+        self._nursery = nursery
+        for emitter in self._emitters.values():
+            await nursery.start(emitter.run)
+
+    def consumed(self, stream: str, consumers: Consumers) -> None:
+        """These apps consume a stream now, besides those of the configuration."""
+        sender = self.senders[stream]
+        for name in [name for name in sender.consumers if name in self._found]:
+            if name not in consumers:
+                left = sender.disconnect(name)
+                log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
+                            events_without_verdict=left)  # fmt: skip
+        for name, consumer in consumers.items():
+            if name == self._ourselves:
+                continue
+            emitter = self._emitters.get(name)
+            if emitter is None:
+                emitter = self._emitters[name] = self._emitter(consumer.members)
+                self._found.add(name)
+                self._nursery.start_soon(emitter.run)
+            else:
+                emitter.seeds(consumer.members)
+            if name not in sender.consumers:
+                sender.connect(name, emitter, self._outbox(self._app.streams[stream]))
+                log.info("an app consumes a stream", stream=stream, consumer=name)
+
+    def pump(self, now: float) -> float | None:
+        """Let leave what waits for a token; returns when to come back, or None."""
+        dues = [sender.pump(now) for sender in self.senders.values()]
+        return min((due for due in dues if due is not None), default=None)
+
+    def heard(self) -> None:
+        """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
+        for sender in self.senders.values():
+            sender.news()
+        self._news.set()
+
+    async def settle(self) -> None:
+        """Return once everything has its verdict, and the consumers know that it was all."""
+        for emitter in self._emitters.values():
+            emitter.hurry()
+        while not all(sender.settled for sender in self.senders.values()):
+            self._news = trio.Event()
+            await self._news.wait()
+        for emitter in self._emitters.values():
+            emitter.finish()
+            await emitter.wait_quiet()

@@ -1,0 +1,192 @@
+"""The partitions of a container: their tasks, and the way of events to each.
+
+Rules
+- Events for a partition go to its task where it is run here, and to the other members where not;
+  or where earlier ones are still on their way there, so that what the app puts stays in order.
+- What has arrived from a producer is in that producer's order and goes to its task at once.
+- Nothing here waits: sources wait for room by themselves, and tasks are held by the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from s4node.app import App
+from s4node.container.dispatch import Dispatch
+from s4node.container.loop import EventLoop
+from s4node.container.members import Members
+from s4node.container.outputs import Outputs
+from s4node.container.pipeline import Pipeline
+from s4node.container.port import FrameBatch
+from s4node.container.readers import Readers
+from s4node.container.task import Task
+from s4node.errors import WouldBlock
+from s4node.event import EventBatch, footprint
+from s4node.stream import OutputStream, Stream
+
+log = structlog.get_logger("s4node.container")
+
+
+class Partitions:
+    """The partitions of ``app`` that this container runs; ``members`` run the others, if any."""
+
+    def __init__(
+        self,
+        app: App,
+        pipeline: Pipeline,
+        loop: EventLoop,
+        dispatch: Dispatch,
+        outputs: Outputs,
+        readers: Readers,
+        members: Members | None,
+    ) -> None:
+        self.tasks: dict[int, Task] = {}
+        self.turned = trio.lowlevel.ParkingLot()
+        self._app = app
+        self._pipeline = pipeline
+        self._loop = loop
+        self._dispatch = dispatch
+        self._outputs = outputs
+        self._readers = readers
+        self._members = members
+        self._parallel = pipeline.parallel()
+        self._warned: set[str] = set()
+        for stream in app.streams.values():
+            if not isinstance(stream, OutputStream):
+                stream.carrier = _Inner(self, stream)
+
+    def make(self, partition: int) -> Task:
+        """Make the task of a partition; it is not started yet."""
+        stages = self._pipeline.stages_of(partition)
+        task = self.tasks[partition] = Task(
+            self._app,
+            partition,
+            stages=stages,
+            clock=trio.current_time,
+            deliver=self._deliver,
+            held=self._pipeline.order.held,
+            rates=self._pipeline.limits(stages),
+            parallel=self._parallel,
+        )
+        self._loop.adopt(task)
+        return task
+
+    @property
+    def processed(self) -> int:
+        """Events handled, over all tasks and streams."""
+        return sum(task.processed for task in self.tasks.values())
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def offer(self, batch: EventBatch) -> None:
+        """A batch for one of the tasks, here or with another member."""
+        partition = batch.partition
+        task = self.tasks.get(partition)
+        arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
+        if task is not None and (arrived or not self._is_behind(batch.stream, partition)):
+            task.offer(batch)
+            self._loop.add(task)
+        else:
+            assert self._members is not None
+            self._members.forward(batch)
+
+    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> None:
+        """Events that the app itself has put, for one of the tasks, here or with another member."""
+        task = self.tasks.get(partition)
+        if task is None or self._is_behind(stream, partition):
+            assert self._members is not None
+            self._dropped(stream, self._members.put(stream, partition, events, waits=waits))
+            return
+        stage = task.stages[stream]
+        size = footprint(events)
+        if stage.overflow is None and not stage.executor.withholds:
+            now = trio.current_time()
+            room = stage.executor.room_for_put(stage, len(events), size, now, waits=waits)
+            if room < len(events):
+                stage.dropped(len(events) - room, stage.executor.reason)
+                self._dropped(stream, len(events) - room)
+                size = size * room // len(events)
+                events = events[:room]
+                if not events:
+                    return
+        task.offer(EventBatch(stream, partition, events, weight=size))
+        self._loop.add(task)
+        self._pipeline.watch(stream, partition, stage)
+
+    def _dropped(self, stream: str, count: int) -> None:
+        """Events of our own were dropped; they are counted in their stage."""
+        if count and stream not in self._warned:
+            self._warned.add(stream)
+            log.warning("events that the app has put were dropped; further ones are only counted",
+                        stream=stream, events=count)  # fmt: skip
+
+    def _is_behind(self, stream: str, partition: int) -> bool:
+        """Whether earlier events for a partition of ours are still on their way over the socket."""
+        return self._members is not None and self._members.is_behind(stream, partition)
+
+    def _deliver(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
+        """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
+        if source:
+            self._pipeline.put(source, stream.name)
+        if self._readers:
+            self._readers.show(stream.name, events)
+        if isinstance(stream, OutputStream):
+            sender = self._outputs.senders[stream.name]
+            sender.extend(events, waits=bool(source))
+            self._pipeline.watch(stream.name, "sender", sender)
+            return
+        for partition, share in self._dispatch.shares(stream, events, task.partition):
+            self._put(stream.name, partition, share, waits=bool(source))
+
+    # -- what sources send -------------------------------------------------------------------
+
+    def pressure(self, stream: str) -> float:
+        """How full the fullest stage of one of the app's own streams is."""
+        stages = [task.stages[stream] for task in self.tasks.values()]
+        here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
+        if self._members is None:
+            return here
+        return max(here, self._members.ways[stream].pressure)
+
+    def carry(self, stream: Stream, events: list[Any], turn: int) -> None:
+        """Take what a source has sent; ``turn`` spreads what has no key over the partitions."""
+        homes = list(self.tasks) or [0]
+        home = homes[turn % len(homes)]
+        for partition, share in self._dispatch.shares(stream, events, home):
+            self._put(stream.name, partition, share)
+        self._loop.nudge()
+
+
+class _Inner:
+    """Carries events of sources into a stream of the app itself."""
+
+    def __init__(self, partitions: Partitions, stream: Stream) -> None:
+        self._partitions = partitions
+        self._stream = stream
+        self._turn = 0
+
+    @property
+    def pressure(self) -> float:
+        """How full the fullest partition's stage is."""
+        return self._partitions.pressure(self._stream.name)
+
+    async def send(self, events: Sequence[Any]) -> None:
+        """Take events once there is room."""
+        await trio.lowlevel.checkpoint()
+        while self.pressure >= 1:
+            await self._partitions.turned.park()
+        self._put(events)
+
+    def send_nowait(self, events: Sequence[Any]) -> None:
+        """Take events if there is room."""
+        if self.pressure >= 1:
+            raise WouldBlock(f"stream {self._stream.name!r} is full")
+        self._put(events)
+
+    def _put(self, events: Sequence[Any]) -> None:
+        self._turn += 1
+        self._partitions.carry(self._stream, list(events), self._turn)
