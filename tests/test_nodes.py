@@ -308,7 +308,7 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
                 stream.read_as()
                 texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
                 await stream.send_many(texts)
-            await until(lambda: way.in_flight == 20 * len(there))
+            await until(lambda: way.outbox.in_flight == 20 * len(there))
             all_nodes.kill(dying.node)
             await until(lambda: len(staying.tasks) == 8)
             may_go.set()
