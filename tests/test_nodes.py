@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 from harness import ANY_PORT, plain_errors, until
+from msgspec import structs
 
 from s4node import (
     AdapterApp,
@@ -294,20 +295,24 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
         return app
 
     async with nodes(tmp_path, patient, 2) as (all_nodes, _):
-        (staying,) = [one for one in all_nodes.containers.values() if 0 in one.tasks]
-        (dying,) = [one for one in all_nodes.containers.values() if 0 not in one.tasks]
-        there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-        way = staying._ways["words" if on_its_way == "inside" else "clicks"]
-        async with Client(staying.address, timeout=20) as client:
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
             stream = await client.stream("clicks")
-            if on_its_way == "inside":
+            if on_its_way == "forwarded":  # from where all texts of the producer go
+                stream.read_as()
+                home = stream._outbox._only.partition  # type: ignore[union-attr]
+            else:
+                home = 0
+            (staying,) = [one for one in all_nodes.containers.values() if home in one.tasks]
+            (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
+            there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
+            way = staying._ways["words" if on_its_way == "inside" else "clicks"]
+            if on_its_way == "forwarded":
+                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
+                await stream.send_many(texts)
+            else:
                 here = next(user for user in USERS if user not in there)
                 await stream.send_many([Click(here, " ".join(USERS))] * 20)
                 assert await stream.flush() == []
-            else:  # all of it goes to partition 0 and on from there
-                stream.read_as()
-                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
-                await stream.send_many(texts)
             await until(lambda: way.outbox.in_flight == 20 * len(there))
             all_nodes.kill(dying.node)
             await until(lambda: len(staying.tasks) == 8)
@@ -416,3 +421,45 @@ async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_pa
             assert await stream.flush() == []
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
         nursery.cancel_scope.cancel()
+
+
+class SlowSplit(ProcessingElement):
+    words: Stream
+
+    async def on_event(self, click: Click) -> None:
+        await trio.sleep(0.001)
+        for word in click.words.split():
+            self.words.put(Word(word))
+
+
+@pytest.mark.parametrize("texts", [False, True])
+async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
+    tmp_path: Path, texts: bool
+) -> None:
+    def slow() -> App:
+        app = App("slow")
+        split = app.create_pe(SlowSplit)
+        app.create_input_stream("clicks", split, key="user", types=Click)
+        split.words = app.create_stream("words", app.create_pe(CountWords), key="word", types=Word)
+        return app
+
+    async with nodes(tmp_path, slow, 3, **{"task.shutdown.ms": "20000"}) as (all_nodes, _):
+        containers = list(all_nodes.containers.values())
+        async with Client(containers[0].address) as client:
+            stream = await client.stream("clicks")
+            clicks: list[Any] = [Click(user, "a b c d e f g h") for user in USERS * 10]
+            if texts:
+                stream.read_as()
+                clicks = [JsonText(msgspec.json.encode(structs.asdict(one))) for one in clicks]
+            await stream.send_many(clicks)
+            await until(lambda: all(container.processed for container in containers))
+            began = trio.current_time()
+            for container in containers:
+                container.stop()
+            scopes = [all_nodes.scopes[name] for name in all_nodes.containers]
+            await until(lambda: all(scope.cancel_called for scope in scopes))
+            assert trio.current_time() - began < 10
+            client.abandon()
+        admitted = stream.counts["admitted"]
+        assert admitted
+        assert sum(all_nodes.state("CountWords").values()) == 8 * admitted

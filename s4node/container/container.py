@@ -131,6 +131,8 @@ class Container:
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._prepared = False
+        self._drain_word = b""
+        self._left = False
         self.pipeline: Pipeline
         self._parallel: dict[str, int] = {}
         self.enrolment = enrolment
@@ -313,12 +315,17 @@ class Container:
             with trio.move_on_after(_QUIET_SECONDS):
                 await trio.sleep_forever()
             ways = [way for way in self._ways.values() if way.unsettled]
-            if self.processed == before and self.loop.idle and not ways:
+            stages = (stage for task in self.tasks.values() for stage in task.stages.values())
+            waiting = not self.loop.idle or any(stage.depth for stage in stages)
+            if self.processed == before and not waiting and not ways:
                 break
             if ways and self._peers is not None:
                 self._peers.hurry()
-        for port in self._inner_ports.values():
+        self._left = True
+        self.listener.stop_accepting()
+        for port in self._all_ports():
             port.closed = True
+            port.members.clear()
         assert self._membership is not None
         await self._membership.leave()
 
@@ -326,6 +333,9 @@ class Container:
     def processed(self) -> int:
         """Events handled, over all tasks and streams."""
         return sum(task.processed for task in self.tasks.values())
+
+    def _all_ports(self) -> list[InputPort]:
+        return [*self.ports.values(), *self._inner_ports.values()]
 
     def _all_emitters(self) -> list[Emitter]:
         peers = [] if self._peers is None else [self._peers]
@@ -353,8 +363,12 @@ class Container:
         ended.set()
 
     def _stop_accepting(self) -> None:
-        self.listener.stop_accepting()
-        self.listener.broadcast(wire.encode_frame(wire.Drain(f"{self.node} is stopping")))
+        if self._peers is None:
+            self.listener.stop_accepting()
+        else:  # others that stop as well may still come, and we to them
+            self._peers.insist()
+        self._drain_word = wire.encode_frame(wire.Drain(f"{self.node} is stopping"))
+        self.listener.broadcast(self._drain_word)
         for port in self.ports.values():
             port.closed = True
         self.listener.flush(float("inf"))
@@ -659,6 +673,8 @@ class Container:
                 connection.bad_frame(problem, header)
         elif isinstance(header, wire.Hello):
             connection.answer(wire.encode_frame(self._hello(header, connection)))
+            if self._drain_word:
+                connection.answer(self._drain_word)
         elif isinstance(header, wire.Idle):
             if header.flags & wire.ANSWER_NOW and self._knows(header.stream):
                 self._port(header.stream).admission.ask(header.producer, connection)
@@ -687,14 +703,16 @@ class Container:
             del self._subscribers[stream][connection]
             if not self._subscribers[stream]:
                 del self._subscribers[stream]
-        for port in (*self.ports.values(), *self._inner_ports.values()):
+        for port in self._all_ports():
+            port.members.discard(connection)
             port.admission.gone(connection, now)
 
     def _hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
         if hello.headers.get(wire.SUBSCRIBE):
             return self._subscribe(hello, connection)
         port = self.ports.get(hello.stream)
-        if hello.headers.get(wire.CLUSTER) == self.config[settings.CLUSTER_NAME]:
+        member = hello.headers.get(wire.CLUSTER) == self.config[settings.CLUSTER_NAME]
+        if member:
             port = port or self._inner_ports.get(hello.stream)
         if port is None:
             reason = self._unknown(hello.stream)
@@ -707,6 +725,8 @@ class Container:
         answer = port.on_hello(hello, connection, self.node, self.incarnation, trio.current_time())
         if not answer.error:
             self._streams_of.setdefault(connection, set()).add(hello.stream)
+            if member and not self._left:
+                port.members.add(connection)
         connection.incarnation = hello.incarnation
         if not answer.error and isinstance(before, Connection) and before is not connection:
             if hello.incarnation and before.incarnation == hello.incarnation:
