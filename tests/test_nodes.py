@@ -463,3 +463,55 @@ async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
         admitted = stream.counts["admitted"]
         assert admitted
         assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
+
+
+class PatientPass(ProcessingElement):
+    may_go: trio.Event
+    onward: OutputStream
+
+    async def on_event(self, click: Click) -> None:
+        await self.may_go.wait()
+        self.onward.put(click)
+
+
+async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_processed_there(
+    tmp_path: Path,
+) -> None:
+    may_go, may_end = trio.Event(), trio.Event()
+
+    def relay() -> App:
+        app = App("relay")
+        only = app.create_pe(PatientPass)
+        only.may_go = may_go
+        app.create_input_stream("raw", only, key="user", types=Click)
+        only.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    def last() -> App:
+        app = App("last")
+        only = app.create_pe(Patient)
+        only.may_go = may_end
+        app.create_input_stream("clicks", only, key="user", types=Click)
+        return app
+
+    seldom = {"s4.comm.verdictDelay": "60000"}
+    async with (
+        nodes(tmp_path, last, 1, app="last") as (lasts, _),
+        nodes(tmp_path, relay, 2, app="relay", **seldom) as (relays, _),
+    ):
+        both = list(relays.containers.values())
+        leaving = relays.containers.pop("n0")
+        async with Client(leaving.address, timeout=20) as client:
+            stream = await client.stream("raw")
+            await stream.send_many([Click(user) for user in USERS * 20])
+            await until(lambda: sum(one.statistics().admitted["raw"] for one in both) == 800)
+            leaving.stop()
+            await until(lambda: leaving.ports["raw"].closed)
+            may_go.set()
+            await until(lambda: len(relays.containers["n1"].tasks) == 8)
+            assert await stream.flush() == []  # the other still waits for the last app's verdicts
+            assert not relays.scopes["n0"].cancel_called
+        may_end.set()
+        await until(lambda: relays.scopes["n0"].cancel_called)
+        await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
+        assert sum(one.processed for one in both) == 800

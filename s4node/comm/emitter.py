@@ -186,6 +186,9 @@ class Emitter:
                 scope = self._scopes.pop(address, None)
                 if scope is not None:
                     scope.cancel()
+        for link in self.links.values():
+            if any(leg.asks for leg in link.legs):
+                link.wake()  # lanes have come to it by a word that came over another
         carrying = [link for link in self.links.values() if any(leg.lanes for leg in link.legs)]
         self._sole = carrying[0] if len(carrying) == 1 else None
 

@@ -82,6 +82,7 @@ class Link:
     def add(self, leg: Leg) -> None:
         """Carry this leg, too."""
         self.legs.append(leg)
+        leg.draining = bool(self.draining)
         if self.connected:
             self._control.append(leg.hello())
             self.wake()
@@ -203,6 +204,8 @@ class Link:
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):
             self.draining = header.reason or "the node is stopping"
+            for leg in self.legs:
+                leg.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
             log.info("the node is stopping; what it has not taken waits for the next connection",
                      address=self.address)  # fmt: skip

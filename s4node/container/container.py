@@ -326,8 +326,23 @@ class Container:
         for port in self._all_ports():
             port.closed = True
             port.members.clear()
+        with trio.move_on_after(_FAREWELL_SECONDS):
+            await self.listener.tell()
+            self._give_up()
+            await self.listener.tell()
         assert self._membership is not None
         await self._membership.leave()
+
+    def _give_up(self) -> None:
+        """Tell the producers that these were our last words, so that they go on with others."""
+        for port in self._all_ports():
+            for lane in port.admission.lanes.values():
+                if isinstance(lane.connection, Connection):
+                    last = wire.Ruling(
+                        lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), ""
+                    )
+                    word = wire.Verdict(port.stream.name, lane.producer, (last,))
+                    lane.connection.answer(wire.encode_frame(word))
 
     @property
     def processed(self) -> int:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import trio
-from torture.apps import make
 
 from s4node import Config, Container
 from s4node import config as settings
@@ -23,6 +22,7 @@ from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.folder import FolderCoordination
 from s4node.errors import leaves
 from s4node.ops import logging
+from torture.apps import make
 
 
 def cut(chance: random.Random) -> None:
