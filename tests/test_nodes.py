@@ -503,6 +503,7 @@ async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_process
         leaving = relays.containers.pop("n0")
         async with Client(leaving.address, timeout=20) as client:
             stream = await client.stream("raw")
+            await until(lambda: all(one.senders["clicks"].consumers for one in both))
             await stream.send_many([Click(user) for user in USERS * 20])
             await until(lambda: sum(one.statistics().admitted["raw"] for one in both) == 800)
             leaving.stop()
@@ -515,3 +516,30 @@ async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_process
         await until(lambda: relays.scopes["n0"].cancel_called)
         await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
         assert sum(one.processed for one in both) == 800
+
+
+class Greet(ProcessingElement):
+    onward: OutputStream
+
+    def on_create(self) -> None:
+        self.onward.put(Click("hello"))
+
+    def on_event(self, click: Click) -> None: ...
+
+
+async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_already(
+    tmp_path: Path,
+) -> None:
+    def greeter() -> App:
+        app = App("greeter")
+        greet = app.create_pe(Greet)
+        greet.set_singleton()
+        app.create_input_stream("raw", greet, types=Click)
+        greet.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    async with (
+        nodes(tmp_path, clicks, 1, app="last") as (lasts, _),
+        nodes(tmp_path, greeter, 1, partitions=4, app="greeter"),
+    ):
+        await until(lambda: lasts.state("Count") == {"hello": 4})

@@ -223,11 +223,12 @@ class Container:
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all are here
             view = await views.receive()
-        await self._own(view)
-        nursery.start_soon(self._follow, views)
         self._directory = self.enrolment.directory(self.ports, self.senders)
         await self._directory.register()
         nursery.start_soon(self._directory.run, self._consumed)
+        await self._directory.learned.wait()  # what is put before would go nowhere
+        await self._own(view)
+        nursery.start_soon(self._follow, views)
 
     def _consumed(self, stream: str, consumers: Consumers) -> None:
         """These apps consume one of our output streams now, besides those of the configuration."""
