@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-fast lint types demo bench docker-test clean
+.PHONY: help install install-spark test test-fast torture lint types demo bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ test: install-spark ## run all tests
 
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)
+
+torture: install ## kill, stop and cut the nodes of a cluster under load; SEED=, SECONDS= to repeat
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: install ## check style and formatting
 	.venv/bin/ruff check .

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 from harness import ANY_PORT, plain_errors, until
+from msgspec import structs
 
 from s4node import (
     AdapterApp,
@@ -294,21 +295,25 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
         return app
 
     async with nodes(tmp_path, patient, 2) as (all_nodes, _):
-        (staying,) = [one for one in all_nodes.containers.values() if 0 in one.tasks]
-        (dying,) = [one for one in all_nodes.containers.values() if 0 not in one.tasks]
-        there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-        way = staying.members.ways["words" if on_its_way == "inside" else "clicks"]
-        async with Client(staying.address, timeout=20) as client:
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
             stream = await client.stream("clicks")
-            if on_its_way == "inside":
+            if on_its_way == "forwarded":  # from where all texts of the producer go
+                stream.read_as()
+                home = stream._outbox._only.partition  # type: ignore[union-attr]
+            else:
+                home = 0
+            (staying,) = [one for one in all_nodes.containers.values() if home in one.tasks]
+            (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
+            there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
+            way = staying.members.ways["words" if on_its_way == "inside" else "clicks"]
+            if on_its_way == "forwarded":
+                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
+                await stream.send_many(texts)
+            else:
                 here = next(user for user in USERS if user not in there)
                 await stream.send_many([Click(here, " ".join(USERS))] * 20)
                 assert await stream.flush() == []
-            else:  # all of it goes to partition 0 and on from there
-                stream.read_as()
-                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
-                await stream.send_many(texts)
-            await until(lambda: way.in_flight == 20 * len(there))
+            await until(lambda: way.outbox.in_flight == 20 * len(there))
             all_nodes.kill(dying.node)
             await until(lambda: len(staying.tasks) == 8)
             may_go.set()
@@ -454,3 +459,125 @@ async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_pa
             assert await stream.flush() == []
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
         nursery.cancel_scope.cancel()
+
+
+class SlowSplit(ProcessingElement):
+    words: Stream
+
+    async def on_event(self, click: Click) -> None:
+        await trio.sleep(0.001)
+        for word in click.words.split():
+            self.words.put(Word(word))
+
+
+@pytest.mark.parametrize("texts", [False, True])
+async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
+    tmp_path: Path, texts: bool
+) -> None:
+    def slow() -> App:
+        app = App("slow")
+        split = app.create_pe(SlowSplit)
+        app.create_input_stream("clicks", split, key="user", types=Click)
+        split.words = app.create_stream("words", app.create_pe(CountWords), key="word", types=Word)
+        return app
+
+    async with nodes(tmp_path, slow, 3, **{"task.shutdown.ms": "20000"}) as (all_nodes, _):
+        containers = list(all_nodes.containers.values())
+        async with Client(containers[0].address) as client:
+            stream = await client.stream("clicks")
+            clicks: list[Any] = [Click(user, "a b c d e f g h") for user in USERS * 10]
+            if texts:
+                stream.read_as()
+                clicks = [JsonText(msgspec.json.encode(structs.asdict(one))) for one in clicks]
+            await stream.send_many(clicks)
+            await until(lambda: all(container.processed for container in containers))
+            began = trio.current_time()
+            for container in containers:
+                container.stop()
+            scopes = [all_nodes.scopes[name] for name in all_nodes.containers]
+            await until(lambda: all(scope.cancel_called for scope in scopes))
+            assert trio.current_time() - began < 10
+            client.abandon()
+        admitted = stream.counts["admitted"]
+        assert admitted
+        assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
+
+
+class PatientPass(ProcessingElement):
+    may_go: trio.Event
+    onward: OutputStream
+
+    async def on_event(self, click: Click) -> None:
+        await self.may_go.wait()
+        self.onward.put(click)
+
+
+async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_processed_there(
+    tmp_path: Path,
+) -> None:
+    may_go, may_end = trio.Event(), trio.Event()
+
+    def relay() -> App:
+        app = App("relay")
+        only = app.create_pe(PatientPass)
+        only.may_go = may_go
+        app.create_input_stream("raw", only, key="user", types=Click)
+        only.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    def last() -> App:
+        app = App("last")
+        only = app.create_pe(Patient)
+        only.may_go = may_end
+        app.create_input_stream("clicks", only, key="user", types=Click)
+        return app
+
+    seldom = {"s4.comm.verdictDelay": "60000"}
+    async with (
+        nodes(tmp_path, last, 1, app="last") as (lasts, _),
+        nodes(tmp_path, relay, 2, app="relay", **seldom) as (relays, _),
+    ):
+        both = list(relays.containers.values())
+        leaving = relays.containers.pop("n0")
+        async with Client(leaving.address, timeout=20) as client:
+            stream = await client.stream("raw")
+            await until(lambda: all(one.senders["clicks"].consumers for one in both))
+            await stream.send_many([Click(user) for user in USERS * 20])
+            await until(lambda: sum(one.statistics().admitted["raw"] for one in both) == 800)
+            leaving.stop()
+            await until(lambda: leaving.ports["raw"].closed)
+            may_go.set()
+            await until(lambda: len(relays.containers["n1"].tasks) == 8)
+            assert await stream.flush() == []  # the other still waits for the last app's verdicts
+            assert not relays.scopes["n0"].cancel_called
+        may_end.set()
+        await until(lambda: relays.scopes["n0"].cancel_called)
+        await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
+        assert sum(one.processed for one in both) == 800
+
+
+class Greet(ProcessingElement):
+    onward: OutputStream
+
+    def on_create(self) -> None:
+        self.onward.put(Click("hello"))
+
+    def on_event(self, click: Click) -> None: ...
+
+
+async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_already(
+    tmp_path: Path,
+) -> None:
+    def greeter() -> App:
+        app = App("greeter")
+        greet = app.create_pe(Greet)
+        greet.set_singleton()
+        app.create_input_stream("raw", greet, types=Click)
+        greet.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    async with (
+        nodes(tmp_path, clicks, 1, app="last") as (lasts, _),
+        nodes(tmp_path, greeter, 1, partitions=4, app="greeter"),
+    ):
+        await until(lambda: lasts.state("Count") == {"hello": 4})

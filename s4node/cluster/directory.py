@@ -67,6 +67,7 @@ class Directory:
         self._consumes = tuple(consumes)
         self._produces = tuple(produces)
         self._known: dict[str, Consumers] = {}
+        self.learned = trio.Event()  # every stream's consumers have been told once
 
     def consumers(self, stream: str) -> Consumers:
         """Who consumes ``stream``, as :meth:`run` last learned it."""
@@ -85,6 +86,7 @@ class Directory:
         It is called in the loop and must not block. Never returns; raises SessionLost.
         """
         if not self._produces:
+            self.learned.set()
             await self._session.lost.wait()
             await self._session.change("/")  # raises, and says why
         trouble = ""
@@ -109,6 +111,7 @@ class Directory:
             if self._known.get(stream) != consumers:
                 self._known[stream] = consumers
                 on_change(stream, consumers)
+        self.learned.set()
         await self._wait_any_change(seen)
 
     async def _read(self, stream: str, seen: dict[str, int]) -> Consumers:

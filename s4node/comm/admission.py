@@ -219,6 +219,12 @@ class ProducerLane:
         while self.unheard and end > self.unheard[0][0]:
             self.unheard.popleft()
 
+    def skip(self, start: int) -> None:
+        """Another node, which had the partition before, has dealt with everything below."""
+        self._low = LowWatermark(start)
+        self.expected = self.limit = self.press_at = start
+        self.told_upto = self.told_limit = start
+
     def reopened(self, upto: int) -> None:
         """The producer is back and has heard everything below ``upto``: tell it the rest again."""
         told = [
@@ -337,7 +343,10 @@ class StreamAdmission:
                 lane = ProducerLane(self, hello.peer, partition, start)
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen = connection, now
-            lane.reopened(starts.get(partition, lane.expected))
+            start = starts.get(partition, lane.expected)
+            if start > lane.expected == lane.safe:
+                lane.skip(start)
+            lane.reopened(start)
             self._held.pop(lane, None)
             self._away.pop(lane, None)
             self._credit(partition).join(lane)

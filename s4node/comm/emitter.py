@@ -42,6 +42,7 @@ class Emitter:
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[str, trio.CancelScope] = {}
         self._sole: Link | None = None
+        self._insists = False
 
     # -- what producers call -----------------------------------------------------------------
 
@@ -101,6 +102,13 @@ class Emitter:
         """Tell the nodes that nothing more will come on any stream."""
         for link in self.links.values():
             link.finish()
+
+    def insist(self) -> None:
+        """From now on send to nodes that drain, too."""
+        self._insists = True
+        for link in self.links.values():
+            link.insists = True
+            link.wake()
 
     async def wait_quiet(self) -> None:
         """Return once every frame that may leave has left, or its peer is gone."""
@@ -165,6 +173,7 @@ class Emitter:
                         on_news=self._heard,
                         on_lost=self._lost,
                     )
+                    link.insists = self._insists
                     if self._nursery is not None:
                         self._start(leg.address, link)
                 if leg not in link.legs:
@@ -177,6 +186,9 @@ class Emitter:
                 scope = self._scopes.pop(address, None)
                 if scope is not None:
                     scope.cancel()
+        for link in self.links.values():
+            if any(leg.asks for leg in link.legs):
+                link.wake()  # lanes have come to it by a word that came over another
         carrying = [link for link in self.links.values() if any(leg.lanes for leg in link.legs)]
         self._sole = carrying[0] if len(carrying) == 1 else None
 

@@ -8,6 +8,8 @@ Rules
 - A node that was dialled by one name may call itself by another: ``alias`` is its own.
 - What comes from a leg concerns its own lanes only: a node that has lost a partition cannot
   rule on it any more.
+- The lanes of a node that drains stay with it until it gives them up, or the connection ends: its
+  last verdicts may still be on their way when others already say who is next.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Leg:
         "address",
         "alias",
         "budget",
+        "draining",
         "lanes",
         "opened",
         "outbox",
@@ -47,6 +50,7 @@ class Leg:
         self.alias = address
         self.lanes: list[Lane] = []
         self.opened = False
+        self.draining = False  # the node has said that it stops
         self._asked: deque[tuple[type, ...]] = deque()  # what each hello without answer declared
         self._accepted: tuple[type, ...] = ()
         self._declared: tuple[type, ...] = ()
@@ -79,6 +83,7 @@ class Leg:
     def ask_for_lanes(self) -> None:
         """Lanes have come to this leg: say hello for them, if the connection has one already."""
         self._wants_hello = self.opened
+        self.outbox.regrouped = True
 
     @property
     def asks(self) -> bool:
@@ -153,11 +158,11 @@ class Leg:
 
     def disconnected(self) -> None:
         """The connection is gone: everything without a verdict will be sent again."""
-        self.opened = self._wants_hello = False
+        self.opened = self._wants_hello = self.draining = False
         self._accepted = ()
         self._asked.clear()
-        for lane in self.lanes:
-            lane.close()
+        for lane in list(self.lanes):
+            self._give_up(lane)
 
     def on_hello(self, answer: wire.Hello) -> None:
         """The node's answer, or its word that owners have changed."""
@@ -190,7 +195,8 @@ class Leg:
             if lane.leg is not self:
                 if epoch < lane.epoch:
                     continue  # whom others call the owner has been told so later
-                box.move(lane, self, epoch)
+                if not box.give(lane, self, epoch):
+                    continue
             if asked or not lane.open:
                 before = lane.upto
                 lane.reopen(position)
@@ -214,11 +220,19 @@ class Leg:
             if lane.leg is not self:
                 continue
             if ruling.outcome == wire.NOT_OWNER:
-                lane.close()
-                if ruling.owner:
-                    box.move(lane, box.leg(ruling.owner), lane.epoch)
+                box.take_ruling(lane, ruling)
+                self._give_up(lane, ruling.owner)
                 continue
             box.take_ruling(lane, ruling)
+
+    def _give_up(self, lane: Lane, owner: str = "") -> None:
+        """The node rules on the lane no longer; it goes on with whoever is known to be next."""
+        lane.close()
+        box = self.outbox
+        if lane.heir is not None:
+            box.move(lane, lane.heir, lane.epoch)
+        elif owner:
+            box.move(lane, box.leg(owner), lane.epoch)
 
     def _learn(self, answer: wire.Hello) -> None:
         box = self.outbox

@@ -5,7 +5,8 @@ Rules
 - One envelope at a time: while the socket is busy events gather, when it is free they leave. The
   first event after a rest is sent by whoever brings it.
 - Losing the peer is no error: nng dials again, the legs send again what had no verdict.
-- A node that says that it drains gets no further events on this connection.
+- A node that says that it drains gets no further events on this connection, unless we ``insist``:
+  of nodes that stop together each has to work off what the others still send.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Link:
         self.address = address
         self.legs: list[Leg] = []
         self.draining = ""
+        self.insists = False
         self.on_news = on_news
         self._on_lost = on_lost
         self._max_bytes = max_bytes
@@ -68,6 +70,11 @@ class Link:
         return self._socket is not None and self._socket.connected
 
     @property
+    def held(self) -> bool:
+        """Whether the node drains, so that it gets nothing more."""
+        return bool(self.draining) and not self.insists
+
+    @property
     def away(self) -> float:
         """Seconds since the peer was last there; 0 while it is."""
         return 0.0 if self.connected else time.monotonic() - self._away_since
@@ -75,6 +82,7 @@ class Link:
     def add(self, leg: Leg) -> None:
         """Carry this leg, too."""
         self.legs.append(leg)
+        leg.draining = bool(self.draining)
         if self.connected:
             self._control.append(leg.hello())
             self.wake()
@@ -100,7 +108,7 @@ class Link:
 
         Sending here saves a lone event the way over trio's scheduler.
         """
-        quiet = self._unsent is None and not self._control and not self.draining
+        quiet = self._unsent is None and not self._control and not self.held
         if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
             self._send()
         if self._unsent is not None or not quiet or self.pending:
@@ -109,13 +117,13 @@ class Link:
     def hurry(self) -> None:
         """Send what waits without gathering more, and ask for verdicts."""
         self._hurry = True
-        if not self.draining:
+        if not self.held:
             self._control += [leg.ask() for leg in self.legs if leg.opened]
         self.wake()
 
     def finish(self) -> None:
         """Tell the node that nothing more will come on any stream."""
-        if not self.draining:
+        if not self.held:
             self._control += [leg.end_of_stream() for leg in self.legs if leg.opened]
         self._hurry = True
         self.wake()
@@ -196,6 +204,8 @@ class Link:
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):
             self.draining = header.reason or "the node is stopping"
+            for leg in self.legs:
+                leg.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
             log.info("the node is stopping; what it has not taken waits for the next connection",
                      address=self.address)  # fmt: skip
@@ -239,7 +249,7 @@ class Link:
             return None
         if self._control:
             return 0
-        if self.draining:
+        if self.held:
             return None
         if any(leg.asks for leg in self.legs):
             return 0
@@ -261,7 +271,7 @@ class Link:
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
         room = min([_ENVELOPE_BYTES, *(leg.budget for leg in self.legs)])
-        for leg in self.legs if not self.draining else ():
+        for leg in self.legs if not self.held else ():
             made = leg.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))

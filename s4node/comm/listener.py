@@ -267,6 +267,19 @@ class Listener:
                 earliest = due
         return earliest
 
+    async def tell(self) -> None:
+        """Give every verdict that is left to the sockets."""
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections:
+                if connection.live:
+                    nursery.start_soon(self._tell, connection)
+
+    async def _tell(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        with suppress(trio.ClosedResourceError):
+            while connection.flush(float("inf")) is not None:
+                await connection.socket.wait_writable()
+
     async def farewell(self) -> None:
         """Send every verdict that is left; returns once the peers have stopped sending.
 
@@ -279,9 +292,8 @@ class Listener:
 
     async def _farewell(self, connection: Connection) -> None:
         assert connection.socket is not None
+        await self._tell(connection)
         with suppress(trio.ClosedResourceError):
-            while connection.flush(float("inf")) is not None:
-                await connection.socket.wait_writable()
             await connection.silent.wait()
             await connection.socket.wait_writable()
 

@@ -64,6 +64,7 @@ class Lane:
         "cursor",
         "epoch",
         "excepted",
+        "heir",
         "kept",
         "leg",
         "limit",
@@ -79,6 +80,7 @@ class Lane:
         self.partition = partition
         self.leg: Leg | None = None  # None: nobody is known to own the partition
         self.epoch = -1  # of the word on who owns it
+        self.heir: Leg | None = None  # leads to who is next, once ``leg`` has given the lane up
         self.open = False  # its owner has said where it goes on
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
@@ -304,11 +306,20 @@ class Outbox:
         """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
         for lane, address in zip(self.lanes, owners, strict=False):
             if epoch >= lane.epoch:
-                self.move(lane, self.leg(address) if address else None, epoch)
+                self.give(lane, self.leg(address) if address else None, epoch)
+
+    def give(self, lane: Lane, leg: Leg | None, epoch: int) -> bool:
+        """``leg`` leads to the lane's owner; False if that begins only when the one before ends."""
+        before = lane.leg
+        if before is None or before is leg or not (before.draining and lane.open):
+            self.move(lane, leg, epoch)
+            return True
+        lane.epoch, lane.heir = epoch, leg
+        return False
 
     def move(self, lane: Lane, leg: Leg | None, epoch: int) -> None:
         """``leg`` leads to the lane's owner."""
-        lane.epoch = epoch
+        lane.epoch, lane.heir = epoch, None
         if lane.leg is not leg:
             if lane.leg is not None:
                 lane.leg.lanes.remove(lane)
@@ -324,6 +335,9 @@ class Outbox:
         """The leg leads nowhere any more; its lanes wait for another owner."""
         for lane in list(leg.lanes):
             self.move(lane, None, lane.epoch)
+        for lane in self.lanes:
+            if lane.heir is leg:
+                lane.heir = None
         self.legs.pop(leg.address, None)
         self.regrouped = True
 

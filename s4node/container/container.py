@@ -88,6 +88,7 @@ class Container:
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._prepared = False
+        self._drain_word = b""
         self._stopping = trio.Event()
         self._told: wire.Headers = {}  # with every answer to a hello
         self._refusing: set[str] = set()  # streams of which a consumer has refused events
@@ -188,8 +189,12 @@ class Container:
         ended.set()
 
     def _stop_accepting(self) -> None:
-        self.listener.stop_accepting()
-        self.listener.broadcast(wire.encode_frame(wire.Drain(f"{self.node} is stopping")))
+        if self.members is None:
+            self.listener.stop_accepting()
+        else:  # others that stop as well may still come, and we to them
+            self.members.emitter.insist()
+        self._drain_word = wire.encode_frame(wire.Drain(f"{self.node} is stopping"))
+        self.listener.broadcast(self._drain_word)
         close(self.ports.values())
         self.listener.flush(float("inf"))
 
@@ -203,11 +208,12 @@ class Container:
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all are here
             view = await views.receive()
-        await self._own(view)
-        nursery.start_soon(self._follow, views)
         directory = enrolment.directory(self.ports, self.senders)
         await directory.register()
         nursery.start_soon(directory.run, self.outputs.consumed)
+        await directory.learned.wait()  # what is put before would go nowhere
+        await self._own(view)
+        nursery.start_soon(self._follow, views)
 
     async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
         async for view in views:
@@ -244,8 +250,13 @@ class Container:
     async def _leave(self) -> None:
         """Work off what the members still send each other, and go."""
         if self.members is not None and self._membership is not None:
-            await self.members.drain(self.loop, lambda: self.processed)
-            close(self.inputs.inner.values())
+            await self.members.drain(self.loop, self.partitions)
+            self.listener.stop_accepting()
+            self.inputs.leave()
+            with trio.move_on_after(_FAREWELL_SECONDS):
+                await self.listener.tell()
+                self.inputs.give_up()
+                await self.listener.tell()
             await self._membership.leave()
 
     # -- making ------------------------------------------------------------------------------
@@ -381,6 +392,8 @@ class Container:
         elif isinstance(header, wire.Hello):
             peers = self.readers if header.headers.get(wire.SUBSCRIBE) else self.inputs
             connection.answer(wire.encode_frame(peers.hello(header, connection)))
+            if self._drain_word:
+                connection.answer(self._drain_word)
         elif isinstance(header, wire.Idle):
             self.inputs.on_idle(header, connection)
         elif isinstance(header, wire.EndOfStream):

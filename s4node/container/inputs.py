@@ -58,6 +58,7 @@ class Inputs:
         self._incarnation = incarnation
         self._deserializers = deserializers
         self._streams_of: dict[Connection, set[str]] = {}
+        self._left = False
 
         def port(stream: Stream) -> InputPort:
             return InputPort(
@@ -77,6 +78,10 @@ class Inputs:
             elif shared and not isinstance(stream, OutputStream):
                 self.inner[stream.name] = port(stream)
 
+    @property
+    def _all(self) -> list[InputPort]:
+        return [*self.ports.values(), *self.inner.values()]
+
     def port(self, stream: str) -> InputPort | None:
         """Where frames of a stream arrive; None if none may come."""
         return self.ports.get(stream) or self.inner.get(stream)
@@ -88,7 +93,7 @@ class Inputs:
 
     def open(self, partition: int, stages: Mapping[str, Stage]) -> None:
         """Take frames for a partition from now on, into these stages by stream."""
-        for port in (*self.ports.values(), *self.inner.values()):
+        for port in self._all:
             port.open(partition, stages[port.stream.name])
 
     # -- producers ---------------------------------------------------------------------------
@@ -96,7 +101,8 @@ class Inputs:
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
         """Open a stream for a producer, or say why not."""
         port = self.ports.get(hello.stream)
-        if hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]:
+        member = hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
+        if member:
             port = port or self.inner.get(hello.stream)
         if port is None:
             reason = self.unknown(hello.stream)
@@ -110,6 +116,8 @@ class Inputs:
         answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
         if not answer.error:
             self._streams_of.setdefault(connection, set()).add(hello.stream)
+            if member and not self._left:
+                port.members.add(connection)
         connection.incarnation = hello.incarnation
         if not answer.error and isinstance(before, Connection) and before is not connection:
             if hello.incarnation and before.incarnation == hello.incarnation:
@@ -146,8 +154,29 @@ class Inputs:
         """The peer's connection has ended."""
         now = trio.current_time()
         self._streams_of.pop(connection, None)
-        for port in (*self.ports.values(), *self.inner.values()):
+        for port in self._all:
+            port.members.discard(connection)
             port.admission.gone(connection, now)
+
+    # -- leaving the cluster -----------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Admit nothing more from anybody: others will own our partitions."""
+        self._left = True
+        for port in self._all:
+            port.closed = True
+            port.members.clear()
+
+    def give_up(self) -> None:
+        """Tell the producers that these were our last words, so that they go on with others."""
+        for port in self._all:
+            for lane in port.admission.lanes.values():
+                if isinstance(lane.connection, Connection):
+                    last = wire.Ruling(
+                        lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), ""
+                    )
+                    word = wire.Verdict(port.stream.name, lane.producer, (last,))
+                    lane.connection.answer(wire.encode_frame(word))
 
     def tick(self, now: float) -> None:
         """Between two turns: let go on who was held back, forget who is long gone."""

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -33,6 +33,20 @@ from s4node.stream import InputStream, OutputStream, Stream
 
 _QUIET_SECONDS = 0.25
 """How long a stopping member goes on taking what the others of its cluster still send to it."""
+
+
+class Work(Protocol):
+    """What our partitions have done, and have to do."""
+
+    @property
+    def processed(self) -> int:
+        """Events handled."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait, if only for room behind a full stage."""
+        ...
 
 
 class Members:
@@ -135,14 +149,15 @@ class Members:
 
     # -- stopping ----------------------------------------------------------------------------
 
-    async def drain(self, loop: EventLoop, processed: Callable[[], int]) -> None:
+    async def drain(self, loop: EventLoop, partitions: Work) -> None:
         """Work off what the members of a stopping cluster still send each other."""
         while True:
-            before = processed()
+            before = partitions.processed
             with trio.move_on_after(_QUIET_SECONDS):
                 await trio.sleep_forever()
             unsettled = any(way.unsettled for way in self.ways.values())
-            if processed() == before and loop.idle and not unsettled:
+            waiting = not loop.idle or partitions.waiting
+            if partitions.processed == before and not waiting and not unsettled:
                 return
             if unsettled:
                 self.emitter.hurry()

@@ -80,6 +80,11 @@ class Partitions:
         """Events handled, over all tasks and streams."""
         return sum(task.processed for task in self.tasks.values())
 
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait, if only for room behind a full stage."""
+        return any(stage.depth for task in self.tasks.values() for stage in task.stages.values())
+
     # -- events on their way -----------------------------------------------------------------
 
     def offer(self, batch: EventBatch) -> None:

@@ -86,7 +86,8 @@ class InputPort:
 
     ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
-    nothing more: the producers keep it.
+    nothing more but from ``members``, the connections of the app's other containers: the producers
+    keep it.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class InputPort:
     ) -> None:
         self.stream = stream
         self.closed = False
+        self.members: set[Hashable] = set()
         self._stages = dict(stages)
         self.admission = StreamAdmission(stream.name, self._stages, notify)
         if deserializer is not None:
@@ -215,7 +217,7 @@ class InputPort:
         problem = wire.check_sections(data, body)
         if problem:
             return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
-        if self.closed:
+        if self.closed and connection not in self.members:
             return ""
         admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
         if admitted is None:

@@ -564,6 +564,32 @@ def word(
                       headers=headers, **more)  # fmt: skip
 
 
+@pytest.mark.parametrize("end", ["gives up", "is gone"])
+def test_the_lanes_of_a_node_that_drains_move_when_it_gives_them_up_or_is_gone(end: str) -> None:
+    outbox = opened(100, 100)
+    first = way(outbox)
+    outbox.extend(ticks(6))
+    assert spans(first.frames(1000)) == [(0, 0, 3), (1, 0, 3)]
+    first.draining = True
+    second = outbox.leg("tcp://node:2")
+    second.hello()
+    second.on_hello(word(7, 1, 1, positions=(wire.Position(0, 0, 9), wire.Position(1, 0, 9))))
+    assert second.frames(1000) == []
+    ruled(outbox, 0, 2, 100)  # what it has processed is not sent to the other
+    if end == "gives up":
+        ruled(outbox, 0, 3, 0, wire.NOT_OWNER)
+        ruled(outbox, 1, 0, 0, wire.NOT_OWNER)
+    else:
+        first.disconnected()
+    (hello,) = headers_of(second.frames(1000))
+    assert isinstance(hello, wire.Hello)
+    heard = 3 if end == "gives up" else 2
+    assert [position.number for position in hello.positions] == [heard, 0]
+    second.on_hello(word(7, 1, 1, positions=(wire.Position(0, heard, 9), wire.Position(1, 0, 9))))
+    assert [span[0] for span in spans(second.frames(1000))] == ([1] if heard == 3 else [0, 1])
+    outbox.validate()
+
+
 def test_the_answer_to_a_hello_leads_each_lane_to_its_owner() -> None:
     outbox = Outbox("ticks", "p", "i1", types=[Tick])
     outbox.extend(ticks(4))
@@ -1006,6 +1032,18 @@ def test_the_end_of_a_stream_forgets_what_is_done_and_nothing_else() -> None:
 def greeted_lane(admission: StreamAdmission) -> ProducerLane:
     greet(admission, "q")
     return admission.lanes["q", 0]
+
+
+def test_a_lane_goes_on_where_the_node_stopped_that_had_the_partition_before() -> None:
+    admission, _ = admission_of(100)
+    (position,) = greet(admission)
+    assert (position.number, position.safe) == (0, 0)
+    (position,) = greet(admission, positions=(wire.Position(0, 5),))
+    assert (position.number, position.safe) == (5, 5)
+    assert admission.admit(data(5, 3), NODE, 0.0, 3) is not None
+    (position,) = greet(admission, positions=(wire.Position(0, 20),))
+    assert (position.number, position.safe) == (8, 5)  # what is in progress here is ours
+    admission.validate()
 
 
 def test_producers_that_stay_away_expire_unless_their_work_is_in_progress() -> None:

@@ -1,0 +1,23 @@
+"""Whatever is done to the nodes of a cluster: nothing is lost, doubled, stuck or out of order.
+
+``make torture`` does it for longer, and with other seeds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torture.run import torture
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("deaths", [False, True], ids=["in-order", "deaths"])
+async def test_a_cluster_under_an_adversary_keeps_its_promises(
+    tmp_path: Path, seed: int, deaths: bool
+) -> None:
+    run = await torture(tmp_path, seed, seconds=5, deaths=deaths, say=print)
+    assert all(one.number > 100 for one in run.sent.values())
+    assert run.complaints == []
