@@ -692,3 +692,50 @@ async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "it can be read from: totals" in done.stderr
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("", "'' is no app; give FILE.py or package.module"),
+        ("lost.py", "needs a module that is not installed: No module named 'nowhere_at_all'"),
+        ("gone.py", "on_init of app 'gone' raised SystemExit: 5; the app cannot run"),
+    ],
+)
+async def test_an_app_that_cannot_be_loaded_is_told_in_a_sentence(
+    tmp_path: Path, app: str, said: str
+) -> None:
+    (tmp_path / "lost.py").write_text("import nowhere_at_all\n")
+    (tmp_path / "gone.py").write_text(
+        "from s4node import App\nclass Gone(App):\n    def on_init(self): raise SystemExit(5)\n"
+        "app = Gone('gone')\n"
+    )
+    done = await run_s4("run", app, "-p", f"s4.listener.address={ANY_PORT}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:
+    for command in (["status"], ["apps"], ["undeploy", "shop"]):
+        done = await run_s4(*command, "--folder", tmp_path / "nowhere", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "there is no folder" in done.stderr
+        assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_ctrl_c_while_a_deployment_waits_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import trio\nfrom s4node import App\nclass Slow(App):\n"
+        "    async def on_init(self): await trio.sleep(60)\napp = Slow('slow')\n"
+    )
+    where = ("--folder", tmp_path / "shared")
+    node = s4_process("node", "shop", *where, "-p", f"s4.listener.address={ANY_PORT}", cwd=tmp_path)
+    async with node:
+        deploying = s4_process(
+            "deploy", "slow.py", "--cluster", "shop", *where, cwd=tmp_path, ready=False
+        )
+        async with deploying as deploy:
+            await until(lambda: deploy.stderr or deploy.stdout)
+            deploy.signal(signal.SIGINT)
+            assert await deploy.wait() == 130
+        assert "Traceback" not in deploy.errors

@@ -345,6 +345,10 @@ async def test_what_is_no_app_is_told_before_a_node_is_asked(folder: Path) -> No
 
 async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
+    assert "no node of cluster 'shop' lives: there is no folder" in done.stderr
+    async with node(folder, "one"):
+        pass
+    done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
     assert "no node of cluster 'shop' lives; start one with: s4 node shop" in done.stderr
 
 
@@ -591,6 +595,10 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
 
 
 async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folder: Path) -> None:
+    none = await s4_of(folder, "status", ok=False)
+    assert "no node of cluster 'shop' lives: there is no folder" in none.stderr
+    async with node(folder, "one"):
+        pass
     none = await s4_of(folder, "status", ok=False)
     assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stdout
     async with node(folder, "one") as one, node(folder, "two"):

@@ -385,7 +385,7 @@ def _status_of(process: ContainerProcess) -> admin.ContainerStatus:
         pid=process.pid,
         address=process.address,
         starts=process.starts,
-        failure=process.failure.error if process.failure is not None else "",
+        failure=process.ended_because,
         levels=process.prepared.levels if process.prepared is not None else {},
         statistics=process.statistics,
     )

@@ -70,6 +70,7 @@ class ContainerProcess:
         self.prepared: lifeline.Prepared | None = None
         self.statistics: dict[str, Any] = {}
         self.failure: lifeline.Failed | None = None
+        self.ended_because = ""
         """Why it ended without being asked the last time; None again once it is ready."""
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
@@ -231,6 +232,7 @@ class ContainerProcess:
         if not asked or status:
             if self.failure is None:
                 self.failure = lifeline.Failed(killed or _ending(status))
+            self.ended_because = self.failure.error
             if not self.begin.hold:  # who waits for one that holds is told
                 self._log(self.failure, now)
         self._tell()

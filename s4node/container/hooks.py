@@ -38,7 +38,7 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
             await result
     except S4Error:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise GraphError(
             f"{hook.__name__} of app {app.name!r} raised {type(error).__name__}: {error}; the app "
             f"cannot run"

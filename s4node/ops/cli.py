@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # the reader of our output has gone
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        from s4node.ops.serve import exit_status
+
+        return exit_status(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -265,17 +267,19 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
 
 
 def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:
@@ -532,7 +536,8 @@ def _config(parsed: argparse.Namespace) -> int:
     if parsed.action == "check" and not (parsed.files or parsed.settings):
         raise ConfigError("nothing to check; name a property file, or settings with -p")
     if parsed.action == "check":
-        print(f"{len(parsed.files)} files, no mistakes", file=sys.stderr)
+        files = "1 file" if len(parsed.files) == 1 else f"{len(parsed.files)} files"
+        print(f"{files}, no mistakes", file=sys.stderr)
         return 0
     entries = list(config.items())
     if parsed.json:

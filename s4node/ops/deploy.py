@@ -29,6 +29,7 @@ from s4node.cluster.registry import AppId, AppInfo, Found, NodeInfo, Registry
 from s4node.config import Config
 from s4node.errors import (
     BadVersion,
+    ConfigError,
     DeployFailed,
     EntryExists,
     NoEntry,
@@ -67,7 +68,14 @@ class Deployed:
 
 @asynccontextmanager
 async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
-    """The registry in the configured folder."""
+    """The registry in the configured folder; raises ConfigError where no node has ever been."""
+    folder = trio.Path(config[settings.COORDINATION_FOLDER])
+    if not await (await folder.expanduser()).is_dir():
+        raise ConfigError(
+            f"no node of cluster {config[settings.CLUSTER_NAME]!r} lives: there is no folder "
+            f"{folder}; start one with: s4 node {config[settings.CLUSTER_NAME]}, or name the nodes' "
+            f"folder with --folder"
+        )
     coordination = FolderCoordination(
         config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
     )

@@ -80,6 +80,8 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise _unreadable(error) from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path} needs a module that is not installed: {error}") from error
     return module
 
 
@@ -89,6 +91,8 @@ def _unreadable(error: SyntaxError) -> ConfigError:
 
 
 def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{name!r} is no app; give FILE.py or package.module")
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
