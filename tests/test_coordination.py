@@ -266,3 +266,16 @@ async def test_a_loop_that_is_blocked_for_too_long_loses_its_session(folder: Pat
                 await session.lost.wait()
             with pytest.raises(SessionLost, match="a handler that blocks its loop, or SIGSTOP"):
                 await session.get("/nodes/one")
+
+
+async def test_a_session_whose_process_stood_still_is_in_doubt_until_it_has_looked(
+    tmp_path: Path,
+) -> None:
+    async with FolderCoordination(tmp_path, session_timeout=1).session("a") as session:
+        assert not session.doubtful
+        time.sleep(0.6)  # noqa: ASYNC251 - nothing runs, as after a SIGSTOP
+        assert session.doubtful
+        with trio.fail_after(5):
+            while session.doubtful:
+                await trio.sleep(0.001)
+        assert not session.lost.is_set()

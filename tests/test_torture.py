@@ -21,3 +21,11 @@ async def test_a_cluster_under_an_adversary_keeps_its_promises(
     run = await torture(tmp_path, seed, seconds=5, deaths=deaths, say=print)
     assert all(one.number > 100 for one in run.sent.values())
     assert run.complaints == []
+
+
+async def test_a_node_that_slept_through_its_session_s_end_takes_nothing_more(
+    tmp_path: Path,
+) -> None:
+    run = await torture(tmp_path, 4, seconds=8, deaths=True, say=print, deeds=["freeze"])
+    assert run.done["freeze"] > 0
+    assert run.complaints == []

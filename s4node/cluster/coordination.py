@@ -77,6 +77,13 @@ class Session(Protocol):
         others took over what it owned: what must not be written twice needs an epoch of its own.
         """
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether this process was stopped for so long that the session may be over, unnoticed yet.
+
+        Until it is known, which takes a moment, others may own what this session owned.
+        """
+
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
         """Create an entry of version 0, and persistent entries without data on the way to it.
 

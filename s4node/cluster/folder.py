@@ -110,6 +110,8 @@ class FolderSession:
         self.timeout = row.timeout
         self.lost = trio.Event()
         self._reason = ""
+        self._asleep = False  # until somebody has looked whether the session is still there
+        self._beaten = time.monotonic()
         self._folder = folder
         self._tree = tree
         self._watch = watch
@@ -119,6 +121,11 @@ class FolderSession:
         self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
+
+    @property
+    def doubtful(self) -> bool:
+        """See :meth:`coordination.Session.doubtful`."""
+        return self._asleep or time.monotonic() - self._beaten > self.timeout / 2
 
     # --- the contract ----------------------------------------------------------------------------
 
@@ -203,6 +210,8 @@ class FolderSession:
     async def beat(self) -> None:
         """Give signs of life; apart from looking, which may have to wait for others."""
         while not self.lost.is_set():
+            self._asleep = self.doubtful
+            self._beaten = time.monotonic()
             self._file.beat()
             await trio.sleep(self.timeout / 5)
 
@@ -225,6 +234,7 @@ class FolderSession:
             now = time.monotonic()
             self._check_folder()
             with contextlib.suppress(TreeBusy):  # then at the next look
+                stale = stale or self._asleep
                 if self._watch.changed():
                     stale = True
                     self._wake()
@@ -250,9 +260,12 @@ class FolderSession:
 
     async def _read_sessions(self, now: float) -> None:
         """Learn who is there, and perhaps that this session no longer is."""
+        asleep = self._asleep
         rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
         if self.id not in rows:
             self._lose(ENDED)
+        elif asleep:
+            self._asleep = False
         for id_ in self._others.keys() - rows.keys():
             self._others.pop(id_).close()
         for id_ in rows.keys() - self._others.keys() - {self.id}:

@@ -185,7 +185,7 @@ class Listener:
     """Listens on ``address``; port 0 takes any free one.
 
     Once it listens, ``address`` is the one that others are told: with the port that was taken, and
-    the host ``advertise`` if that is given.
+    the host ``advertise`` if that is given. While ``held`` says so nothing is read.
     """
 
     def __init__(
@@ -200,6 +200,7 @@ class Listener:
         handshake_seconds: float,
         verdict_delay: float,
         nudge: Callable[[], None],
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.address = address
         self.counts: Counter[str] = Counter()
@@ -212,6 +213,7 @@ class Listener:
         self._handshake = handshake_seconds
         self.verdict_delay = verdict_delay
         self._nudge = nudge
+        self._held = held
         self._news: set[Connection] = set()
         self._accepting = trio.CancelScope()
 
@@ -341,8 +343,9 @@ class Listener:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read, connection)
                 await connection.ended.wait()
-                self._drain(connection)  # what arrived before the end
-                self._handler.on_drained()
+                if not self._held():
+                    self._drain(connection)  # what arrived before the end
+                    self._handler.on_drained()
                 nursery.cancel_scope.cancel()
         except* trio.ClosedResourceError:
             pass
@@ -356,6 +359,8 @@ class Listener:
         assert connection.socket is not None
         while True:
             await connection.socket.wait_readable()
+            while self._held():  # noqa: ASYNC110 - it is rare, and short
+                await trio.sleep(_RETRY_SECONDS)
             self._drain(connection)
             self._handler.on_drained()
 

@@ -6,6 +6,8 @@ Rules
 - A container by itself owns all partitions, and listens when they have started. As a member of a
   cluster it listens first, for its address is what it joins with; it owns the partitions that its
   view gives it, and passes what belongs to others on to them.
+- A member that was stopped (a SIGSTOP, a handler that blocks) for long goes on only when it knows
+  that it still is one: neither does it take what came meanwhile, nor process what waits.
 - Stop, in this order: stop the app's sources and accept nothing further from outside, drain what
   was admitted, send what it emitted, leave the cluster, on_close, close. One deadline over all.
 - Only this room knows both the app's side and the sockets. This module knows the parts, and lets
@@ -259,6 +261,10 @@ class Container:
                 await self.listener.tell()
             await self._membership.leave()
 
+    def _in_doubt(self) -> bool:
+        """Whether we were stopped for so long that others may own our partitions by now."""
+        return self.enrolment is not None and self.enrolment.session.doubtful
+
     # -- making ------------------------------------------------------------------------------
 
     def _make(self) -> None:
@@ -272,6 +278,7 @@ class Container:
             max_seconds=config[settings.STEP_MAX_MS],
             clock=trio.current_time,
             after_turn=self._after_turn,
+            held=self._in_doubt,
         )
         self.listener = Listener(
             config[settings.LISTENER_ADDRESS],
@@ -283,6 +290,7 @@ class Container:
             handshake_seconds=config[settings.COMM_TIMEOUT],
             verdict_delay=config[settings.COMM_VERDICT_DELAY],
             nudge=self.loop.nudge,
+            held=self._in_doubt,
         )
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
         self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from s4node.container.task import Task
 
 
+_HELD_SECONDS = 0.005
+
+
 class EventLoop:
     """Runs the steps of the tasks that it has adopted.
 
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
-    called again at the latest, or None.
+    called again at the latest, or None. While ``held`` says so no turn begins.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class EventLoop:
         max_seconds: float,
         clock: Callable[[], float],
         after_turn: Callable[[], float | None],
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.tasks: list[Task] = []
         self.turns = 0
@@ -51,6 +55,7 @@ class EventLoop:
         self._max_seconds = max_seconds
         self._clock = clock
         self._after_turn = after_turn
+        self._held = held
         self._ready: deque[Task] = deque()
         self._lot = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -88,7 +93,7 @@ class EventLoop:
 
         It saves the way over trio's scheduler. What a handler raises is raised here.
         """
-        if self._asleep_until is None or self._nudged or self._nursery is None:
+        if self._asleep_until is None or self._nudged or self._nursery is None or self._held():
             self.nudge()  # it is awake, or about to be
             return
         due = self._turn(self._nursery)
@@ -125,6 +130,8 @@ class EventLoop:
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._sleep(due)
+                while self._held():  # noqa: ASYNC110 - it is rare, and short
+                    await trio.sleep(_HELD_SECONDS)
                 self._check_timers()
                 due = self._turn(nursery)
         self._after_turn()

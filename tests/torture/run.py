@@ -2,8 +2,8 @@
 
 Rules
 - Each app keeps one member at least that nobody touches at the moment.
-- With ``deaths`` processes are killed, and stopped for longer than their session's timeout;
-  otherwise they stop in order, come new, and lose connections.
+- Unless the ``deeds`` are given: processes stop in order, come new, and lose connections; with
+  ``deaths`` they are killed, too, and stopped for longer than their session's timeout.
 - In the end everybody is left alone; then all that was sent has to be settled, and all to stop.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ SETTINGS = {
     "task.shutdown.ms": f"{SHUTDOWN_SECONDS * 1000:.0f}",
     "s4.watchdog.ms": "0",
 }
+DEEDS = ("stop", "add", "cut", "cut", "cut client", "move client")
+DEADLY = ("kill", "kill", "pause", "freeze")
 MOST = {"first": 4, "second": 3}
 
 
@@ -58,11 +60,17 @@ class Torture:
     """One run, all of whose chances come from ``seed``."""
 
     def __init__(
-        self, folder: Path, seed: int, seconds: float, *, deaths: bool, say: Callable[[str], None]
+        self,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        *,
+        deaths: bool,
+        say: Callable[[str], None],
+        deeds: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.seconds = seconds
-        self.deaths = deaths
         self.members: dict[str, Member] = {}
         self.sent: dict[str, Sent] = {}
         self.dead: set[str] = set()
@@ -70,6 +78,7 @@ class Torture:
         self.complaints: list[str] = []
         self._chance = random.Random(seed)
         self._say = say
+        self._deeds = deeds or DEEDS + (DEADLY if deaths else ())
         self._began = trio.current_time()
         self._over = False
         self._names: Counter[str] = Counter()
@@ -183,13 +192,10 @@ class Torture:
     # -- the adversary -----------------------------------------------------------------------
 
     async def _torment(self, between: Proxy) -> None:
-        deeds = ["stop", "add", "cut", "cut", "cut client", "move client"]
-        if self.deaths:
-            deeds += ["kill", "kill", "pause", "freeze"]
         end = trio.current_time() + self.seconds
         while trio.current_time() < end:
             await trio.sleep(self._chance.choice([0.05, 0.3, 0.6, 1.2]))
-            deed = self._chance.choice(deeds)
+            deed = self._chance.choice(self._deeds)
             app = self._chance.choice(["first", "first", "second"])
             victim = self._one(app)  # there is always one
             spare = len(self._in("running", app)) > 1
@@ -306,10 +312,15 @@ class Torture:
 
 
 async def torture(
-    folder: Path, seed: int, seconds: float, deaths: bool, say: Callable[[str], None]
+    folder: Path,
+    seed: int,
+    seconds: float,
+    deaths: bool,
+    say: Callable[[str], None],
+    deeds: Sequence[str] = (),
 ) -> Torture:
     """Run it once; ``complaints`` of what it returns should be empty."""
-    run = Torture(folder, seed, seconds, deaths=deaths, say=say)
+    run = Torture(folder, seed, seconds, deaths=deaths, say=say, deeds=deeds)
     await run.run()
     return run
 
