@@ -69,12 +69,11 @@ class Deployed:
 @asynccontextmanager
 async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     """The registry in the configured folder; raises ConfigError where no node has ever been."""
-    folder = trio.Path(config[settings.COORDINATION_FOLDER])
+    folder, cluster = trio.Path(config[settings.COORDINATION_FOLDER]), config[settings.CLUSTER_NAME]
     if not await (await folder.expanduser()).is_dir():
         raise ConfigError(
-            f"no node of cluster {config[settings.CLUSTER_NAME]!r} lives: there is no folder "
-            f"{folder}; start one with: s4 node {config[settings.CLUSTER_NAME]}, or name the nodes' "
-            f"folder with --folder"
+            f"no node of cluster {cluster!r} lives: there is no folder {folder}; start one with: "
+            f"s4 node {cluster}, or name the nodes' folder with --folder"
         )
     coordination = FolderCoordination(
         config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
