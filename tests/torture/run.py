@@ -91,11 +91,19 @@ class Torture:
                 try:
                     await self._run()
                 finally:
-                    for member in self.members.values():
-                        if member.process.returncode is None:
-                            member.process.kill()
+                    await self._end()
                 self._nursery.cancel_scope.cancel()
         self.complaints += complaints(read(self.folder), self.sent, self.dead, ["texts"])
+
+    async def _end(self) -> None:
+        """Leave no process behind."""
+        with trio.CancelScope(shield=True):
+            for member in self.members.values():
+                if member.process.returncode is None:
+                    member.process.kill()
+                await member.process.wait()
+                if member.process.stdout is not None:
+                    await member.process.stdout.aclose()
 
     async def _run(self) -> None:
         for app, count in (("second", 2), ("first", 2)):
