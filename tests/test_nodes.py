@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import ANY_PORT, plain_errors, until
+from harness import ANY_PORT, free_port, plain_errors, proxy, until
 from msgspec import structs
 
 from s4node import (
@@ -581,3 +581,21 @@ async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_
         nodes(tmp_path, greeter, 1, partitions=4, app="greeter"),
     ):
         await until(lambda: lasts.state("Count") == {"hello": 4})
+
+
+async def test_a_node_is_found_by_its_own_name_when_the_one_it_was_dialled_by_leads_nowhere(
+    tmp_path: Path,
+) -> None:
+    async with (
+        nodes(tmp_path, clicks, 1) as (all_nodes, _),
+        proxy(all_nodes.containers["n0"].address) as between,
+        Client(between.address, timeout=20) as client,
+    ):
+        stream = await client.stream("clicks")
+        await stream.send_many([Click(user) for user in USERS])
+        assert await stream.flush() == []
+        between.redirect(f"tcp://127.0.0.1:{free_port()}")
+        between.cut()
+        await stream.send_many([Click(user) for user in USERS])
+        assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 2)

@@ -5,7 +5,8 @@ Rules
 - The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
   also says so unasked when owners change; then a new hello opens what has come to it.
 - A node's door does not take events: it answers with those who do, and 0 partitions.
-- A node that was dialled by one name may call itself by another: ``alias`` is its own.
+- A node that was dialled by one name may call itself by another: ``alias`` is its own, for as long
+  as it is connected. Then it is looked for by both.
 - What comes from a leg concerns its own lanes only: a node that has lost a partition cannot
   rule on it any more.
 - The lanes of a node that drains stay with it until it gives them up, or the connection ends: its
@@ -159,6 +160,7 @@ class Leg:
     def disconnected(self) -> None:
         """The connection is gone: everything without a verdict will be sent again."""
         self.opened = self._wants_hello = self.draining = False
+        self.alias = self.address  # who is dialled may be another next time, or nobody
         self._accepted = ()
         self._asked.clear()
         for lane in list(self.lanes):

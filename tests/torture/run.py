@@ -91,17 +91,25 @@ class Torture:
                 try:
                     await self._run()
                 finally:
-                    for member in self.members.values():
-                        if member.process.returncode is None:
-                            member.process.kill()
+                    await self._end()
                 self._nursery.cancel_scope.cancel()
         self.complaints += complaints(read(self.folder), self.sent, self.dead, ["texts"])
+
+    async def _end(self) -> None:
+        """Leave no process behind."""
+        with trio.CancelScope(shield=True):
+            for member in self.members.values():
+                if member.process.returncode is None:
+                    member.process.kill()
+                await member.process.wait()
+                if member.process.stdout is not None:
+                    await member.process.stdout.aclose()
 
     async def _run(self) -> None:
         for app, count in (("second", 2), ("first", 2)):
             async with trio.open_nursery() as starting:
                 for _ in range(count):
-                    starting.start_soon(self._start, app, count)
+                    starting.start_soon(self._start, app, self._name(app), count)
         async with proxy(self._one("first").address) as between, trio.open_nursery() as clients:
             for client in (self._direct, self._texts, self._sync):
                 clients.start_soon(client, self._one("first").address)
@@ -143,9 +151,11 @@ class Torture:
         assert running, f"all members of {app!r} have ended: {self.complaints}"
         return self._chance.choice(running)
 
-    async def _start(self, app: str, expected: int = 1) -> None:
+    def _name(self, app: str) -> str:
         self._names[app] += 1
-        name = f"{app}-{self._names[app]}"
+        return f"{app}-{self._names[app]}"
+
+    async def _start(self, app: str, name: str, expected: int = 1) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "torture.member", str(self.folder / "cluster"), app, name,
@@ -203,7 +213,7 @@ class Torture:
                 living = [m for m in self.members.values() if m.app == app and m.state != "over"]
                 if len(living) < MOST[app]:
                     deed = "add"
-                    self._nursery.start_soon(self._start, app)
+                    self._nursery.start_soon(self._start, app, self._name(app))
             elif deed == "stop":
                 self._nursery.start_soon(self._stop, victim)
             elif deed == "cut":
@@ -224,7 +234,9 @@ class Torture:
             elif deed == "freeze":
                 self._nursery.start_soon(self._pause, victim, SESSION_SECONDS * 2 + 1)
             self.done[deed] += 1
-        while any(m.state in ("paused", "starting", "dead") for m in self.members.values()):
+        while len(self.members) < self._names.total() or any(
+            m.state in ("paused", "starting", "dead") for m in self.members.values()
+        ):
             await trio.sleep(0.05)
 
     async def _pause(self, member: Member, seconds: float) -> None:
