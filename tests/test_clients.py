@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pynng
 import pytest
 import trio
 from harness import (
@@ -770,3 +771,36 @@ async def test_a_plain_script_sends_to_a_node_process(tmp_path: Path) -> None:
         )
         assert (done.stdout, done.stderr) == (b"[] 2\n", b"")
         await until(lambda: node.stdout == ["Hello ann!", "Hello bob!"])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 400 Bad\r\n\r\n", b"S4\x01\x00" + b"\xff" * 40, b"S4\x09\x00", b"S4\x01\x00"],
+    ids=["nothing", "http", "rubbish", "another version", "an empty envelope"],
+)  # fmt: skip
+async def test_a_peer_that_answers_garbage_is_told_of_and_not_waited_for(
+    answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pynng.Pair0(listen="tcp://127.0.0.1:0") as peer:
+        port = int.from_bytes(
+            peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big"
+        )
+        address = f"tcp://127.0.0.1:{port}"
+
+        async def answers() -> None:
+            while True:
+                await peer.arecv()
+                await peer.asend(answer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answers)
+            async with Client(address, timeout=0.5) as client:
+                with pytest.raises(
+                    ConnectionRefused, match=f"at {address}: no answer within 0.5 s"
+                ):
+                    await client.stream("clicks")
+                with pytest.raises(ConnectionRefused):
+                    async with client.subscribe("clicks"):
+                        raise AssertionError
+            nursery.cancel_scope.cancel()
+    assert ("bad envelope from the node" in capsys.readouterr().out) == (answer != b"S4\x01\x00")
