@@ -22,7 +22,7 @@ from s4node.event import Event
 from s4node.ops.serve import tune_gc
 from s4node.pe.element import ProcessingElement
 
-HANDLER_SECONDS = 0.00025
+HANDLER_SECONDS = 0.001
 TAKES = int(1 / HANDLER_SECONDS)
 """Events a second that the PE can take at most."""
 
@@ -57,7 +57,7 @@ class Slow(ProcessingElement):
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each policy."""
-    seconds, size = (0.15, QUICK_EVENT_BYTES) if quick else (20.0, EVENT_BYTES)
+    seconds, size = (0.4, QUICK_EVENT_BYTES) if quick else (20.0, EVENT_BYTES)
     results = []
     for policy in ("block", "shed", "throttle"):
         say(f"{policy}: {RATE:,} events/s of {size} bytes for {seconds:g} s, "

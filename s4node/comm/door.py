@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from s4node import config as settings
 from s4node.comm import frame as wire
 from s4node.comm.listener import Connection, Listener, check_reachable
 from s4node.config import Config
@@ -32,17 +31,7 @@ class Door:
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
-        self._listener = Listener(
-            config[settings.LISTENER_ADDRESS],
-            self,
-            advertise=config[settings.LISTENER_ADVERTISE],
-            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
-            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
-            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
-            handshake_seconds=config[settings.COMM_TIMEOUT],
-            verdict_delay=config[settings.COMM_VERDICT_DELAY],
-            nudge=self._wake,
-        )
+        self._listener = Listener.configured(config, self, self._wake)
 
     @property
     def address(self) -> str:

@@ -217,6 +217,28 @@ class Listener:
         self._news: set[Connection] = set()
         self._accepting = trio.CancelScope()
 
+    @classmethod
+    def configured(
+        cls,
+        config: Config,
+        handler: FrameHandler,
+        nudge: Callable[[], None],
+        held: Callable[[], bool] = lambda: False,
+    ) -> Listener:
+        """A listener as the settings want it."""
+        return cls(
+            config[settings.LISTENER_ADDRESS],
+            handler,
+            advertise=config[settings.LISTENER_ADVERTISE],
+            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
+            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
+            handshake_seconds=config[settings.COMM_TIMEOUT],
+            verdict_delay=config[settings.COMM_VERDICT_DELAY],
+            nudge=nudge,
+            held=held,
+        )
+
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve peers until cancelled; ready once the socket listens."""
         host, port = host_and_port(self.address)

@@ -280,18 +280,7 @@ class Container:
             after_turn=self._after_turn,
             held=self._in_doubt,
         )
-        self.listener = Listener(
-            config[settings.LISTENER_ADDRESS],
-            self,
-            advertise=config[settings.LISTENER_ADVERTISE],
-            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
-            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
-            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
-            handshake_seconds=config[settings.COMM_TIMEOUT],
-            verdict_delay=config[settings.COMM_VERDICT_DELAY],
-            nudge=self.loop.nudge,
-            held=self._in_doubt,
-        )
+        self.listener = Listener.configured(config, self, self.loop.nudge, held=self._in_doubt)
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
         self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
         self.readers = Readers(
