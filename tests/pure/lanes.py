@@ -1,0 +1,72 @@
+"""What the tests of outboxes and of the admission share: events, hellos, and how to read frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from s4node.comm import frame as wire
+from s4node.comm.frame import Frame, envelope, read_envelope
+from s4node.comm.leg import Leg
+from s4node.comm.outbox import Outbox
+from s4node.event import Event
+from s4node.schema import EventType
+
+
+class Tick(Event):
+    user: str
+    serial: int = 0
+
+
+class Tock(Event):
+    user: str
+
+
+TICK = EventType(Tick)
+NODE = object()
+
+
+def way(outbox: Outbox) -> Leg:
+    """The outbox's leg to the only node."""
+    return outbox.leg("tcp://node:1")
+
+
+def headers_of(frames: list[bytes]) -> list[Any]:
+    """The headers of encoded frames, all of them good."""
+    read = list(read_envelope(envelope(frames), 1 << 20))
+    assert all(isinstance(frame, Frame) for frame in read)
+    return [frame.header for frame in read]  # type: ignore[union-attr]
+
+
+def spans(frames: list[bytes]) -> list[tuple[int, int, int]]:
+    """Partition, first and end of each data frame."""
+    return [(h.partition, h.first, h.first + h.count) for h in headers_of(frames)]
+
+
+def answer(*positions: wire.Position, routing: str = "crc32:", **more: Any) -> wire.Hello:
+    """A node's hello, for as many partitions as there are positions."""
+    return wire.Hello(
+        "node", "n1", "ticks", (TICK.declaration,), routing, len(positions), positions, **more
+    )
+
+
+def opened(*limits: int, routing: str = "crc32:", **more: Any) -> Outbox:
+    """An outbox for as many partitions as there are limits, its hello answered."""
+    outbox = Outbox("ticks", "p", "i1", types=[Tick], **more)
+    way(outbox).hello()
+    positions = [wire.Position(p, 0, limit) for p, limit in enumerate(limits)]
+    way(outbox).on_hello(answer(*positions, routing=routing))
+    return outbox
+
+
+def ticks(count: int, start: int = 0) -> list[Tick]:
+    return [Tick(f"user-{n}", n) for n in range(start, start + count)]
+
+
+def ruled(
+    outbox: Outbox, partition: int, upto: int, limit: int, outcome: int = wire.ADMITTED,
+    expected: int = 0, exceptions: Any = (), **more: Any,
+) -> None:  # fmt: skip
+    """The outbox hears one ruling."""
+    ruling = wire.Ruling(partition, outcome, upto, limit, expected, exceptions, **more)
+    way(outbox).on_verdict(wire.Verdict("ticks", "p", (ruling,)))
+    outbox.validate()
