@@ -80,6 +80,30 @@ class SpillError(S4Error):
     """Events that must find room could not be kept on disk; the app stops before losing any."""
 
 
+class UnknownStream(S4Error):  # noqa: N818
+    """No system, stream or partition of this name; the message lists those there are."""
+
+
+class StartpointError(S4Error):
+    """A startpoint means no offset of its input."""
+
+
+class InputLost(S4Error):  # noqa: N818
+    """Events that were to be read next are gone: retention was faster than the reader."""
+
+
+class DecodeError(S4Error):
+    """A message of an input does not decode, and the configuration says to stop at that."""
+
+
+class CheckpointError(S4Error):
+    """Progress cannot be read or written, or does not fit the job that is to go on from it."""
+
+
+class TaskFenced(S4Error):  # noqa: N818
+    """Another container owns this task by now; what this one does no longer counts."""
+
+
 class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 

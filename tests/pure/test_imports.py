@@ -15,11 +15,12 @@ APPS = ROOT / "apps"
 
 PURE = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
-    "app", "stream", "graph", "flow",
+    "app", "stream", "graph", "flow", "tasks",
+    "systems.system",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
-    "progress.low_watermark",
+    "progress.low_watermark", "progress.startpoint",
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
@@ -45,16 +46,16 @@ EXCEPTIONS = {
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
-    "stream", "pe", "app", "graph", "flow",  # the app's side
-    "executors", "progress", "cluster", "comm",  # the side of queues and sockets
+    "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
+    "executors", "progress", "cluster", "comm", "log", "systems",  # queues, sockets and files
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
 ]  # fmt: skip
 UPWARDS = {
     ("ops.cli", "bench.command"),  # the command line starts the benchmarks, when it is asked to
 }
-APP_SIDE = {"stream", "pe", "app", "graph", "flow"}
-SOCKET_SIDE = {"executors", "progress", "cluster", "comm"}
+APP_SIDE = {"stream", "pe", "app", "graph", "flow", "tasks"}
+SOCKET_SIDE = {"executors", "progress", "cluster", "comm", "log", "systems"}
 
 
 class Import(NamedTuple):

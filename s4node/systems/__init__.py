@@ -1,0 +1,1 @@
+"""Where replayable events come from: the contract of inputs, and its implementations."""

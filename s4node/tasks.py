@@ -1,0 +1,159 @@
+"""Tasks in the manner of Apache Samza: one object for each partition, given one event at a time.
+
+Rules
+- A task is any object that has ``process``, plain or ``async``, or ``process_async`` with a
+  callback. What else it has of the protocols below is called too. Nothing needs to be inherited.
+- ``init`` comes first and ``close`` last. ``process``, ``window`` and a commit of the same task
+  never overlap, but for events that are outstanding together by ``task.max.concurrency``.
+- A task may wrap another: it has the methods itself and calls those of the other.
+
+See apps/repartition for a whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from s4node.app import App
+from s4node.keys import KeySpec
+
+
+class Envelope(msgspec.Struct, gc=False):
+    """One event as a task gets it.
+
+    ``offset`` is its number in the partition; for a live stream it is the producer's number.
+    ``key`` is what the stream's key finds in the event, None where the stream has none.
+    ``created_ms`` is when it was appended or sent (Unix time), 0 where nobody said so.
+    """
+
+    system: str
+    stream: str
+    partition: int
+    offset: int
+    key: Any
+    message: Any
+    created_ms: int = 0
+
+
+class Collector(Protocol):
+    """Takes what a task emits."""
+
+    def send(self, stream: str, event: Any) -> None:
+        """Put an event on one of the app's streams; it leaves when the slice at hand is done."""
+        ...
+
+
+class Coordinator(Protocol):
+    """Takes what a task asks of its container.
+
+    A request takes effect when the event at which it was made is done and all before it are: the
+    commit covers exactly that event.
+    """
+
+    def commit(self, *, all_tasks: bool = False) -> None:
+        """Have this task's progress saved, or that of all tasks of the container."""
+        ...
+
+    def shutdown(self, *, all_tasks: bool = False) -> None:
+        """Say that this task is done; when all tasks have, the container stops. ``all_tasks``
+        stops it at once, in order."""
+        ...
+
+
+class Callback(Protocol):
+    """Ends one asynchronous event; from any thread, exactly once."""
+
+    def complete(self) -> None:
+        """The event is fully processed."""
+        ...
+
+    def failure(self, error: BaseException) -> None:
+        """The event cannot be processed; the container stops."""
+        ...
+
+
+@runtime_checkable
+class StreamTask(Protocol):
+    """Processes one event after another; ``process`` may be ``async``."""
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> Any:
+        """Process one event."""
+        ...
+
+
+@runtime_checkable
+class AsyncStreamTask(Protocol):
+    """Begins each event and says later that it is done."""
+
+    def process_async(
+        self,
+        envelope: Envelope,
+        collector: Collector,
+        coordinator: Coordinator,
+        callback: Callback,
+    ) -> None:
+        """Begin one event; always called on the container's own thread."""
+        ...
+
+
+@runtime_checkable
+class InitableTask(Protocol):
+    """Wants to be told its place before its first event."""
+
+    def init(self, config: Mapping[str, str], context: Any) -> Any:
+        """Called once; may be ``async``. ``config`` holds the app's ``s4.app.*`` parameters."""
+        ...
+
+
+@runtime_checkable
+class WindowableTask(Protocol):
+    """Wants to be called every ``task.window.ms``."""
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> Any:
+        """Called while no event of the task is outstanding; may be ``async``."""
+        ...
+
+
+@runtime_checkable
+class ClosableTask(Protocol):
+    """Wants to be told of its end."""
+
+    def close(self) -> Any:
+        """Called once, after the last commit; may be ``async``."""
+        ...
+
+
+@runtime_checkable
+class EndOfStreamListenerTask(Protocol):
+    """Wants to be told that all its inputs have ended."""
+
+    def on_end_of_stream(self, collector: Collector, coordinator: Coordinator) -> Any:
+        """Called once; may be ``async``."""
+        ...
+
+
+class TaskApp(App):
+    """An app of tasks: ``factory()`` makes the task of each partition.
+
+    ``inputs`` are ``system.stream``; those that are not declared as input streams in ``on_init``
+    carry GenericEvents. The setting ``task.inputs`` wins over it. What tasks send must be declared
+    with ``create_output_stream``, or with ``create_stream`` where it comes back to the tasks.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        factory: Callable[[], Any] | None = None,
+        *,
+        inputs: Sequence[str] = (),
+        outputs: Mapping[str, KeySpec | None] | Sequence[str] = (),
+    ) -> None:
+        super().__init__(name)
+        self.factory = factory
+        self.inputs = tuple(inputs)
+        for output in outputs:
+            key = outputs[output] if isinstance(outputs, Mapping) else None
+            self.create_output_stream(output, key=key)
