@@ -24,7 +24,7 @@ PURE = [
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
-    "comm.admission", "comm.coalescer", "comm.subscriber",
+    "comm.admission", "comm.coalescer", "comm.decoder", "comm.reading", "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
     "container.hooks", "container.dispatch", "container.statistics",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
