@@ -200,7 +200,7 @@ class UnreadableType:
         self.name = name
         self.reason = reason
 
-    def decode(self, body: bytes | memoryview) -> list[Any]:
+    def decode(self, _: bytes | memoryview) -> list[Any]:
         """Raises EventError."""
         raise EventError(self.reason)
 

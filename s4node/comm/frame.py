@@ -262,9 +262,7 @@ class Answer(_Header, tag=8, frozen=True):
     headers: Headers = {}
 
 
-Header: TypeAlias = (
-    Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain | Query | Answer
-)
+Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain | Query | Answer
 
 
 class Frame(NamedTuple):

@@ -246,6 +246,12 @@ class Reading:
                 f"read from now on; leave start out, or read a stream of a log"
             )
             return
+        if isinstance(self._start, Specific) and answer.partitions > 1:
+            self.error = StartpointError(
+                f"stream {self.stream!r} has {answer.partitions} partitions, each with offsets of "
+                f"its own; give start as a dict: an offset for each partition to read"
+            )
+            return
         self.error = None
         if self.opened:
             return
