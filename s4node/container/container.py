@@ -53,6 +53,7 @@ from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
+from s4node.log.host import LogHost, no_log
 
 log = structlog.get_logger("s4node.container")
 
@@ -95,6 +96,7 @@ class Container:
         self._told: wire.Headers = {}  # with every answer to a hello
         self._refusing: set[str] = set()  # streams of which a consumer has refused events
         self._membership: Membership | None = None
+        self.log: LogHost | None = None
         self.pipeline: Pipeline
         self.loop: EventLoop
         self.readers: Readers
@@ -133,6 +135,8 @@ class Container:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             await self.outputs.start(outer)
+            if self.log is not None:
+                await outer.start(self.log.run)
             if self.members is not None:
                 await outer.start(self.members.emitter.run)
                 await outer.start(self.listener.serve)
@@ -158,6 +162,9 @@ class Container:
                         self.loop.drain()
                         await loop_ended.wait()
                         await self.outputs.settle()
+                        if self.log is not None:
+                            self.log.close()
+                            await self.log.settle()
                         if self.members is not None:
                             await self.members.finish()
                         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -313,6 +320,14 @@ class Container:
                 on_news=self._heard,
                 on_refused=self._refused,
             )
+        if config[settings.LOG_FOLDER]:
+            self.log = LogHost(
+                config,
+                node=self.node,
+                incarnation=self.incarnation,
+                headers=self._told,
+                taken=self._has_stream,
+            )
         self.partitions = Partitions(
             app,
             self.pipeline,
@@ -336,6 +351,10 @@ class Container:
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
+
+    def _has_stream(self, name: str) -> str:
+        """For the log: whether the app serves a stream of this name itself."""
+        return f"app {self.app.name!r}" if name in self.app.streams else ""
 
     # -- what moves on when something has happened ---------------------------------------------
 
@@ -384,7 +403,10 @@ class Container:
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         """Take a frame from a peer."""
         header = frame.header
-        if isinstance(header, wire.Data):
+        if self.log is not None and self.log.on_frame(frame, connection):
+            if self._drain_word and isinstance(header, wire.Hello):
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Data):
             self._on_data(header, frame.body, connection)
         elif isinstance(header, wire.Hello):
             peers = self.readers if header.headers.get(wire.SUBSCRIBE) else self.inputs
@@ -402,6 +424,8 @@ class Container:
                 self.loop.nudge()
             else:
                 connection.bad_frame("a node takes no verdict frame but from its subscribers")
+        elif isinstance(header, wire.Query):
+            connection.answer(no_log(header))
 
     def _on_data(self, data: wire.Data, body: memoryview, connection: Connection) -> None:
         port = self.inputs.port(data.stream)
@@ -424,6 +448,8 @@ class Container:
 
     def on_gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
+        if self.log is not None:
+            self.log.gone(connection)
         self.readers.gone(connection)
         self.inputs.gone(connection)
 
