@@ -16,7 +16,7 @@ APPS = ROOT / "apps"
 PURE = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
     "app", "stream", "graph", "flow", "tasks",
-    "systems.system",
+    "systems.system", "log.ledger", "log.retention",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
@@ -47,7 +47,7 @@ EXCEPTIONS = {
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
-    "executors", "progress", "cluster", "comm", "log", "systems",  # queues, sockets and files
+    "executors", "progress", "cluster", "comm", "systems", "log",  # queues, sockets and files
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
 ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_trio_is_known_to_shells_only() -> None:
         for found in IMPORTS
         if found.target.split(".")[0] in ("trio", "structlog")
     }
-    assert users <= {"cluster", "comm", "container", "ops", "bench", "spark", "testing"}
+    assert users <= {"cluster", "comm", "log", "container", "ops", "bench", "spark", "testing"}
 
 
 def test_rooms_import_downwards_only_so_there_is_no_cycle_between_them() -> None:
