@@ -16,6 +16,7 @@ APPS = ROOT / "apps"
 PURE = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
     "app", "stream", "graph", "flow", "tasks",
+    "state.ordered", "state.rows",
     "systems.system",
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
@@ -47,7 +48,7 @@ EXCEPTIONS = {
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
-    "executors", "progress", "cluster", "comm", "log", "systems",  # queues, sockets and files
+    "executors", "progress", "state", "cluster", "comm", "log", "systems",  # queues, files, sockets
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
 ]  # fmt: skip
@@ -55,7 +56,7 @@ UPWARDS = {
     ("ops.cli", "bench.command"),  # the command line starts the benchmarks, when it is asked to
 }
 APP_SIDE = {"stream", "pe", "app", "graph", "flow", "tasks"}
-SOCKET_SIDE = {"executors", "progress", "cluster", "comm", "log", "systems"}
+SOCKET_SIDE = {"executors", "progress", "state", "cluster", "comm", "log", "systems"}
 
 
 class Import(NamedTuple):
