@@ -18,7 +18,7 @@ PURE = [
     "app", "stream", "graph", "flow", "tasks",
     "state.ordered", "state.rows",
     "systems.system",
-    "pe.element", "pe.instances", "pe.prototype",
+    "pe.codec", "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
     "progress.low_watermark", "progress.startpoint",
