@@ -21,7 +21,7 @@ PURE = [
     "pe.codec", "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
-    "progress.low_watermark", "progress.startpoint",
+    "progress.fan_out", "progress.low_watermark", "progress.startpoint",
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
