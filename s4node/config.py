@@ -312,6 +312,35 @@ CONTAINER_MAX_RESTART_DELAY = Setting(
     "for twice as long begins with the shortest pause again.",
 )
 
+_LOG = "The embedded log"
+
+LOG_FOLDER = Setting(
+    _LOG, "s4.log.folder", "", kinds.TEXT,
+    "The folder of the embedded log's files; it is made if it is missing. Empty: this process has "
+    "no log. One process has a folder at a time, and it must be on a disk of this machine.",
+)
+LOG_RETENTION_MS = Setting(
+    _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
+    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have a time "
+    "of its own.",
+)
+LOG_RETENTION_BYTES = Setting(
+    _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
+    "How many bytes of frames a partition keeps: the oldest are deleted beyond it. 0 is no bound. "
+    "A stream may have a size of its own.",
+)
+LOG_QUOTA_BYTES = Setting(
+    _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
+    "How many bytes the files of the log may take up, all streams together. Nothing is deleted for "
+    "it that is still to be kept: what is appended then waits. 0 is no bound.",
+)
+LOG_SYNC = Setting(
+    _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
+    "What a power cut may take. full: nothing that was acknowledged, for a wait for the disk at "
+    "every commit. normal: the last commits, some MiB a partition; the files stay sound. none: it "
+    "may damage the files. A process that dies, however it does, loses nothing with any of them.",
+)
+
 _LOGGER = "Logging"
 
 LOGGER_LEVEL = Setting(
