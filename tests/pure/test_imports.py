@@ -48,7 +48,7 @@ EXCEPTIONS = {
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
-    "executors", "progress", "state", "cluster", "comm", "log", "systems",  # queues, files, sockets
+    "executors", "progress", "state", "cluster", "comm", "systems", "log",  # queues, files, sockets
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
 ]  # fmt: skip
