@@ -116,6 +116,10 @@ class StoreCorrupt(S4Error):  # noqa: N818
     """A file that holds events or state is damaged; the message names it."""
 
 
+class ProgressUnwritten(CheckpointError):  # noqa: N818
+    """Progress could not be written for now: nothing has happened, and it can be tried again."""
+
+
 class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
 

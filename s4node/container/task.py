@@ -87,7 +87,7 @@ class Task:
         self._clock = clock
         self._deliver = deliver
         self._held = held
-        self._rates: dict[Hashable, tuple[Executor, ...]] = {**(rates or {})}
+        self._rates: dict[Hashable, tuple[Executor, ...]] = dict((rates or {}).items())
         self._parallel = dict(parallel or {})
         self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
         self.on_offer: Callable[[], None] | None = None  # of a parallel run
@@ -106,7 +106,7 @@ class Task:
             self.instances[name].gone = trigger.forget
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
-        self.stages: dict[Hashable, Stage] = {**stages}
+        self.stages: dict[Hashable, Stage] = dict(stages.items())
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
         self._inner_chooser: MessageChooser[Hashable] = RoundRobin()
         self._outer_chooser: MessageChooser[Hashable] = RoundRobin()
