@@ -108,6 +108,18 @@ class CheckpointError(S4Error):
     """Progress cannot be read or written, or does not fit the job that is to go on from it."""
 
 
+class StateError(S4Error):
+    """A key or value that a store cannot hold, or a store that is used where there is none."""
+
+
+class StoreCorrupt(S4Error):  # noqa: N818
+    """A file that holds events or state is damaged; the message names it."""
+
+
+class ProgressUnwritten(CheckpointError):  # noqa: N818
+    """Progress could not be written for now: nothing has happened, and it can be tried again."""
+
+
 class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
 

@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -91,7 +91,7 @@ class Inputs:
         known = ", ".join(self.ports) or "none"
         return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
 
-    def open(self, partition: int, stages: Mapping[str, Stage]) -> None:
+    def open(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
         """Take frames for a partition from now on, into these stages by stream."""
         for port in self._all:
             port.open(partition, stages[port.stream.name])

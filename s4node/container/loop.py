@@ -216,7 +216,7 @@ class EventLoop:
 
     async def _parallel_step(self, task: Task, run: ParallelRun) -> None:
         await run.run()
-        await task.end_run(run.stream)
+        await task.end_run(run.stream, run.source)
         task.gate.end(Op.PROCESS)
         self._async_steps -= 1
         self.wake(task)

@@ -62,6 +62,7 @@ class ParallelRun:
         assert task.batch is not None
         self._task = task
         self.stream = task.batch.stream
+        self.source = task.batch.source
         self._plan = task.plans[self.stream]
         self._threads = threads
         self._nudge = nudge
@@ -94,11 +95,11 @@ class ParallelRun:
     def _load(self) -> None:
         """Look at further events, and take further batches unless something else waits."""
         task = self._task
-        allowed = task.allowance(self.stream)
-        while self._order.waiting < self._ahead and allowed > 0 and task.goes_on(self.stream):
+        allowed = task.allowance(self.source)
+        while self._order.waiting < self._ahead and allowed > 0 and task.goes_on(self.source):
             job = next(self._jobs, None)
             if job is None:
-                batch = None if task.waiting else task.next_batch(self.stream)
+                batch = None if task.waiting else task.next_batch(self.source)
                 if batch is None:
                     return
                 self._jobs = self._of(batch)

@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Task:
         app: App,
         partition: int,
         *,
-        stages: dict[str, Stage],
+        stages: Mapping[str, Stage],
         clock: Callable[[], float],
         deliver: Deliver,
         held: Collection[str] = (),
@@ -87,7 +87,7 @@ class Task:
         self._clock = clock
         self._deliver = deliver
         self._held = held
-        self._rates = dict(rates or {})
+        self._rates: dict[Hashable, tuple[Executor, ...]] = dict((rates or {}).items())
         self._parallel = dict(parallel or {})
         self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
         self.on_offer: Callable[[], None] | None = None  # of a parallel run
@@ -106,11 +106,12 @@ class Task:
             self.instances[name].gone = trigger.forget
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
-        self.stages = stages
+        self.stages: dict[Hashable, Stage] = dict(stages.items())
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self._inner_chooser: MessageChooser[str] = RoundRobin()
-        self._outer_chooser: MessageChooser[str] = RoundRobin()
-        self._offered: set[str] = set()
+        self._inner_chooser: MessageChooser[Hashable] = RoundRobin()
+        self._outer_chooser: MessageChooser[Hashable] = RoundRobin()
+        self._offered: set[Hashable] = set()
+        self._stream_of: dict[Hashable, str] = {name: name for name in stages}
         self.emitted: list[list[Any]] = [[] for _ in app.streams]
         self._streams = list(app.streams.values())
         self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
@@ -130,15 +131,23 @@ class Task:
 
     # -- feeding -----------------------------------------------------------------------------
 
+    def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
+        """Queue the batches of ``source``, a replayable input, in a stage of their own."""
+        self.stages[source] = stage
+        self._stream_of[source] = stage.settings.stream
+        if rates:
+            self._rates[source] = rates
+            self._may = self._may_run
+
     def offer(self, batch: EventBatch) -> None:
-        """Put a batch into its stream's stage; the caller wakes the loop."""
-        self.stages[batch.stream].offer(batch, self._clock())
-        if batch.stream not in self._offered:
-            self._update(batch.stream)
+        """Put a batch into its source's stage; the caller wakes the loop."""
+        self.stages[batch.source].offer(batch, self._clock())
+        if batch.source not in self._offered:
+            self._update(batch.source)
         elif self.on_offer is not None:
             self.on_offer()
 
-    def _update(self, name: str) -> None:
+    def _update(self, name: Hashable) -> None:
         """Let the stage offer its next batch to its chooser."""
         batch = self.stages[name].take(self._clock())
         if batch is None:
@@ -147,17 +156,17 @@ class Task:
         self._offered.add(name)
         self._chooser(name).update(name, batch)
 
-    def _chooser(self, name: str) -> MessageChooser[str]:
+    def _chooser(self, name: Hashable) -> MessageChooser[Hashable]:
         return self._inner_chooser if name in self._inner else self._outer_chooser
 
     def _choose(self) -> bool:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self._batch
         if batch is not None:
-            if self._may is None or self._may_run(batch.stream):
+            if self._may is None or self._may_run(batch.source):
                 return True
             self._batch = None  # the others go on meanwhile
-            self._chooser(batch.stream).update(batch.stream, batch)
+            self._chooser(batch.source).update(batch.source, batch)
         chosen = self._inner_chooser.choose(self._may) or self._outer_chooser.choose(self._may)
         if chosen is None:
             return False
@@ -167,13 +176,13 @@ class Task:
         self._batch = batch
         return True
 
-    def _may_run(self, name: str) -> bool:
-        if name in self._held:
+    def _may_run(self, name: Hashable) -> bool:
+        if self._stream_of[name] in self._held:
             return False
         return name not in self._rates or self.allowance(name) > 0
 
-    def allowance(self, name: str) -> int:
-        """How many events of a stream may leave now, by its rate."""
+    def allowance(self, name: Hashable) -> int:
+        """How many events of a source may leave now, by its rate."""
         if name not in self._rates:
             return UNLIMITED
         now = self._clock()
@@ -248,8 +257,8 @@ class Task:
         batch = self._batch
         assert batch is not None
         events = batch.events
-        if batch.stream in self._rates:
-            limit = max(1, min(limit, self.allowance(batch.stream)))
+        if batch.source in self._rates:
+            limit = max(1, min(limit, self.allowance(batch.source)))
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         return batch, events
@@ -257,17 +266,17 @@ class Task:
     def _processed(self, batch: EventBatch, count: int) -> int:
         """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
         self.hand_on(batch.stream)
-        for executor in self._rates.get(batch.stream, ()):
+        for executor in self._rates.get(batch.source, ()):
             executor.left(count)
         before = batch.at
         batch.at += count
         self.processed += count
         if batch.at < len(batch.events):
-            self.stages[batch.stream].passed(count)
+            self.stages[batch.source].passed(count)
         else:
-            self.stages[batch.stream].passed(batch.size - before, batch.bytes)
+            self.stages[batch.source].passed(batch.size - before, batch.bytes)
             self._batch = None
-            self._update(batch.stream)
+            self._update(batch.source)
             if batch.receipt is not None:
                 batch.receipt.done()
         return count
@@ -316,21 +325,21 @@ class Task:
         """The key of an event of a parallel stream."""
         return self._finders[stream](event)
 
-    def goes_on(self, stream: str) -> bool:
+    def goes_on(self, source: Hashable) -> bool:
         """Whether a run may begin further events."""
-        return stream not in self._held and not self.gate.timer_due
+        return self._stream_of[source] not in self._held and not self.gate.timer_due
 
     def begun(self, batch: EventBatch) -> None:
         """The batch's next event is under way."""
         batch.at += 1
-        for executor in self._rates.get(batch.stream, ()):
+        for executor in self._rates.get(batch.source, ()):
             executor.left(1)
         if batch.at >= len(batch.events) and self._batch is batch:
             self._batch = None
 
-    def next_batch(self, stream: str) -> EventBatch | None:
-        """The stream's next batch, at hand for the run."""
-        batch = self.stages[stream].take(self._clock())
+    def next_batch(self, source: Hashable) -> EventBatch | None:
+        """The source's next batch, at hand for the run."""
+        batch = self.stages[source].take(self._clock())
         if batch is None:
             return None
         batch.load()
@@ -340,7 +349,7 @@ class Task:
     def ended(self, batch: EventBatch, events: int, *, last: bool) -> None:
         """So many events of a run's batch have ended; with the ``last`` the batch is done."""
         self.processed += events
-        stage = self.stages[batch.stream]
+        stage = self.stages[batch.source]
         if not last:
             stage.passed(events)
             return
@@ -350,7 +359,7 @@ class Task:
         if batch.receipt is not None:
             batch.receipt.done()
 
-    async def end_run(self, stream: str) -> None:
+    async def end_run(self, stream: str, source: Hashable) -> None:
         """Nothing of a run is outstanding any more."""
         token = emitted.set(self.emitted)
         try:
@@ -359,7 +368,7 @@ class Task:
             emitted.reset(token)
         self.hand_on(stream)
         if self._batch is None:
-            self._update(stream)
+            self._update(source)
 
     def failed(self, batch: EventBatch, error: Exception, index: int) -> None:
         """Refuse the culprit if its key was not found, or raise what stops the app."""
@@ -495,7 +504,7 @@ class Task:
             self.partition,
             self.processed,
             self.refused,
-            {name: stage.statistics() for name, stage in self.stages.items()},
+            {str(name): stage.statistics() for name, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
         )
