@@ -86,8 +86,9 @@ class ReaderLink:
     ) -> dict[str, Any]:
         """The answer to a question; raises what the node answered instead.
 
-        Raises ConnectionRefused if there is none within ``timeout`` seconds, and StageBroken where
-        the connection was lost meanwhile and the question is not to be asked ``again``.
+        It waits for a node that is away. Raises ConnectionRefused if there is no answer within
+        ``timeout`` seconds, and StageBroken where the connection was lost meanwhile and the
+        question is not to be asked ``again``.
         """
         self._last_id += 1
         number = self._last_id
@@ -123,8 +124,9 @@ class ReaderLink:
                         self._take(data)
                     self._on_news()
         finally:
-            await self._socket.close()
-            self._socket = None
+            socket, self._socket = self._socket, None
+            self._changed(False)
+            await socket.close()
 
     def _changed(self, connected: bool) -> None:
         self._control.clear()
