@@ -54,6 +54,15 @@ class FrameHandler(Protocol):
         ...
 
 
+def no_log(query: wire.Query) -> bytes:
+    """The answer of a node that has no log."""
+    error = (
+        "this node has no log; start it with the setting s4.log.folder, or ask the node that has "
+        "the log"
+    )
+    return wire.encode_frame(wire.Answer(query.id, {}, error, {wire.FAULT: "UnknownStream"}))
+
+
 class Connection:
     """One peer, seen from the node."""
 

@@ -33,7 +33,7 @@ from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
 from s4node.cluster.view import View
 from s4node.comm import frame as wire
-from s4node.comm.listener import Connection, Listener, check_reachable
+from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
@@ -53,7 +53,7 @@ from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
-from s4node.log.host import LogHost, no_log
+from s4node.log.host import LogHost
 
 log = structlog.get_logger("s4node.container")
 
@@ -320,14 +320,7 @@ class Container:
                 on_news=self._heard,
                 on_refused=self._refused,
             )
-        if config[settings.LOG_FOLDER]:
-            self.log = LogHost(
-                config,
-                node=self.node,
-                incarnation=self.incarnation,
-                headers=self._told,
-                taken=self._has_stream,
-            )
+        self.log = LogHost.of(config, self.node, self.incarnation, self._told, self._has_stream)
         self.partitions = Partitions(
             app,
             self.pipeline,

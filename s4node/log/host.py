@@ -56,7 +56,7 @@ class LogHost:
         node: str,
         incarnation: str,
         headers: wire.Headers,
-        taken: Taken = lambda _: "",
+        taken: Taken,
     ) -> None:
         self._config = config
         self._node = node
@@ -71,6 +71,20 @@ class LogHost:
         self._queue: Gauge
         self._store: LogStore
         self._nursery: trio.Nursery
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        node: str,
+        incarnation: str,
+        headers: wire.Headers,
+        taken: Taken,
+    ) -> LogHost | None:
+        """The host of the log that the configuration names, if it names one."""
+        if not config[settings.LOG_FOLDER]:
+            return None
+        return cls(config, node=node, incarnation=incarnation, headers=headers, taken=taken)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; ready once the files are open.
@@ -384,15 +398,6 @@ _QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
     "offset": LogHost._offset,
     "append": LogHost._append,
 }
-
-
-def no_log(query: wire.Query) -> bytes:
-    """The answer of a node that has no log."""
-    error = UnknownStream(
-        "this node has no log; start one with the setting s4.log.folder, or ask the node that has "
-        "it"
-    )
-    return _answer(query, {}, error)
 
 
 def shortly(value: object) -> str:
