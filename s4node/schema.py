@@ -22,6 +22,8 @@ from s4node.event import Event, GenericEvent
 
 GENERIC = "GenericEvent"
 
+_BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
+
 FieldDecl: TypeAlias = tuple[str, str, bool]
 """A field's name, its type in words, and whether it must be present."""
 
@@ -165,12 +167,14 @@ class EventType:
 class OpenType:
     """A type that is only known by its declaration: its events are read as GenericEvents."""
 
-    __slots__ = ("declaration", "name", "names")
+    __slots__ = ("_required", "_texts", "declaration", "name", "names")
 
     def __init__(self, declaration: TypeDecl) -> None:
         self.declaration = declaration
         self.name = declaration.name
         self.names = [name for name, _, _ in declaration.fields]
+        self._required = {name for name, _, required in declaration.fields if required}
+        self._texts = [name for name, kind, _ in declaration.fields if kind in _BASE64]
 
     def decode(self, body: bytes | memoryview) -> list[GenericEvent]:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
@@ -178,11 +182,24 @@ class OpenType:
 
     def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return each(self.name, _json_list_decoder.decode(body), _from_json_object)
+        return each(self.name, _json_list_decoder.decode(body), self._from_json)
 
     def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """As decode, but bad events become None and are listed; raises if it is no array."""
         return each(self.name, _raw_decoder.decode(body), self._one)
+
+    def _from_json(self, raw: Any) -> GenericEvent:
+        values = _json_map_decoder.decode(raw)
+        odd = [name for name in values if name not in self.names]
+        lacking = sorted(self._required - values.keys())
+        if odd:
+            raise EventError(f"it has no field {odd[0]!r}, its fields are {', '.join(self.names)}")
+        if lacking:
+            raise EventError(f"field {lacking[0]!r} is missing")
+        for name in self._texts:
+            if name in values:
+                values[name] = msgspec.convert(values[name], bytes)
+        return GenericEvent.of(values)
 
     def _one(self, raw: Any) -> GenericEvent:
         return self._of(_list_decoder.decode(raw))

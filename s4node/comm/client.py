@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 import trio
 
+from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.subscription import Subscription
@@ -34,7 +35,7 @@ from s4node.errors import (
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
 from s4node.progress.startpoint import Startpoint
-from s4node.schema import EventType, TypeDecl
+from s4node.schema import GENERIC, EventType, TypeDecl
 
 log = structlog.get_logger("s4node.client")
 
@@ -284,10 +285,15 @@ class ClientStream:
     def read_as(self, type_name: str = "") -> None:
         """Send texts of JSON objects (``JsonText``) that the node reads as its type of this name.
 
-        Without a name it is the stream's only type, or GenericEvent where it takes any. Raises
-        EventError if there is no such type.
+        Without a name it is the stream's only type; a log's stream also takes GenericEvents, and
+        as long as it has no type of its own, that is what they are. Raises EventError if there is
+        no such type.
         """
-        types = self.types or (EventType(GenericEvent).declaration,)
+        types, answer = self.types, self._outbox.answer
+        if answer is not None and answer.headers.get(wire.LOG):
+            generic = EventType(GenericEvent).declaration
+            if type_name == GENERIC or not types:
+                types = (*types, generic)
         names = [kind.name for kind in types]
         if not type_name and len(names) != 1:
             raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")

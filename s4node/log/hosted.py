@@ -22,7 +22,7 @@ import structlog
 
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
-from s4node.errors import S4Error, StoreCorrupt
+from s4node.errors import KeyFinderError, S4Error, StoreCorrupt
 from s4node.event import GenericEvent
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Gauge, Stage
@@ -81,7 +81,7 @@ class HostedStream:
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
         self.admission = StreamAdmission(stream.name, self._stages, notify, queue)
-        self.types: dict[int, TypeDecl] = {}
+        self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
         for each in stream.partitions:
             for declared in each.types.values():
@@ -92,14 +92,13 @@ class HostedStream:
         self._routed = self.routing if stream.key else ""
         self._partition_of: Callable[[Any], int] | None = None
         if stream.key and len(stream.partitions) > 1:
-            find = KeyRule(stream.key.split("+"), generic=True, checked=True).finder()
-            self._partition_of = lambda event: partitioner.memo[find(event)]
+            self._partition_of = _placing(stream.key, partitioner)
 
     @property
     def told_types(self) -> tuple[TypeDecl, ...]:
-        """What producers are told: the types that came last. Nothing, as long as any will do."""
-        types = tuple(self.types.values())[-MAX_DECLARED:]
-        return () if [kind.name for kind in types] == [GENERIC] else types
+        """What producers are told: the types that came last. GenericEvents go without saying."""
+        types = [kind for kind in self.types.values() if kind.name != GENERIC]
+        return tuple(types[-MAX_DECLARED:])
 
     @property
     def under_way(self) -> bool:
@@ -181,7 +180,8 @@ class HostedStream:
         self._stages[data.partition].came(receipt.end - receipt.first, weight)
         routed = self._partition_of is None or data.routing == self._routed
         known = all(section.fingerprint in self._readers for section in data.sections)
-        if routed and known and not receipt.skip:
+        plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
+        if routed and plain and not receipt.skip:
             frame = self.incoming(data, bytes(body), data.producer)
             self._enqueue(_Queued(frame, receipt, weight))
         else:
@@ -207,7 +207,7 @@ class HostedStream:
 
     def _declarations(self, sections: Sequence[wire.Section]) -> dict[int, TypeDecl]:
         marks = [section.fingerprint for section in sections]
-        return {mark: self.types.get(mark, _GENERIC.declaration) for mark in marks}
+        return {mark: self.types[mark] for mark in marks if mark in self.types}
 
     def _take_apart(
         self, data: wire.Data, body: memoryview, receipt: FrameReceipt, weight: int, *, routed: bool
@@ -312,6 +312,21 @@ class HostedStream:
             receipt = queued.receipt
             log.error("events cannot be appended", stream=self.name, reason=str(error))
             receipt.lane.refuse(receipt.first, receipt.end - receipt.first, str(error))
+
+
+def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
+    """From an event, by the attributes' names, to the partition of its key."""
+    find = KeyRule(key.split("+"), generic=True, checked=True).finder()
+
+    def place(event: Any) -> int:
+        try:
+            return partitioner.memo[find(event)]
+        except KeyError as error:
+            raise KeyFinderError(
+                f"the event has no attribute {error}, which is the stream's key"
+            ) from None
+
+    return place
 
 
 def describe(stream: LogStream) -> Mapping[str, Any]:
