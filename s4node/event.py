@@ -18,7 +18,6 @@ import msgspec
 
 from s4node.errors import EventError
 
-
 LIVE = "live"
 """The system of events that producers send over sockets."""
 

@@ -301,7 +301,10 @@ class Registry:
         path = f"{_app(app)}/origin"
         with contextlib.suppress(EntryExists):
             await self.session.create(path, uuid.uuid4().hex.encode())
-        return (await self.session.get(path)).data.decode()
+        entry = await self.session.get(path)
+        if entry is None:
+            raise CoordinationError(f"app {str(app)!r} was removed while it was running")
+        return entry.data.decode()
 
     async def write_assignment(
         self, app: AppId, assignment: Assignment, version: int | None

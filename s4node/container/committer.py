@@ -131,9 +131,9 @@ class Committer:
         kept = self._tasks[task]
         offsets = {ssp: each.safe for ssp, each in self._progress.get(task, {}).items()}
         known = kept.checkpoint.offsets
-        if kept.pending is None and not kept.writing:
-            if all(known.get(ssp) == offset for ssp, offset in offsets.items()):
-                return
+        idle = kept.pending is None and not kept.writing
+        if idle and all(known.get(ssp) == offset for ssp, offset in offsets.items()):
+            return
         kept.pending = _Commit(offsets, self._sent())
         if not kept.writing:
             kept.writing = True

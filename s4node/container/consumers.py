@@ -194,8 +194,8 @@ class Consumers:
             for taker in takers:
                 taker.next, origin = await self._start(system, taker)
                 origins.setdefault(origin, []).append(f"{taker.ssp.partition}: {taker.next}")
-            log.info("input goes on", input=f"{takers[0].ssp.system}.{takers[0].ssp.stream}",
-                     offsets="; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items()))  # fmt: skip
+            offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
+            log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = InputProgress(taker.ssp, taker.next, self._refused)
                 if taker.kept == taker.next:
@@ -269,7 +269,7 @@ class Consumers:
                 f"{error}. Set streams.{ssp.stream}.onLost = oldest to go on with what is left, "
                 f"and let the stream be kept for longer"
             ) from error
-        name = f"{ssp.system}.{ssp.stream}"
+        name = _name(ssp)
         self.lost[name] = self.lost.get(name, 0) + oldest - position
         log.warning("events of an input are lost: retention was faster", input=str(ssp),
                     events=oldest - position, goes_on_at=oldest)  # fmt: skip
@@ -429,11 +429,13 @@ class Consumers:
                     )
 
 
-def _partition_finder(
-    find: Callable[[Any], Any], partitioner: Partitioner
-) -> Callable[[Any], int]:
+def _partition_finder(find: Callable[[Any], Any], partitioner: Partitioner) -> Callable[[Any], int]:
     memo = partitioner.memo
     return lambda event: memo[find(event)]
+
+
+def _name(ssp: SystemStreamPartition) -> str:
+    return f"{ssp.system}.{ssp.stream}"
 
 
 async def _close(reader: PartitionReader | None) -> None:

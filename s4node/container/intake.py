@@ -30,7 +30,12 @@ class TaskBatch(InputBatch):
     __slots__ = ("_reject", "_source", "_whole")
 
     def __init__(
-        self, source: InputBatch, partition: int, progress: InputProgress, start: int, reject: Reject
+        self,
+        source: InputBatch,
+        partition: int,
+        progress: InputProgress,
+        start: int,
+        reject: Reject,
     ) -> None:
         end = source.first + source.size
         first = max(source.first, start)

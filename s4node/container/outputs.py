@@ -171,9 +171,7 @@ class Outputs:
 class Sent:
     """What had been put on output streams at some moment."""
 
-    def __init__(
-        self, outputs: Outputs, marks: Sequence[tuple[RemoteSender, str, Mark]]
-    ) -> None:
+    def __init__(self, outputs: Outputs, marks: Sequence[tuple[RemoteSender, str, Mark]]) -> None:
         self._outputs = outputs
         self._marks = marks
 

@@ -30,7 +30,7 @@ from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
 from s4node.keys import Partitioner
 from s4node.progress.checkpoint import Checkpoint, JobGuard
-from s4node.progress.startpoint import Oldest, Specific, Startpoint, Upcoming
+from s4node.progress.startpoint import Oldest, Startpoint
 from s4node.stream import InputStream, OutputStream
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
@@ -131,9 +131,7 @@ class Replay:
             broadcast=model.tasks[0].broadcast if model.tasks else (),
         )
         self.committer = Committer(
-            folder_of(
-                config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name
-            ),
+            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
             self.consumers.progress,
             outputs.sent,
             timeout=config[settings.COMMIT_TIMEOUT],
@@ -228,8 +226,6 @@ async def check_live(app: App, config: Config) -> None:
     """Raise StartpointError where a live input is to begin anywhere but with what comes."""
     live = [stream.name for stream in app.streams.values() if _is_live(stream)]
     source = LiveSource(live, app.partitions)
-    starts: dict[str, Startpoint] = {"oldest": Oldest(), "newest": Specific(-1)}
     for name in live:
-        word = default_offset(config, LIVE, name)
-        ssp = SystemStreamPartition(LIVE, name, 0)
-        await source.resolve(ssp, starts.get(word, Upcoming()))
+        if default_offset(config, LIVE, name) != "upcoming":
+            await source.resolve(SystemStreamPartition(LIVE, name, 0), Oldest())

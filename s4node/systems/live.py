@@ -15,6 +15,7 @@ from s4node.event import LIVE
 from s4node.progress.startpoint import Startpoint, Upcoming
 from s4node.systems.system import SystemStreamPartition
 
+
 class LiveSource:
     """The input ``streams`` of an app of ``partitions`` tasks that come over its sockets."""
 
