@@ -181,7 +181,7 @@ def test_trio_is_known_to_shells_only() -> None:
         for found in IMPORTS
         if found.target.split(".")[0] in ("trio", "structlog")
     }
-    shells = {"cluster", "comm", "container", "log", "systems"}
+    shells = {"cluster", "comm", "container", "log", "state", "systems"}
     assert users <= shells | {"ops", "bench", "spark", "testing"}
 
 
