@@ -257,6 +257,48 @@ APP_PARAMETER = Pattern(
     "s4.app.threshold",
 )
 
+_TASKS = "Tasks: which there are, and what they read"
+
+BROADCAST_INPUTS = Setting(
+    _TASKS, "task.broadcast.inputs", "", kinds.PARTITIONS,
+    "Partitions that every task reads, each with progress of its own, such as log.rules#[0-1], "
+    "log.a.b#2. The first dot ends the system's name. One that is an input, too, is broadcast.",
+)
+GROUPER = Setting(
+    _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
+    kinds.own("by-partition", "by-ssp"),
+    "What makes tasks of partitions: by-partition makes one of partition 3 of all inputs, by-ssp "
+    "one of each partition of each input. All but by-partition are for tasks that read only "
+    "replayable inputs without keys. It cannot be changed once there is progress.",
+)
+CONTAINER_COUNT = Setting(
+    _TASKS, "job.container.count", "0", kinds.whole(0),
+    "How many containers share the tasks, at most one a task: s4 run starts so many, and on a "
+    "cluster further ones are spares. 0 is the process of s4 run itself, and on a cluster all "
+    "containers that there are.",
+)
+CHOOSER = Setting(
+    _TASKS, "task.chooser.class", "round-robin", kinds.own("round-robin"),
+    "What chooses among a task's inputs of equal priority.",
+)
+BATCH_SIZE = Setting(
+    _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
+    "How many events of an input are processed, as long as it has any, before another input has "
+    "its turn. Batches are not cut, so it may be more. 0 is one batch.",
+)
+STREAM_PRIORITY = Pattern(
+    _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
+    "An input of higher priority goes first whenever it has events, and the others wait, forever "
+    "if need be. 0 without it; above all others for an input that bootstraps.",
+    "streams.clicks.samza.priority",
+)
+STREAM_BOOTSTRAP = Pattern(
+    _TASKS, "streams.<stream>.samza.bootstrap", "true", kinds.SWITCH,
+    "A task reads this input, up to what was its newest event at the start, before it processes "
+    "any other.",
+    "streams.rules.samza.bootstrap",
+)
+
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(

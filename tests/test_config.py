@@ -86,6 +86,11 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.comm.verdictDelay", "200"),
         ("s4.producer.expiry", "3600000"),
         ("s4.adapter.output.stream", ""),
+        ("task.broadcast.inputs", ""),
+        ("job.systemstreampartition.grouper.factory", "by-partition"),
+        ("job.container.count", "0"),
+        ("task.chooser.class", "round-robin"),
+        ("task.consumer.batch.size", "0"),
         ("s4.step.maxEvents", "2048"),
         ("s4.step.maxMs", "5"),
         ("s4.watchdog.ms", "100"),
@@ -112,6 +117,8 @@ def test_the_list_has_these_families_of_keys() -> None:
             if word != "parallelism" or stage == "stream"
         ),
         "s4.app.<parameter>",
+        "streams.<stream>.samza.priority",
+        "streams.<stream>.samza.bootstrap",
     ]
 
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "s4node"
 APPS = ROOT / "apps"
 
 PURE = [
-    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",
     "app", "stream", "graph", "flow", "tasks",
     "state.ordered", "state.rows",
     "systems.system",
@@ -26,7 +26,8 @@ PURE = [
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.coalescer", "comm.subscriber",
-    "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
+    "container.gate", "container.chooser", "container.grouper", "container.broadcast",
+    "container.model", "container.pace", "container.task", "container.port",
     "container.hooks", "container.dispatch", "container.statistics",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
@@ -46,7 +47,7 @@ EXCEPTIONS = {
 
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
-    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",  # all
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
     "executors", "progress", "state", "cluster", "comm", "systems", "log",  # queues, files, sockets
     "container",  # the only one that knows both
