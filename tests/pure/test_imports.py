@@ -17,7 +17,7 @@ PURE = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",
     "app", "stream", "graph", "flow", "tasks",
     "state.ordered", "state.rows",
-    "systems.system",
+    "systems.system", "log.ledger", "log.retention",
     "pe.codec", "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
