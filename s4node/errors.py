@@ -112,10 +112,6 @@ class StateError(S4Error):
     """A key or value that a store cannot hold, or a store that is used where there is none."""
 
 
-class StoreCorrupt(S4Error):  # noqa: N818
-    """A file that holds events or state is damaged; the message names it."""
-
-
 class ProgressUnwritten(CheckpointError):  # noqa: N818
     """Progress could not be written for now: nothing has happened, and it can be tried again."""
 

@@ -53,7 +53,8 @@ class Incoming:
         return self.first + self.count if self.end is None else self.end
 
 
-class Appended(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Appended:
     """What became of a frame: ``count`` events appended from ``offset`` on.
 
     ``expected`` is the number that its producer goes on with. A count of 0 means that all of it was
@@ -74,7 +75,7 @@ class Known(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A frame with its place: its body begins at the offset ``first``, but counts from ``start``."""
+    """A frame with its place: its body begins at the offset ``first`` and counts from ``start``."""
 
     start: int
     first: int

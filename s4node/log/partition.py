@@ -4,7 +4,8 @@ Rules
 - A ``PartitionFile`` is written by one thread; a ``PartitionView`` reads beside it, with a
   connection of its own that cannot write. Both block: they are called in threads.
 - A row has its first offset as key, and the running total of bytes. Offset, time of appending and
-  total rise together, so any of them is found by halving, without an index.
+  total rise together: a time is found by halving, and what is there by subtracting, without an
+  index.
 - A group of frames is one transaction, with the numbers of its producers and the declarations of
   its types: after any crash the file holds all of it or nothing.
 - Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
@@ -15,20 +16,21 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt, StoreError
-from s4node.log.ledger import Entry, Incoming, Known, Ledger, Plan
+from s4node.log.ledger import Entry, Known, Ledger, Plan
+from s4node.log.retention import Held, Keep, Row, cut
 from s4node.schema import TypeDecl
 
 FORMAT = 1
@@ -37,9 +39,14 @@ FORMAT = 1
 PAGE_BYTES = 16_384
 """A page of the database."""
 
+WAL_BYTES = 4 << 20
+"""At this length the write-ahead log is worked off into the database."""
+
 _APPLICATION = 0x53344C47  # "S4LG"
 _SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
 _ROW_BYTES = 64  # what a row takes beside head and body, about
+_STEP_ROWS = 128  # rows deleted at once
+_STEP_PAGES = 64  # pages given back at once
 
 _SCHEMA = """
 CREATE TABLE frames (
@@ -82,7 +89,8 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 _type_decoder = msgspec.msgpack.Decoder(TypeDecl)
 
 
-class StoredFrame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
     """A frame as it was appended: its body begins at the offset ``first``.
 
     Offsets below ``start`` belong to rows before: they were there when it came, a repetition.
@@ -109,72 +117,64 @@ class StoredFrame(NamedTuple):
         return self.first + self.count
 
 
-class Extent(NamedTuple):
-    """What the rows of a partition come to: their bytes, how many there are more than one of, and
-    when the oldest was appended (Unix time, ms; 0 where there is none)."""
-
-    oldest: int
-    size: int
-    oldest_ms: int
-    several: bool
-
-
 class PartitionFile:
     """The writing side of one partition's file; opens what :func:`create` has made.
 
     ``sync`` is none, normal or full. Raises StoreError where the file is another's or of a newer
-    format, StoreCorrupt where it is damaged.
+    format, StoreCorrupt where it is damaged; any call may raise NoRoom, and has then done nothing.
     """
 
     def __init__(self, path: Path, stream: str, number: int, sync: str = "normal") -> None:
         self.path = path
-        self.stream = stream
-        self.number = number
+        self.below = 0
+        """Rows that end there or before are to be deleted: somebody asked."""
+        self._wal = path.with_name(f"{path.name}-wal")
         self._database = _connect(path, "rw")
         try:
-            with _told(path):
+            with _told(path, writing=False):
                 _check(self._database, path, stream, number)
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}")
+                self._database.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
+                self._database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
                 self.load()
+        except NoRoom as error:
+            self._database.close()
+            raise StoreError(f"{error}; see to its disk and rights") from error
         except BaseException:
             self._database.close()
             raise
 
     def load(self) -> None:
         """Read the book from the file, as it stands there."""
-        one = self._one
-        self._oldest = one("SELECT value FROM meta WHERE name = 'oldest'")[0]
-        last = one("SELECT first + count, appended_ms, total FROM frames ORDER BY start DESC")
-        upcoming, last_ms, self._total = last or (self._oldest, 0, 0)
-        producers = self._database.execute("SELECT id, next, seen_ms FROM producers")
-        types = self._database.execute("SELECT declaration FROM types")
-        declarations = [_type_decoder.decode(row[0]) for row in types]
-        self.ledger = Ledger(
-            upcoming,
-            last_ms,
-            {name: Known(following, seen_ms) for name, following, seen_ms in producers},
-            {declaration.fingerprint: declaration for declaration in declarations},
-        )
-        self._measure()
-
-    @property
-    def extent(self) -> Extent:
-        """What the rows come to."""
-        return self._extent
+        with _told(self.path):
+            self._oldest = self._one("SELECT value FROM meta WHERE name = 'oldest'")[0]
+            last = self._one(
+                "SELECT first + count, appended_ms, total, start FROM frames ORDER BY start DESC"
+            )
+            upcoming, last_ms, total, newest = last or (self._oldest, 0, 0, 0)
+            self._total: int = total
+            self._newest: int = newest
+            producers = self._database.execute("SELECT id, next, seen_ms FROM producers")
+            types = self._database.execute("SELECT declaration FROM types")
+            declarations = [_type_decoder.decode(row[0]) for row in types]
+            self.ledger = Ledger(
+                upcoming,
+                last_ms,
+                {name: Known(following, seen_ms) for name, following, seen_ms in producers},
+                {declaration.fingerprint: declaration for declaration in declarations},
+            )
+            self.held = self._measured()
 
     def write(self, plan: Plan) -> None:
-        """Write a plan of ``ledger`` in one transaction, and settle it.
-
-        Raises NoRoom with nothing changed.
-        """
+        """Write a plan of ``ledger`` in one transaction, and settle it."""
         if not plan.producers:
             return
-        total, rows = self._total, []
+        total = self._total
+        rows: list[tuple[Any, ...]] = []
         for entry in plan.entries:
-            row = _row(entry, total)
-            total = row[4]
-            rows.append(row)
+            rows.append(_row(entry, total))
+            total = rows[-1][4]
         with self._transaction() as database:
             database.executemany(_INSERT, rows)
             database.executemany(
@@ -189,27 +189,46 @@ class PartitionFile:
                         for mark, declaration in plan.types.items()
                     ],
                 )
-        was_empty = self._total == 0 and not self._extent.size
         self.ledger.settle(plan)
-        added, self._total = total - self._total, total
-        if was_empty:
-            self._measure()
-        elif rows:
-            self._extent = self._extent._replace(size=self._extent.size + added, several=True)
+        self._total = total
+        if rows:
+            self._newest = plan.entries[-1].start
+        self.held = self._measured()
 
-    def delete(self, below: int, most: int) -> int:
-        """Delete rows that end at or below an offset, at most so many; returns the oldest offset."""
-        ends = self._database.execute(
-            "SELECT first + count FROM frames WHERE start < ? ORDER BY start LIMIT ?", (below, most)
-        ).fetchall()
-        gone = max((end for (end,) in ends if end <= below), default=self._oldest)
-        if gone > self._oldest:
-            with self._transaction() as database:
+    def delete(self, keep: Keep, now_ms: int) -> bool:
+        """Delete some of the oldest rows that are to go; returns whether there were any."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT start, first + count, appended_ms, size FROM frames ORDER BY start LIMIT ?",
+                (_STEP_ROWS,),
+            )
+            found = [Row(*row) for row in rows]
+            gone = cut(found, self.held, keep, now_ms, self._newest)
+            if gone > self._oldest:
                 database.execute("DELETE FROM frames WHERE start < ?", (gone,))
                 database.execute("UPDATE meta SET value = ? WHERE name = 'oldest'", (gone,))
-            self._oldest = gone
-            self._measure()
-        return self._oldest
+        if gone == self._oldest:
+            self.below = 0
+            self.held = self.held._replace(below=0)
+            return False
+        self._oldest = gone
+        self.held = self._measured()
+        return True
+
+    def shrink(self) -> bool:
+        """Give some free pages back to the disk, once the write-ahead log is worked off."""
+        before = self.held.free
+        with self._transaction() as database:
+            database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
+        self.held = self._measured()
+        return self.held.free < before
+
+    def cut_wal(self) -> bool:
+        """Work the write-ahead log off and empty its file; returns False while a reader uses it."""
+        with _told(self.path):
+            busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        self.held = self._measured()
+        return not busy
 
     def forget(self, producers: Sequence[str]) -> None:
         """Forget producers: what they send again is no longer known as a repetition."""
@@ -220,29 +239,41 @@ class PartitionFile:
         for name in producers:
             del self.ledger.producers[name]
 
-    def first_after(self, column: str, value: int) -> int:
-        """The first offset of the first row whose time or total is ``value`` or more, or the
-        upcoming one. See :func:`_halve`."""
-        with _told(self.path):
-            return _halve(self._database, column, value)
+    def ask(self, below: int) -> None:
+        """Have rows deleted that end at or below an offset, by the next steps."""
+        self.below = max(self.below, below)
+        self.held = self.held._replace(below=self.below)
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether all that was asked for is deleted."""
+        return self.below <= self._oldest or not self.held.size
 
     def close(self) -> None:
         """Close the file; everything that was written stays."""
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
-    def _one(self, query: str) -> tuple[Any, ...]:
-        return self._database.execute(f"{query} LIMIT 1").fetchone()
+    def _one(self, query: str) -> Any:
+        return self._database.execute(query).fetchone()
 
-    def _measure(self) -> None:
-        first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
-        if first is None:
-            self._extent = Extent(self._oldest, 0, 0, False)
-            return
-        start, oldest_ms, before = first
-        last = self._one("SELECT start FROM frames ORDER BY start DESC")[0]
-        self._oldest = start
-        self._extent = Extent(start, self._total - before, oldest_ms, last > start)
+    def _measured(self) -> Held:
+        with _told(self.path):
+            first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
+            pages, free = self._one("SELECT * FROM pragma_page_count, pragma_freelist_count")
+        oldest, oldest_ms, before = first or (self._oldest, 0, self._total)
+        self._oldest = oldest
+        return Held(
+            oldest=oldest,
+            size=self._total - before,
+            oldest_ms=oldest_ms,
+            several=first is not None and oldest < self._newest,
+            last_ms=self.ledger.last_ms,
+            below=self.below,
+            file=pages * PAGE_BYTES,
+            free=free * PAGE_BYTES,
+            wal=self._wal.stat().st_size if self._wal.exists() else 0,
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -252,9 +283,8 @@ class PartitionFile:
                 yield self._database
                 self._database.execute("COMMIT")
             except BaseException:
-                if self._database.in_transaction:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._database.execute("ROLLBACK")
+                with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
+                    self._database.execute("ROLLBACK")
                 raise
 
 
@@ -268,9 +298,10 @@ class PartitionView:
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
-        with self._turn, _told(self.path):
+        with self._turn, _told(self.path, writing=False):
             cursor = self._open().execute(_SELECT, (offset,))
-            rows, size = [], 0
+            rows: list[tuple[Any, ...]] = []
+            size = 0
             for row in cursor:
                 if rows and size + len(row[8]) > max_bytes:
                     break
@@ -278,13 +309,13 @@ class PartitionView:
                 size += len(row[8])
                 if size >= max_bytes:
                     break
-            cursor.close()
-        return [_stored(row, self.path) for row in rows]
+            cursor.close()  # what is open keeps the write-ahead log from starting over
+            return [_stored(row, self.path) for row in rows]
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that time; None where none was."""
-        with self._turn, _told(self.path):
-            return _halve(self._open(), "appended_ms", millis)
+        with self._turn, _told(self.path, writing=False):
+            return _halve(self._open(), millis)
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -300,10 +331,10 @@ class PartitionView:
 
 
 def create(path: Path, stream: str, number: int) -> None:
-    """Make the file of an empty partition; raises NoRoom if the disk is full."""
+    """Make the file of an empty partition; raises StoreError where the disk does not take it."""
     database = _connect(path, "rwc")
     try:
-        with _told(path):
+        with _told(path, writing=False):
             database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -356,7 +387,7 @@ def _check(database: sqlite3.Connection, path: Path, stream: str, number: int) -
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: Path, writing: bool = True) -> Iterator[None]:
     """SQLite's errors as ours."""
     try:
         yield
@@ -364,9 +395,9 @@ def _told(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _DAMAGED:
             raise _corrupt(path, str(error)) from error
-        if code in _FULL:
+        if writing and code in _FULL:
             raise NoRoom(f"{path}: {error}") from error
-        raise StoreError(f"{path} cannot be used ({error})") from error
+        raise StoreError(f"{path} cannot be used ({error}); see to its disk and rights") from error
     except (msgspec.MsgspecError, TypeError) as error:
         raise _corrupt(path, str(error)) from error
 
@@ -430,20 +461,17 @@ def _stored(row: tuple[Any, ...], path: Path) -> StoredFrame:
     )
 
 
-def _halve(database: sqlite3.Connection, column: str, value: int) -> int | None:
-    """The start of the first row whose ``column``, which rises with the offsets, is at least
-    ``value``; None where there is none."""
+def _halve(database: sqlite3.Connection, millis: int) -> int | None:
+    """Where the first row starts that was appended at that time or later; None without one."""
     low, high = database.execute("SELECT min(start), max(start) FROM frames").fetchone()
-    if low is None:
+    at = "SELECT start, appended_ms FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
+    if low is None or database.execute(at, (high,)).fetchone()[1] < millis:
         return None
-    at = f"SELECT start, {column} FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
-    if database.execute(at, (high,)).fetchone()[1] < value:
-        return None
-    # the row at or below `high` is always far enough, those below `low` never
-    while low < high:
-        start, found = database.execute(at, ((low + high) // 2,)).fetchone()
-        if found >= value:
+    while low < high:  # the row that starts at `high` is late enough, those before `low` are not
+        middle = (low + high) // 2
+        start, appended_ms = database.execute(at, (middle,)).fetchone()
+        if appended_ms >= millis:
             high = start
         else:
-            low = (low + high) // 2 + 1
-    return database.execute(at, (high,)).fetchone()[0]
+            low = middle + 1
+    return int(high)

@@ -15,26 +15,43 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import trio
 
-from s4node.config import LOG_FOLDER, LOG_QUOTA_BYTES, LOG_RETENTION_BYTES, LOG_RETENTION_MS
-from s4node.config import LOG_SYNC, Config
-from s4node.errors import InputLost, StartpointError, StoreError, UnknownStream
+from s4node.config import (
+    LOG_FOLDER,
+    LOG_QUOTA_BYTES,
+    LOG_RETENTION_BYTES,
+    LOG_RETENTION_MS,
+    LOG_SYNC,
+    PRODUCER_EXPIRY,
+    Config,
+)
+from s4node.errors import InputLost, S4Error, StartpointError, StoreError, UnknownStream
 from s4node.log.ledger import Incoming
 from s4node.log.partition import FORMAT, PartitionFile, PartitionView, StoredFrame, create
-from s4node.log.writer import Done, Lane, LogWriter, Standing
+from s4node.log.retention import Keep
+from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
 from s4node.schema import TypeDecl
 from s4node.systems.system import Bounds
 
 MAX_PARTITIONS = 4096
 """The most partitions of a stream."""
+
+READING_THREADS = 4
+"""Frames are read in so many threads: their own, for handlers may take up all others."""
+
+EMPTY_BYTES = 256 << 10
+"""What an empty partition takes up on the disk, with some to spare."""
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _MANIFEST = "stream.json"
@@ -43,13 +60,21 @@ _MANIFEST = "stream.json"
 @dataclass(frozen=True)
 class LogSettings:
     """How a log is kept. Milliseconds and bytes, where 0 is no bound; ``retention_bytes`` is a
-    partition's, ``quota_bytes`` that of the whole folder."""
+    partition's, ``quota_bytes`` that of the whole folder. ``producer_expiry`` is in seconds."""
 
     folder: Path
     retention_ms: int = 0
     retention_bytes: int = 0
     quota_bytes: int = 0
     sync: str = "normal"
+    producer_expiry: float = 3600.0
+
+    def keep(self, stream: StreamSettings) -> Keep:
+        """What a stream keeps."""
+        ms, size = stream.retention_ms, stream.retention_bytes
+        return Keep(
+            self.retention_ms if ms is None else ms, self.retention_bytes if size is None else size
+        )
 
     @classmethod
     def of(cls, config: Config) -> LogSettings:
@@ -60,6 +85,7 @@ class LogSettings:
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],
+            config[PRODUCER_EXPIRY],
         )
 
 
@@ -76,21 +102,29 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention_bytes: int | None
 
 
+class Files(NamedTuple):
+    """What all partitions share."""
+
+    settings: LogSettings
+    writer: LogWriter
+    threads: trio.CapacityLimiter
+
+
 class LogPartition:
     """One partition of a stream of the log."""
 
-    def __init__(self, stream: LogStream, number: int, file: PartitionFile, writer: LogWriter):
+    def __init__(self, stream: LogStream, number: int, file: PartitionFile, files: Files) -> None:
         self.stream = stream
         self.number = number
-        self._writer = writer
-        self._lane = Lane(file, self._told)
+        self._writer = files.writer
+        self._threads = files.threads
+        self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
         self._grown = trio.lowlevel.ParkingLot()
-        self._closed = False
-        self._producers = {name: known.next for name, known in file.ledger.producers.items()}
-        self._types = dict(file.ledger.types)
-        self._bounds = Bounds(file.extent.oldest, file.ledger.upcoming)
-        self._size, self._last_ms = file.extent.size, file.ledger.last_ms
+        self._producers: dict[str, int] = {}
+        self._types: dict[int, TypeDecl] = {}
+        self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
+        self._writer.add(self._lane)
 
     @property
     def bounds(self) -> Bounds:
@@ -105,12 +139,17 @@ class LogPartition:
     @property
     def size(self) -> int:
         """The bytes of its frames."""
-        return self._size
+        return self._standing.size
+
+    @property
+    def disk(self) -> int:
+        """The bytes that its files take up."""
+        return self._standing.disk
 
     @property
     def last_ms(self) -> int:
         """When the newest frame was appended (Unix time, ms); 0 where none ever was."""
-        return self._last_ms
+        return self._standing.last_ms
 
     def expected(self, producer: str) -> int | None:
         """The number that a producer goes on with; None for one that is not known."""
@@ -128,8 +167,9 @@ class LogPartition:
         self._check(offset)
         if offset == self._bounds.upcoming:
             return []
-        rows = await trio.to_thread.run_sync(self._view.read, offset, max_bytes)
-        self._check(offset)
+        rows = await self._in_thread(partial(self._view.read, offset, max_bytes))
+        if not rows or rows[0].start > offset:  # deleted since, and that was not told yet
+            raise self._lost(offset, rows[0].start if rows else self._bounds.upcoming)
         return rows
 
     async def wait_beyond(self, offset: int) -> None:
@@ -139,38 +179,61 @@ class LogPartition:
 
     async def offset_at(self, millis: int) -> int:
         """The first offset that was appended at or after a Unix time, or the upcoming one."""
-        found = await trio.to_thread.run_sync(self._view.offset_at, millis)
+        found = await self._in_thread(partial(self._view.offset_at, millis))
         return self._bounds.upcoming if found is None else found
 
     async def trim(self, below: int) -> int:
-        """Delete the frames that end at or below an offset; returns the oldest offset then."""
-        raise NotImplementedError
+        """Delete the frames that end at or below an offset; returns the oldest offset then.
+
+        Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
+        """
+        self._check(max(below, self._bounds.oldest))
+        answers: list[Answer] = []
+        told = trio.Event()
+
+        def done(answer: Answer) -> None:
+            answers.append(answer)
+            told.set()
+
+        self._writer.trim(self._lane, below, done)
+        await told.wait()
+        if isinstance(answers[0], S4Error):
+            raise answers[0]
+        return self._bounds.oldest
 
     def close(self) -> None:
         """Close its files; the writer is done with them."""
-        self._closed = True
         self._view.close()
         self._lane.file.close()
 
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(call, limiter=self._threads)
+
     def _check(self, offset: int) -> None:
-        oldest, upcoming = self._bounds.oldest, self._bounds.upcoming
-        place = f"log.{self.stream.name}[{self.number}]"
-        if offset < oldest:
-            raise InputLost(
-                f"offset {offset} of {place} is gone, the oldest is {oldest}; keep more "
-                f"(s4.log.retention.ms, s4.log.retention.bytes), or start from the oldest"
-            )
-        if offset > upcoming:
+        if offset < self._bounds.oldest:
+            raise self._lost(offset, self._bounds.oldest)
+        if offset > self._bounds.upcoming:
             raise StartpointError(
-                f"offset {offset} of {place} is beyond its end, which is {upcoming}; start from "
-                f"there or before"
+                f"offset {offset} of {self} is beyond its end, which is {self._bounds.upcoming}; "
+                f"start from there or before"
             )
 
+    def _lost(self, offset: int, oldest: int) -> InputLost:
+        return InputLost(
+            f"offset {offset} of {self} is gone, the oldest is {oldest}; start from the oldest, "
+            f"and keep more (s4.log.retention.ms, s4.log.retention.bytes)"
+        )
+
+    def __str__(self) -> str:
+        return f"log stream {self.stream.name}[{self.number}]"
+
     def _told(self, standing: Standing) -> None:
+        self._standing = standing
         self._bounds = Bounds(standing.oldest, standing.upcoming)
-        self._size, self._last_ms = standing.size, standing.last_ms
         for name, known in standing.producers.items():
             self._producers[name] = known.next
+        for name in standing.forgotten:
+            self._producers.pop(name, None)
         self._types.update(standing.types)
         self._grown.unpark_all()
 
@@ -178,10 +241,12 @@ class LogPartition:
 class LogStream:
     """A stream of the log and its partitions."""
 
-    def __init__(self, settings: StreamSettings, files: list[PartitionFile], writer: LogWriter):
+    def __init__(
+        self, settings: StreamSettings, partitions: Sequence[PartitionFile], files: Files
+    ) -> None:
         self.settings = settings
         self.partitions = tuple(
-            LogPartition(self, number, file, writer) for number, file in enumerate(files)
+            LogPartition(self, number, file, files) for number, file in enumerate(partitions)
         )
 
     @property
@@ -205,7 +270,8 @@ class LogStore:
 
     def __init__(self, settings: LogSettings) -> None:
         self.settings = settings
-        self._writer = LogWriter()
+        self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry)
+        self._files = Files(settings, self._writer, trio.CapacityLimiter(READING_THREADS))
         self._streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
 
@@ -260,6 +326,7 @@ class LogStore:
         async with self._creating:
             there = self._streams.get(name)
             if there is None:
+                self._check_quota(wanted)
                 make = partial(_create, self.settings.folder, wanted)
                 await trio.to_thread.run_sync(make)
                 await self._add(self.settings.folder / name)
@@ -270,9 +337,19 @@ class LogStore:
                 )
             return self._streams[name]
 
+    def _check_quota(self, wanted: StreamSettings) -> None:
+        quota = self.settings.quota_bytes
+        used = sum(p.disk for stream in self._streams.values() for p in stream.partitions)
+        needed = wanted.partitions * EMPTY_BYTES
+        if quota and used + needed > quota:
+            raise StoreError(
+                f"stream {wanted.name!r} with {wanted.partitions} partitions needs {needed} bytes "
+                f"while empty, and {used} of s4.log.quotaBytes ({quota}) are used; raise the quota"
+            )
+
     async def _add(self, folder: Path) -> None:
         opened = await trio.to_thread.run_sync(_open_stream, folder, self.settings.sync)
-        self._streams[opened[0].name] = LogStream(*opened, self._writer)
+        self._streams[opened[0].name] = LogStream(*opened, self._files)
 
     async def open(self) -> None:
         """Open all streams of the folder."""
@@ -393,8 +470,10 @@ def _open_stream(folder: Path, sync: str) -> tuple[StreamSettings, list[Partitio
             f"the missing files or the manifest back"
         )
     try:
-        for number in range(settings.partitions):
-            files.append(PartitionFile(_file(folder, number), settings.name, number, sync))
+        files.extend(
+            PartitionFile(_file(folder, number), settings.name, number, sync)
+            for number in range(settings.partitions)
+        )
     except BaseException:
         for file in files:
             file.close()
