@@ -199,6 +199,7 @@ NAME = Kind("name", _parse_name)
 NAMES = Kind("comma-separated list of names", _parse_names)
 EXECUTOR = own("block", "shed", "throttle")
 HASHER = own("crc32", "s4", example="package.module:function")
+OFFSET = choice("oldest", "newest", "upcoming")
 SWITCH = Kind("true or false", _parse_switch)
 PARTITIONS: Kind[tuple[PartitionRange, ...]] = each(
     Kind("system.stream#2 or system.stream#[0-1]", _parse_range)

@@ -91,6 +91,12 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("job.container.count", "0"),
         ("task.chooser.class", "round-robin"),
         ("task.consumer.batch.size", "0"),
+        ("task.inputs", ""),
+        ("task.drop.deserialization.errors", "false"),
+        ("task.dead.letter.stream", ""),
+        ("job.coordinator.monitor-partition-change.frequency.ms", "300000"),
+        ("s4.state.folder", "~/.s4node/state"),
+        ("task.commit.timeout.ms", "1800000"),
         ("s4.step.maxEvents", "2048"),
         ("s4.step.maxMs", "5"),
         ("s4.watchdog.ms", "100"),
@@ -119,6 +125,12 @@ def test_the_list_has_these_families_of_keys() -> None:
         "s4.app.<parameter>",
         "streams.<stream>.samza.priority",
         "streams.<stream>.samza.bootstrap",
+        "systems.<system>.type",
+        "systems.<system>.address",
+        "streams.<stream>.samza.offset.default",
+        "systems.<system>.samza.offset.default",
+        "streams.<stream>.samza.reset.offset",
+        "streams.<stream>.onLost",
     ]
 
 

@@ -36,7 +36,8 @@ class Kept:
         self.store = KeyValueStore(spec, FIRST_TABLE, self.database, self.changes, crc32, **named)
 
     def commit(self) -> None:
-        self.database.write(self.changes.take())
+        self.changes.begin()
+        self.database.write(self.changes.rows())
         self.changes.written()
 
 
@@ -79,10 +80,10 @@ def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
 
 def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe"))
-    taken = kept.changes.take()
+    kept.changes.begin()
     assert kept.store.get("joe") == Profile("Joe")
     kept.store.put("joe", Profile("Joe", 2))
-    kept.database.write(taken)
+    kept.database.write(kept.changes.rows())
     kept.changes.written()
     assert kept.store.get("joe") == Profile("Joe", 2)
 
@@ -90,7 +91,7 @@ def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
 def test_a_commit_that_failed_is_part_of_the_next(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe"))
     kept.store.put("ann", Profile("Ann"))
-    kept.changes.take()
+    kept.changes.begin()
     kept.store.put("joe", Profile("Joe", 2))
     kept.changes.failed()
     kept.commit()
@@ -264,7 +265,7 @@ class AgainstADict(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         if not self.taken:
-            self.rows = self.kept.changes.take()
+            self.kept.changes.begin()
             self.taken = True
 
     @rule(fails=st.booleans())
@@ -274,7 +275,7 @@ class AgainstADict(RuleBasedStateMachine):
             if fails:
                 self.kept.changes.failed()
             else:
-                self.kept.database.write(self.rows)
+                self.kept.database.write(self.kept.changes.rows())
                 self.kept.changes.written()
 
     @rule(start=keys, end=keys)

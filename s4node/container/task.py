@@ -82,6 +82,9 @@ class Task:
         self.gate = Gate()
         self.pace: Pace
         self.ready = False
+        self.starts: dict[Any, Any] = {}
+        self.ended_inputs: set[Hashable] = set()
+        self.on_commit: Callable[[Task], None] | None = None
         self.processed = 0
         self.refused = 0
         self._clock = clock
@@ -138,6 +141,10 @@ class Task:
         if rates:
             self._rates[source] = rates
             self._may = self._may_run
+
+    def input_ended(self, source: Hashable) -> None:
+        """Nothing more will be offered of a replayable input."""
+        self.ended_inputs.add(source)
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into its source's stage; the caller wakes the loop."""

@@ -81,7 +81,9 @@ class JobGuard:
             ("s4.hasher", self.hasher, before.hasher),
         ):
             if mine != its:
-                found.append(f"it was written with {word} = {its}, which is now {mine}; set it back")
+                found.append(
+                    f"it was written with {word} = {its}, which is now {mine}; set it back"
+                )
         if self.keys != before.keys:
             found.append(
                 f"its keys were encoded as {before.keys}, and this program encodes {self.keys}; "

@@ -13,23 +13,29 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from s4node.event import EventBatch
 from s4node.progress.low_watermark import LowWatermark
 
-Refused = Callable[[object, int, str], None]
-"""Called with the input, an offset and a reason, for an event that its task cannot process."""
+if TYPE_CHECKING:
+    from s4node.systems.system import SystemStreamPartition
+
+Refused = Callable[["InputReceipt", int, str], None]
+"""Called with a batch's receipt, an offset and a reason, for an event that cannot be processed."""
 
 
 class InputProgress:
-    """The progress of one task in ``source``, read from ``start`` on.
+    """The progress of one task in ``ssp``, read from ``start`` on.
 
+    ``committed`` is the offset that a restart would go on at, None while there is none.
     ``on_refused`` is told of events that a task, whichever it was, could not process.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "source", "start")
+    __slots__ = ("_low", "committed", "on_refused", "ssp", "start")
 
-    def __init__(self, source: object, start: int, on_refused: Refused) -> None:
-        self.source = source
+    def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
+        self.ssp = ssp
         self.start = start
         self.committed: int | None = None
         self.on_refused = on_refused
@@ -44,44 +50,64 @@ class InputProgress:
         """The offsets ``first <= n < end`` are done."""
         self._low.complete(first, end)
 
-    def receipt(self, first: int, end: int, parts: int = 1) -> InputReceipt:
-        """For a batch of these offsets, which comes in so many parts."""
-        return InputReceipt(self, first, end, parts)
-
 
 class InputReceipt:
-    """What a batch of an input owes to the progress: done when each of its ``parts`` is."""
+    """What the offsets ``first <= n < end`` of an input owe to the progress.
 
-    __slots__ = ("_early", "_end", "_first", "_progress", "parts")
+    They are done when each of its ``parts`` is. ``batch`` holds their events.
+    """
 
-    def __init__(self, progress: InputProgress, first: int, end: int, parts: int = 1) -> None:
-        self._progress = progress
-        self._first = first
-        self._end = end
-        self._early: list[tuple[int, int]] = []
+    __slots__ = ("_early", "_held", "batch", "end", "first", "parts", "progress")
+
+    def __init__(
+        self, progress: InputProgress, first: int, end: int, batch: EventBatch, parts: int = 1
+    ) -> None:
+        self.progress = progress
+        self.first = first
+        self.end = end
+        self.batch = batch
         self.parts = parts
+        self._early: list[tuple[int, int]] = []
+        self._held: set[int] = set()
 
     def done(self) -> None:
         """One part is fully processed; with the last, all that was not said before is."""
         self.parts -= 1
         if self.parts:
             return
-        at = self._first
+        at = self.first
         for first, end in sorted(self._early):
             if first > at:
-                self._progress.complete(at, first)
+                self.progress.complete(at, first)
             at = end
-        if at < self._end:
-            self._progress.complete(at, self._end)
+        if at < self.end:
+            self.progress.complete(at, self.end)
 
     def passed(self, first: int, end: int) -> None:
-        """These offsets of the batch are done already."""
+        """These offsets are done already, but for those that are held."""
+        for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
+            self._completed(first, number)
+            first = number + 1
+        self._completed(first, end)
+
+    def _completed(self, first: int, end: int) -> None:
         if first < end:
-            self._progress.complete(first, end)
+            self.progress.complete(first, end)
             if self._early and self._early[-1][1] == first:
                 self._early[-1] = self._early[-1][0], end
             else:
                 self._early.append((first, end))
+
+    def hold(self, number: int) -> None:
+        """This offset is not done before ``release``, whatever the task says."""
+        self.parts += 1
+        self._held.add(number)
+
+    def release(self, number: int) -> None:
+        """An offset that was held is done."""
+        self._held.discard(number)
+        self._completed(number, number + 1)
+        self.done()
 
     def part(self, numbers: Sequence[int]) -> PartReceipt:
         """For the part that holds these offsets, in order."""
@@ -89,7 +115,7 @@ class InputReceipt:
 
     def refuse(self, number: int, reason: str) -> None:
         """An event cannot be processed."""
-        self._progress.on_refused(self._progress.source, number, reason)
+        self.progress.on_refused(self, number, reason)
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """Events were dropped for overload, by another member of the app."""

@@ -122,6 +122,14 @@ class Database:
             self._db.write(batch, self._write_options)
         return size
 
+    def verify(self) -> None:
+        """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened."""
+        with _told(self.folder):
+            for file in self._db.live_files():
+                path = self.folder / file["name"].lstrip("/")
+                if not path.exists() or path.stat().st_size != file["size"]:
+                    raise StoreCorrupt(f"{path} is missing or has lost its end")
+
     def checkpoint(self, folder: Path) -> None:
         """Make ``folder``, which must not exist, a copy of all that is written; by hard links."""
         with _told(self.folder):
@@ -149,7 +157,7 @@ def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     if isinstance(error, OSError):
         return StateError(f"{folder} cannot be used: {error.strerror or error}")
     text = str(error)
-    if "Corruption" in text or "Invalid argument" in text:
+    if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
         return StoreCorrupt(
             f"{folder} is damaged: {text}; the last good checkpoint can take its place"
         )

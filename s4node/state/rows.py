@@ -70,19 +70,26 @@ class Changes:
         found.update((k, v) for k, v in list(self._dirty.items()) if start <= k < end)
         return sorted(found.items())
 
-    def take(self) -> list[tuple[bytes, bytes | None]]:
-        """All changes, for a commit; they stay readable until ``written``."""
+    def begin(self) -> None:
+        """A commit begins with all changes until now; they stay readable until ``written``."""
         assert not self._leaving, "a commit is under way"
         self._dirty, self._leaving = {}, self._dirty
         self.bytes = 0
+
+    def add(self, row: bytes, value: bytes | None) -> None:
+        """This was so when the commit under way began, and belongs to it."""
+        self._leaving[row] = value
+
+    def rows(self) -> list[tuple[bytes, bytes | None]]:
+        """What the commit under way is to write."""
         return list(self._leaving.items())
 
     def written(self) -> None:
-        """The database holds what was taken."""
+        """The database holds what the commit was to write."""
         self._leaving = {}
 
     def failed(self) -> None:
-        """What was taken was not written: the next commit takes it, too."""
+        """The commit was not written: the next one takes what was in it."""
         self._dirty = {**self._leaving, **self._dirty}
         self._leaving = {}
 

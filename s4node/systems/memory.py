@@ -170,9 +170,7 @@ class MemorySystem:
                 )
         return home.upcoming
 
-    async def open(
-        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
-    ) -> _Reader:
+    async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
         """Read a partition from ``offset`` on."""
         await self.wait_reachable()
         home = self.home(ssp)

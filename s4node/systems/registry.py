@@ -8,17 +8,17 @@ Rules
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 from s4node import config as settings
+from s4node import own
 from s4node.config import Config
 from s4node.errors import ConfigError, UnknownStream
-from s4node.systems.live import LIVE
+from s4node.event import LIVE
 from s4node.systems.system import System
 
 LOG = "log"
+_METHODS = ("run", "wait_reachable", "partitions", "bounds", "resolve", "open", "append")
 
 
 class Systems:
@@ -73,10 +73,6 @@ def _make(kind: str, name: str, address: str) -> System:
                 f"node listens"
             )
         kind = "s4node.systems.embedded_log:EmbeddedLog"  # brings sockets along
-    module, _, attribute = kind.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-        system: System = found(name, address)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"system {name!r} ({kind}) cannot be made: {error}") from error
-    return system
+    made: System = own.made(kind, f"systems.{name}.type", "system", name, address)
+    own.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
+    return made
