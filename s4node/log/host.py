@@ -89,7 +89,7 @@ class LogHost:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; ready once the files are open.
 
-        Raises StoreError where the folder is another process's, or a stream's name is taken.
+        Raises StoreError where the folder is another process's.
         """
         async with open_log(LogSettings.of(self._config)) as self._store:
             room = self._store.room
@@ -97,13 +97,6 @@ class LogHost:
                 StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=max(1024, room))
             )
             for stream in self._store.streams.values():
-                taken = self._taken(stream.name)
-                if taken:
-                    raise StoreError(
-                        f"the log in {self._config[settings.LOG_FOLDER]} has a stream "
-                        f"{stream.name!r}, and so has {taken}; rename that one, or take another "
-                        f"s4.log.folder"
-                    )
                 self._host(stream)
             log.info("the log is open", folder=self._config[settings.LOG_FOLDER],
                      streams=len(self._streams))  # fmt: skip
@@ -113,9 +106,15 @@ class LogHost:
                     await trio.sleep(PERIOD)
                     self._tick(trio.current_time())
 
-    def has(self, stream: str) -> bool:
-        """Whether the log has a stream of this name."""
-        return stream in self._streams
+    def check_names(self) -> None:
+        """Raise StoreError where somebody else has a stream of the log's names."""
+        for name in self._streams:
+            taken = self._taken(name)
+            if taken:
+                raise StoreError(
+                    f"the log in {self._config[settings.LOG_FOLDER]} has a stream {name!r}, and so "
+                    f"has {taken}; rename that one, or take another s4.log.folder"
+                )
 
     def _host(self, stream: LogStream) -> None:
         capacity, size = (settings.STAGE_KEYS["stream"][word][0] for word in _STAGE_WORDS)
