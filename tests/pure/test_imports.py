@@ -34,7 +34,7 @@ PURE_FOLDERS = ["pe", "executors", "progress"]
 
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
-    "__future__", "abc", "annotationlib", "collections", "contextlib", "contextvars", "copy",
+    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars", "copy",
     "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools",
     "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap", "types", "typing",
     "zlib",
