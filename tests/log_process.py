@@ -1,7 +1,7 @@
-"""A process that has an embedded log: ``append FOLDER COUNT`` or ``full FOLDER``.
+"""A process that has an embedded log: ``append FOLDER NUMBER...`` or ``full FOLDER``.
 
-``append`` appends frames of 4 producers to 2 partitions, each from the number behind the last that
-COUNT says was acknowledged, and prints ``producer number`` when a frame of it is. ``full`` fills a
+``append`` appends frames of a producer for each NUMBER, from which it goes on, to 2 partitions, and
+prints ``producer number`` when all of it is acknowledged below that number. ``full`` fills a
 log until the disk takes no more (a limit on the length of files that this process sets itself), and
 prints what happened.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import trio
 
 from s4node.errors import S4Error
-from s4node.log.store import LogSettings, open_log
+from s4node.log.store import LogPartition, LogSettings, open_log
 from s4node.log.writer import Answer
 from tests.harness import until
 from tests.log_frames import append, events, numbered, read_all
@@ -27,22 +27,26 @@ async def appending(folder: str, *acknowledged: str) -> None:
         async with trio.open_nursery() as nursery:
             for index, number in enumerate(acknowledged):
                 partition = stream.partitions[index % 2]
+                nursery.start_soon(produce, partition, f"p{index}", int(number))
 
-                async def produce(name: str = f"p{index}", at: int = int(number)) -> None:
-                    free = trio.Semaphore(4)
-                    while True:
-                        await free.acquire()
 
-                        def done(answer: Answer, upto: int = at + 5) -> None:
-                            assert not isinstance(answer, S4Error), answer
-                            assert not answer.gap
-                            print(name, upto, flush=True)
-                            free.release()
+async def produce(partition: LogPartition, name: str, at: int) -> None:
+    """Append frames from this number on, four at a time, for ever."""
+    free = trio.Semaphore(4)
 
-                        partition.append(numbered(name, at, 5, width=2000), done)
-                        at += 5
+    def append_one(first: int) -> None:
+        def done(answer: Answer) -> None:
+            assert not isinstance(answer, S4Error), answer
+            assert not answer.gap
+            print(name, first + 5, flush=True)
+            free.release()
 
-                nursery.start_soon(produce)
+        partition.append(numbered(name, first, 5, width=2000), done)
+
+    while True:
+        await free.acquire()
+        append_one(at)
+        at += 5
 
 
 async def full(folder: str) -> None:

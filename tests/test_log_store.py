@@ -299,7 +299,7 @@ async def test_what_a_crash_left_of_a_stream_that_was_being_made_is_removed(tmp_
 
 
 async def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
+    holder = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-m", "tests.log_process", "append", str(tmp_path), "0"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -414,15 +414,19 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
         for partition in log.stream("clicks").partitions:
             frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
             await append(partition, *frames)
-    with database(tmp_path).open("r+b") as file:  # the last page, where the next row would go
-        for page in range(4, 60):
-            file.seek(page * 16_384)
-            file.write(b"\xff" * 64)
+    path = database(tmp_path)
+    data = bytearray(path.read_bytes())
+    page = data.index((105).to_bytes(8, "big") + b"....") // 16_384 * 16_384
+    data[page : page + 4] = b"\xff" * 4  # where the rest of the frame is
+    path.write_bytes(data)
     async with open_log(LogSettings(tmp_path)) as log:
         damaged, sound = log.stream("clicks").partitions
         with pytest.raises(StoreCorrupt, match="is damaged"):
-            await append(damaged, numbered("a", 200, 10))
+            await read_all(damaged)
+        with pytest.raises(StoreCorrupt, match="is damaged"):
+            await damaged.trim(200)
         assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
+        assert await sound.trim(210) == 210
 
 
 async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
@@ -453,7 +457,7 @@ async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path)
 def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_are_killed(
     tmp_path: Path,
 ) -> None:
-    """Each producer goes on from its last acknowledged frame, so it sends again what may be there."""
+    """Each producer goes on from its last acknowledged frame, and sends again what may be there."""
     chance = random.Random(4711)
     acknowledged = {f"p{index}": 0 for index in range(4)}
     for _ in range(12):
@@ -505,10 +509,10 @@ def test_a_disk_that_takes_no_more_loses_nothing_and_is_waited_for(tmp_path: Pat
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB, where this process may mount one."""
+    """A file system of 8 MiB, where this process may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here; a limit on files is tested elsewhere")
     try:
@@ -519,21 +523,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(2 * MIB))
+    ballast.write_bytes(bytes(6 * MIB))
     async with opened(small_disk / "log") as log:
         partition = log.stream("clicks").partitions[0]
         answers: list[Answer] = []
-        for n in range(60):
+        for n in range(130):
             partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
         await until(lambda: log.trouble)
         assert "the disk takes nothing more" in log.trouble
         there = partition.bounds.upcoming
-        assert there == 10 * len(answers) < 600
+        assert there == 10 * len(answers) < 1300
         assert len(events(await read_all(partition))) == there
         ballast.unlink()
-        await until(lambda: len(answers) == 60)
+        await until(lambda: len(answers) == 130)
         await until(lambda: not log.trouble)
-        assert events(await read_all(partition)) == [(n, "a", n) for n in range(600)]
+        assert events(await read_all(partition)) == [(n, "a", n) for n in range(1300)]
 
 
 async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
@@ -542,10 +546,10 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
     answers: list[Answer] = []
     async with opened(small_disk / "log") as log:
         partition = log.stream("clicks").partitions[0]
-        for n in range(300):
+        for n in range(500):
             partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
         await until(lambda: log.trouble)
-    assert len(answers) == 300
+    assert len(answers) == 500
     assert sum(isinstance(answer, StoreError) for answer in answers) > 0
     written = sum(answer.count for answer in answers if isinstance(answer, Appended))
     async with open_log(LogSettings(small_disk / "log")) as log:
@@ -562,7 +566,7 @@ async def test_frames_that_are_too_old_go_and_the_newest_stays(tmp_path: Path) -
         for n in range(10):
             await append(partition, numbered("a", n * 10, 10))
             clock.seconds += 10
-        await until(lambda: partition.bounds == Bounds(30, 100))
+        await until(lambda: partition.bounds == Bounds(40, 100))
         clock.seconds += 1_000_000
         await until(lambda: partition.bounds == Bounds(90, 100))
     async with open_log(LogSettings(tmp_path, retention_ms=60_000), clock) as log:
@@ -628,16 +632,19 @@ async def test_a_reader_that_is_slower_than_retention_is_told_so(tmp_path: Path)
 
         async def slow_reader() -> None:
             at = 0
+            while True:
+                await partition.wait_beyond(at)
+                rows = await partition.read(at, 1)
+                assert rows[0].first <= at < rows[0].end
+                at = rows[0].first + 1
+
+        async def lose() -> None:
             with pytest.raises(InputLost, match="is gone, the oldest is"):
-                while True:
-                    await partition.wait_beyond(at)
-                    rows = await partition.read(at, 1)
-                    assert rows[0].first <= at < rows[0].end
-                    at = rows[0].first + 1
+                await slow_reader()
             lost.set()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow_reader)
+            nursery.start_soon(lose)
             number = 0
             while not lost.is_set():
                 await append(partition, numbered("a", number, 10, width=3000))

@@ -51,7 +51,7 @@ _APPLICATION = 0x53344C47  # "S4LG"
 _SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
 _ROW_BYTES = 64  # what a row takes beside head and body, about
 _STEP_ROWS = 128  # rows deleted at once
-_STEP_PAGES = 64  # pages given back at once
+_STEP_PAGES = 16  # pages given back at once
 
 _SCHEMA = """
 CREATE TABLE frames (
@@ -418,11 +418,10 @@ def _told(path: Path, writing: bool = True) -> Iterator[None]:
         raise _corrupt(path, str(error)) from error
 
 
-def _corrupt(path: Path, what: str) -> StoreCorrupt:
-    return StoreCorrupt(
-        f"{path} is damaged ({what}); put back a copy of the file, or trim the stream beyond what "
-        f"is damaged"
-    )
+def _corrupt(
+    path: Path, what: str, fix: str = "take the stream's folder away to go on without it"
+) -> StoreCorrupt:
+    return StoreCorrupt(f"{path} is damaged ({what}); put back a copy of the file, or {fix}")
 
 
 def _row(entry: Entry, total: int) -> tuple[Any, ...]:
@@ -458,7 +457,8 @@ def _checksum(numbers: tuple[int, int, int, int, int], head: bytes, body: bytes)
 def _stored(row: tuple[Any, ...], path: Path) -> StoredFrame:
     start, first, count, appended_ms, producer, number, checksum, head, body = row
     if _checksum((start, first, count, appended_ms, number), head, body) != checksum:
-        raise _corrupt(path, f"the frame at offset {start} has another checksum")
+        fix = f"trim the stream up to {first + count}"
+        raise _corrupt(path, f"the frame at offset {start} has another checksum", fix)
     decoded = _head_decoder.decode(head)
     return StoredFrame(
         start,

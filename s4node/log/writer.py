@@ -414,9 +414,8 @@ class LogWriter:
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()
-        except NoRoom as error:
+        except NoRoom:  # who appends will say so
             lane.doubtful = True
-            lane.trouble = lane.trouble or _full(error)
             return False
         except S4Error as error:
             _log.error("nothing more is deleted from a file of the log", why=str(error))
@@ -424,8 +423,6 @@ class LogWriter:
             lane.asked.clear()
             lane.broken = True
             return False
-        if not lane.queues:
-            lane.trouble = ""
         return done
 
     def _forget(self, lanes: Sequence[Lane], before_ms: int, delivery: Delivery) -> None:
