@@ -414,19 +414,37 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
         for partition in log.stream("clicks").partitions:
             frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
             await append(partition, *frames)
+            await partition.trim(100)
+    with database(tmp_path).open("r+b") as file:  # SQLite's list of free pages
+        file.seek(32)
+        file.seek((int.from_bytes(file.read(4), "big") - 1) * 16_384)
+        file.write(b"\xff" * 8)
+    async with open_log(LogSettings(tmp_path)) as log:
+        damaged, sound = log.stream("clicks").partitions
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await append(damaged, numbered("a", 200, 10, width=5000))
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(200)
+        assert len(await read_all(damaged)) == 10
+        assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
+        assert await sound.trim(210) == 210
+
+
+async def test_a_frame_whose_pages_are_damaged_is_found_and_can_be_trimmed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+        await append(log.stream("clicks").partitions[0], *frames)
     path = database(tmp_path)
     data = bytearray(path.read_bytes())
     page = data.index((105).to_bytes(8, "big") + b"....") // 16_384 * 16_384
     data[page : page + 4] = b"\xff" * 4  # where the rest of the frame is
     path.write_bytes(data)
     async with open_log(LogSettings(tmp_path)) as log:
-        damaged, sound = log.stream("clicks").partitions
+        partition = log.stream("clicks").partitions[0]
         with pytest.raises(StoreCorrupt, match="is damaged"):
-            await read_all(damaged)
-        with pytest.raises(StoreCorrupt, match="is damaged"):
-            await damaged.trim(200)
-        assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
-        assert await sound.trim(210) == 210
+            await partition.read(100, 1)
+        assert await partition.trim(110) == 110
+        assert len(await read_all(partition)) == 9
 
 
 async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:

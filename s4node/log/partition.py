@@ -418,10 +418,11 @@ def _told(path: Path, writing: bool = True) -> Iterator[None]:
         raise _corrupt(path, str(error)) from error
 
 
-def _corrupt(
-    path: Path, what: str, fix: str = "take the stream's folder away to go on without it"
-) -> StoreCorrupt:
-    return StoreCorrupt(f"{path} is damaged ({what}); put back a copy of the file, or {fix}")
+def _corrupt(path: Path, what: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path} is damaged ({what}); put back a copy of the file, trim the stream beyond what is "
+        f"damaged, or take its folder away to go on without it"
+    )
 
 
 def _row(entry: Entry, total: int) -> tuple[Any, ...]:
@@ -457,8 +458,7 @@ def _checksum(numbers: tuple[int, int, int, int, int], head: bytes, body: bytes)
 def _stored(row: tuple[Any, ...], path: Path) -> StoredFrame:
     start, first, count, appended_ms, producer, number, checksum, head, body = row
     if _checksum((start, first, count, appended_ms, number), head, body) != checksum:
-        fix = f"trim the stream up to {first + count}"
-        raise _corrupt(path, f"the frame at offset {start} has another checksum", fix)
+        raise _corrupt(path, f"the frame at offset {start} has another checksum")
     decoded = _head_decoder.decode(head)
     return StoredFrame(
         start,
