@@ -38,10 +38,10 @@ PURE_FOLDERS = ["pe", "executors"]
 
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
-    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars", "copy",
-    "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools",
-    "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap", "types", "typing",
-    "zlib",
+    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
+    "copy", "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect",
+    "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap",
+    "types", "typing", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one
