@@ -36,6 +36,10 @@ log = structlog.get_logger("s4node.log")
 MAX_QUESTIONS = 64
 """Questions of one connection that may wait for their answers."""
 
+WINDOW = 65_536
+"""Events of a partition that its producers may have under way to the disk, all together. They are
+only bytes, which have a bound of their own; many make large commits."""
+
 _SCAN_BYTES = 1 << 20
 
 Taken = Callable[[str], str]
@@ -117,11 +121,10 @@ class LogHost:
                 )
 
     def _host(self, stream: LogStream) -> None:
-        capacity, size = (settings.STAGE_KEYS["stream"][word][0] for word in _STAGE_WORDS)
         self._streams[stream.name] = HostedStream(
             stream,
-            capacity=self._config[capacity],
-            max_bytes=self._config[size],
+            capacity=WINDOW,
+            max_bytes=self._queue.max_bytes,
             queue=self._queue,
             notify=_notify,
             grown=self._grown,
@@ -386,7 +389,6 @@ class LogHost:
         return {"offset": answer.offset}
 
 
-_STAGE_WORDS = ("workQueueSize", "workQueueBytes")
 _SETTLE_SECONDS = 0.005
 
 _QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
