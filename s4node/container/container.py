@@ -162,6 +162,7 @@ class Container:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
         if self.log is None:
             await self.prepare()  # its errors come as they are
+            self._make()
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             if self.log is not None:
@@ -169,7 +170,7 @@ class Container:
                 await outer.start(self.listener.serve)
                 outer.start_soon(self._answer_early)
                 await self.prepare()
-            self._make()
+                self._make()
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
