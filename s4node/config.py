@@ -266,9 +266,9 @@ TASK_MAX_CONCURRENCY = Setting(
 )
 TASK_ORDER = Setting(
     _TASKS, "task.order", "arrival", kinds.choice("arrival", "key"),
-    "How the events of a task begin where several may be outstanding: by arrival they begin as they "
-    "came and overlap, by key those of one key never overlap. Events without a key count as of one "
-    "key.",
+    "How the events of a task begin where several may be outstanding: by arrival they begin as "
+    "they came and overlap, by key those of one key never overlap. Events without a key count as "
+    "of one key.",
 )
 THREAD_POOL_SIZE = Setting(
     _TASKS, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
