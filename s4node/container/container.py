@@ -54,6 +54,7 @@ from s4node.container.readers import Readers
 from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
@@ -178,6 +179,7 @@ class Container:
                         self._stop_accepting()
                         if self.replay is not None:
                             await self.replay.consumers.stop()
+                            self.loop.give_back()
                         await self._quiesce()
                         self.loop.drain()
                         await loop_ended.wait()
@@ -262,7 +264,8 @@ class Container:
                 f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
                 f"members while it was running them; it stops, for two owners would count twice"
             )
-        gained = [self.partitions.make(each) for each in sorted(view.mine - self.tasks.keys())]
+        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys())]
+        gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
         if self.replay is not None:
             await self.replay.claim(gained, *await self._ownership(view))
         for task in gained:
@@ -325,6 +328,8 @@ class Container:
             clock=trio.current_time,
             after_turn=self._after_turn,
             held=self._in_doubt,
+            on_shutdown=self.stop,
+            threads=config[settings.THREAD_POOL_SIZE],
         )
         self.listener = Listener.configured(config, self, self.loop.nudge, held=self._in_doubt)
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
@@ -367,6 +372,7 @@ class Container:
             self.outputs,
             self.readers,
             self.members,
+            TaskSettings.of(config),
         )
         self.inputs = Inputs(
             app,
