@@ -109,6 +109,11 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.container.endTimeout", "5000"),
         ("s4.container.restartDelay", "200"),
         ("s4.container.maxRestartDelay", "30000"),
+        ("s4.log.folder", ""),
+        ("s4.log.retention.ms", "604800000"),
+        ("s4.log.retention.bytes", "0"),
+        ("s4.log.quotaBytes", "0"),
+        ("s4.log.sync", "normal"),
         ("s4.logger_level", "info"),
         ("s4.logger_format", "auto"),
     ]
