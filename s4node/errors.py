@@ -116,6 +116,10 @@ class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
 
 
+class MetricError(S4Error):
+    """A metric's name is used for two kinds of metrics."""
+
+
 class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 
