@@ -383,6 +383,12 @@ LOG_SYNC = Setting(
     "may damage the files. A process that dies, however it does, loses nothing with any of them.",
 )
 
+LIFECYCLE_LISTENERS = Setting(
+    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
+    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
+    "package.module:Class.",
+)
+
 _METRICS = "Metrics"
 
 METRICS_REPORTERS = Setting(

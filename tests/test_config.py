@@ -101,6 +101,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.container.endTimeout", "5000"),
         ("s4.container.restartDelay", "200"),
         ("s4.container.maxRestartDelay", "30000"),
+        ("container.lifecycle.listeners", ""),
         ("metrics.reporters", ""),
         ("metrics.reporter.interval", "60000"),
         ("metrics.reporter.jsonl.file", ""),
