@@ -114,6 +114,10 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.log.retention.bytes", "0"),
         ("s4.log.quotaBytes", "0"),
         ("s4.log.sync", "normal"),
+        ("container.lifecycle.listeners", ""),
+        ("metrics.reporters", ""),
+        ("metrics.reporter.interval", "60000"),
+        ("metrics.reporter.jsonl.file", ""),
         ("s4.logger_level", "info"),
         ("s4.logger_format", "auto"),
     ]

@@ -42,6 +42,7 @@ from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
+from s4node.container.model import check_containers
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
@@ -126,6 +127,7 @@ class Container:
         if not self._prepared:
             self._prepared = True
             await hooks.declare(self.app, self.config, self.partitioner.partitions)
+            check_containers(self.config[settings.CONTAINER_COUNT], self.partitioner.partitions)
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
