@@ -146,7 +146,7 @@ class Container:
         await check_live(app, config)
 
     def _inputs(self) -> list[tuple[str, str]]:
-        return [(stream.system, stream.name) for stream in replayable(self.app)]
+        return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
