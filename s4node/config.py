@@ -299,6 +299,48 @@ STREAM_BOOTSTRAP = Pattern(
     "streams.rules.samza.bootstrap",
 )
 
+_TASK_RUN = "Tasks: how they run"
+
+TASK_MAX_CONCURRENCY = Setting(
+    _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
+    "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
+    "done before the next begins. More overlaps what tasks wait for; see task.order.",
+)
+TASK_ORDER = Setting(
+    _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
+    "How the events of a task begin where several may be outstanding: by arrival they begin as "
+    "they came and overlap, by key those of one key never overlap. Events without a key count as "
+    "of one key.",
+)
+THREAD_POOL_SIZE = Setting(
+    _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
+    "How many threads of a container run plain tasks (process, window and timers), for those that "
+    "wait for something without being async. 0 runs them on the event loop, which costs least.",
+)
+TASK_WINDOW_MS = Setting(
+    _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
+    "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
+)
+TASK_COMMIT_MS = Setting(
+    _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
+    "How often a task's progress is saved, if there was any. 0 saves it only when a task asks for "
+    "it, and at the end.",
+)
+TASK_ASYNC_COMMIT = Setting(
+    _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
+    "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
+    "covers more than what is done.",
+)
+TASK_CALLBACK_TIMEOUT_MS = Setting(
+    _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
+    "How long an asynchronous event may be outstanding before the container fails. 0 is for ever.",
+)
+TASK_IGNORED_EXCEPTIONS = Setting(
+    _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
+    "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
+    "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+)
+
 _INPUTS = "Inputs that can be read again"
 
 SYSTEM_TYPE = Pattern(
@@ -455,6 +497,28 @@ LOG_SYNC = Setting(
     "What a power cut may take of what was acknowledged: with full nothing, for a wait for the "
     "disk at every commit; with normal the last commits, some MiB a partition; with none the files "
     "may be damaged. A process that dies, however it does, loses nothing with any of them.",
+)
+
+LIFECYCLE_LISTENERS = Setting(
+    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
+    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
+    "package.module:Class.",
+)
+
+_METRICS = "Metrics"
+
+METRICS_REPORTERS = Setting(
+    _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
+    "Who is given the metrics of a container: console prints a table, jsonl writes a JSON object a "
+    "line for the container and each of its tasks. Empty is nobody.",
+)
+METRICS_INTERVAL = Setting(
+    _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
+    "The time between two reports. There is one more at the end.",
+)
+METRICS_FILE = Setting(
+    _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
+    "The file that jsonl appends to; containers may share it. Empty is stderr.",
 )
 
 _LOGGER = "Logging"

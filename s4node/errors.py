@@ -64,6 +64,10 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
+class CallbackError(S4Error):
+    """A task ended an event twice, or not in time; the message names task and event."""
+
+
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer turned this connection down for good; the message carries its reason."""
 
@@ -118,6 +122,18 @@ class ProgressUnwritten(CheckpointError):  # noqa: N818
 
 class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
+
+
+class LifecycleError(S4Error):
+    """A listener of the container's life raised; its own exception is the cause."""
+
+
+class ContainerStopped(S4Error):  # noqa: N818
+    """The container was stopped at once rather than in order; never raised, told to listeners."""
+
+
+class MetricError(S4Error):
+    """A metric's name is used for two kinds of metrics."""
 
 
 class WouldBlock(S4Error):  # noqa: N818

@@ -46,7 +46,7 @@ from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
-from s4node.container.model import JobModel, model_of
+from s4node.container.model import JobModel, check_containers, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
@@ -55,6 +55,7 @@ from s4node.container.readers import Readers
 from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
@@ -149,6 +150,7 @@ class Container:
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
+        check_containers(config[settings.CONTAINER_COUNT], app.partitions)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
@@ -156,7 +158,7 @@ class Container:
             self.log.check_names()
 
     def _inputs(self) -> list[tuple[str, str]]:
-        return [(stream.system, stream.name) for stream in replayable(self.app)]
+        return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
@@ -197,6 +199,7 @@ class Container:
                         self._stop_accepting()
                         if self.replay is not None:
                             await self.replay.consumers.stop()
+                            self.loop.give_back()
                         await self._quiesce()
                         self.loop.drain()
                         await loop_ended.wait()
@@ -311,7 +314,8 @@ class Container:
                 f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
                 f"members while it was running them; it stops, for two owners would count twice"
             )
-        gained = [self.partitions.make(each) for each in sorted(view.mine - self.tasks.keys())]
+        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys())]
+        gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
         if self.replay is not None:
             await self.replay.claim(gained, *await self._ownership(view))
         for task in gained:
@@ -374,6 +378,8 @@ class Container:
             clock=trio.current_time,
             after_turn=self._after_turn,
             held=self._in_doubt,
+            on_shutdown=self.stop,
+            threads=config[settings.THREAD_POOL_SIZE],
         )
         self.readers = Readers(
             app,
@@ -413,6 +419,7 @@ class Container:
             self.outputs,
             self.readers,
             self.members,
+            TaskSettings.of(config),
         )
         self.inputs = Inputs(
             app,
