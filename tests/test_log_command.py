@@ -18,8 +18,8 @@ from test_log_sockets import Click, log_at, log_node, some_app
          "create taps")),
         ("append taps", 1, "has no stream 'taps'; its streams: clicks."),
         ("append clicks --type Tap", 1, "stream 'clicks' takes Click, not 'Tap'"),
-        ("tail clicks --from 1", 1, ("has 2 partitions, each with offsets of its own; say which one "
-         "with --partition")),
+        ("tail clicks --from 1", 1, ("has 2 partitions, each with offsets of its own; say which "
+         "one with --partition")),
         ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
         ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
         ("tail clicks --from yesterday", 1, ("--from yesterday is no start; write oldest, newest, "
