@@ -1,5 +1,4 @@
-"""Real processes over a log: killed with SIGKILL they replay and skip nothing; stopped in order they
-replay nothing."""
+"""Real processes over a log: killed they replay and skip nothing, stopped they replay nothing."""
 
 from __future__ import annotations
 
@@ -131,7 +130,9 @@ async def bench(folder: Path, partitions: int = 2) -> AsyncIterator[Bench]:
 
 async def append(log: EmbeddedLog, first: int, end: int, partitions: int = 2) -> None:
     for partition in range(partitions):
-        mine = [Click(f"user-{n % 13}", n) for n in range(first, end) if n % partitions == partition]
+        mine = [
+            Click(f"user-{n % 13}", n) for n in range(first, end) if n % partitions == partition
+        ]
         await log.append("clicks", partition, mine)
 
 
@@ -194,20 +195,20 @@ async def test_a_container_that_is_stopped_in_order_replays_nothing_when_it_is_s
         assert len(it.seen) == len({each[1:] for each in it.seen}) == total
 
 
+@pytest.mark.parametrize("app", ["tasks", "elements"])
 async def test_partitions_of_a_killed_member_go_on_at_its_last_commit_with_another(
-    tmp_path: Path,
+    tmp_path: Path, app: str
 ) -> None:
     total = 8000
     async with bench(tmp_path, partitions=4) as it:
         more = {"task.commit.ms": "20", "s4.coordination.folder": str(tmp_path / "cluster")}
-        arguments = [*it.arguments("tasks", **more), "--nodes", "2"]
+        arguments = [*it.arguments(app, **more), "--nodes", "2"]
         await append(it.log, 0, total // 2, partitions=4)
         async with s4_process(*arguments, cwd=tmp_path) as nodes:
             await until(lambda: len({each[0] for each in it.seen}) == 2)
-            victim = int(it.seen[-1][0])
-            os.kill(victim, signal.SIGKILL)
+            os.kill(int(it.seen[-1][0]), signal.SIGKILL)
             await append(it.log, total // 2, total, partitions=4)
             await until(lambda: len({each[1:] for each in it.seen}) == total)
             nodes.signal(signal.SIGTERM)
             assert await nodes.wait() == 0
-        assert it.offsets("tasks") == dict.fromkeys(range(4), total // 4)
+        assert it.offsets(app) == dict.fromkeys(range(4), total // 4)

@@ -311,7 +311,7 @@ class Consumers:
         """The next batch once there is room for it; None where the reader must begin anew."""
         stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
         if any(stage.full for stage in stages):
-            await self._wait(lambda: all(stage.roomy for stage in stages))
+            await self.wait(lambda: all(stage.roomy for stage in stages))
         await self.rejects.wait_room()
         try:
             return await reader.read()
@@ -354,7 +354,7 @@ class Consumers:
         """Queue the events of a batch with the tasks of their keys, as there is room."""
         (taker,) = feed.takers.values()
         stage = taker.task.stages[feed.ssp]
-        await self._wait(lambda: not stage.depth)  # what is whole may yet be given back
+        await self.wait(lambda: not stage.depth)  # what is whole may yet be given back
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(
@@ -366,7 +366,7 @@ class Consumers:
             if part.partition == home:
                 self._tasks.feed(taker.task, part)
                 continue
-            await self._wait(partial(self._tasks.has_room, part.stream, part.partition))
+            await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
             self._tasks.offer_soon(part)
 
     def _end(self, feed: _Feed) -> None:
@@ -385,7 +385,8 @@ class Consumers:
 
     # -- room --------------------------------------------------------------------------------
 
-    async def _wait(self, condition: Callable[[], bool]) -> None:
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition is true, which is looked at between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self._waiting[lot] = condition
@@ -395,7 +396,7 @@ class Consumers:
                 del self._waiting[lot]
 
     def released(self) -> None:
-        """Between two turns: let go on who found it too full."""
+        """Between two turns, or when a consumer was heard: let go on who waits for something."""
         for lot, condition in list(self._waiting.items()):
             if condition():
                 lot.unpark()
