@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from s4node.errors import GraphError
+from s4node.event import LIVE
 from s4node.keys import KeySpec
 from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
@@ -39,6 +40,9 @@ class App:
 
     name: str
     """Shown in logs and errors; the class's name unless given."""
+
+    has_tasks: ClassVar[bool] = False
+    """Whether the streams lead to tasks instead of PEs."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name or type(self).__name__
@@ -97,9 +101,16 @@ class App:
         *pes: ProcessingElement,
         key: KeySpec | None = None,
         types: Sequence[type] | type = (),
+        system: str = LIVE,
     ) -> InputStream:
-        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`."""
-        return self._add(InputStream, name, pes, key, types, broadcast=False)
+        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
+
+        Its events come over the sockets, or are read from the stream of this name of a ``system``
+        such as ``log``; the setting ``task.inputs`` wins over it.
+        """
+        stream = self._add(InputStream, name, pes, key, types, broadcast=False)
+        stream.system = system
+        return stream
 
     def create_output_stream(
         self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()

@@ -299,6 +299,122 @@ STREAM_BOOTSTRAP = Pattern(
     "streams.rules.samza.bootstrap",
 )
 
+_TASK_RUN = "Tasks: how they run"
+
+TASK_MAX_CONCURRENCY = Setting(
+    _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
+    "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
+    "done before the next begins. More overlaps what tasks wait for; see task.order.",
+)
+TASK_ORDER = Setting(
+    _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
+    "How the events of a task begin where several may be outstanding: by arrival they begin as "
+    "they came and overlap, by key those of one key never overlap. Events without a key count as "
+    "of one key.",
+)
+THREAD_POOL_SIZE = Setting(
+    _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
+    "How many threads of a container run plain tasks (process, window and timers), for those that "
+    "wait for something without being async. 0 runs them on the event loop, which costs least.",
+)
+TASK_WINDOW_MS = Setting(
+    _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
+    "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
+)
+TASK_COMMIT_MS = Setting(
+    _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
+    "How often a task's progress is saved, if there was any. 0 saves it only when a task asks for "
+    "it, and at the end.",
+)
+TASK_ASYNC_COMMIT = Setting(
+    _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
+    "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
+    "covers more than what is done.",
+)
+TASK_CALLBACK_TIMEOUT_MS = Setting(
+    _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
+    "How long an asynchronous event may be outstanding before the container fails. 0 is for ever.",
+)
+TASK_IGNORED_EXCEPTIONS = Setting(
+    _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
+    "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
+    "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+)
+
+_INPUTS = "Inputs that can be read again"
+
+SYSTEM_TYPE = Pattern(
+    _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
+    "Makes a system known by this name. log is the log of a node; your own is called with the name "
+    "and the address. live, the sockets, is always there.",
+    "systems.archive.type",
+)
+SYSTEM_ADDRESS = Pattern(
+    _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
+    "Where the system is reached: for a log, where its node listens. The system log needs none "
+    "where this process has the log itself.",
+    "systems.archive.address",
+)
+TASK_INPUTS = Setting(
+    _INPUTS, "task.inputs", "", kinds.NAMES,
+    "The inputs, each system.stream; the first dot ends the system's name. It wins over what the "
+    "app says of the streams that it names. Empty leaves all to the app.",
+)
+OFFSET_DEFAULT = Pattern(
+    _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
+    "Where an input without progress begins: at the oldest event that is there, at the newest, or "
+    "with what is upcoming, which is what happens where nobody says anything.",
+    "streams.clicks.samza.offset.default",
+)
+SYSTEM_OFFSET_DEFAULT = Pattern(
+    _INPUTS, "systems.<system>.samza.offset.default", "oldest", kinds.OFFSET,
+    "The same for all streams of a system of which nothing else is said.",
+    "systems.archive.samza.offset.default",
+)
+RESET_OFFSET = Pattern(
+    _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
+    "Begin where samza.offset.default says at every start, whatever progress there is.",
+    "streams.clicks.samza.reset.offset",
+)
+ON_LOST = Pattern(
+    _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
+    "What happens where retention has removed events that were to be read next: fail stops the "
+    "container, as it does where nobody says anything; oldest goes on with what is left, and the "
+    "loss is counted and told.",
+    "streams.clicks.onLost",
+)
+DROP_UNDECODED = Setting(
+    _INPUTS, "task.drop.deserialization.errors", "false", kinds.SWITCH,
+    "Whether events of an input that do not decode, or whose key is not found, are dropped and "
+    "counted. Otherwise the first one stops the container, unless task.dead.letter.stream keeps "
+    "them.",
+)
+DEAD_LETTERS = Setting(
+    _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
+    "Where events go that do not decode, or whose key is not found: one of the app's output "
+    "streams, or system.stream. Each is a GenericEvent with its place, reason and bytes. The input "
+    "goes on; its progress waits until the event was taken there.",
+)
+MONITOR_PARTITIONS = Setting(
+    _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
+    kinds.milliseconds(10),
+    "How often the inputs are asked for their number of partitions. One that changes stops the "
+    "container, for it moves keys.",
+)
+
+_PROGRESS = "Progress"
+
+STATE_FOLDER = Setting(
+    _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.TEXT,
+    "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
+    "must be on a disk of this machine, and yours alone.",
+)
+COMMIT_TIMEOUT = Setting(
+    _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
+    "How long commits of a task may fail one after another before the container stops. Until then "
+    "they are tried again, and nothing is forgotten; a crash then replays as much.",
+)
+
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(

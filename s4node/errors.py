@@ -64,6 +64,10 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
+class CallbackError(S4Error):
+    """A task ended an event twice, or not in time; the message names task and event."""
+
+
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer turned this connection down for good; the message carries its reason."""
 
@@ -110,6 +114,10 @@ class CheckpointError(S4Error):
 
 class StateError(S4Error):
     """A key or value that a store cannot hold, or a store that is used where there is none."""
+
+
+class ProgressUnwritten(CheckpointError):  # noqa: N818
+    """Progress could not be written for now: nothing has happened, and it can be tried again."""
 
 
 class TaskFenced(S4Error):  # noqa: N818

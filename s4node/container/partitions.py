@@ -23,10 +23,15 @@ from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
 from s4node.container.readers import Readers
+from s4node.container.stream_task import StreamTaskProcessor
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
+from s4node.executors.stage import Stage
 from s4node.stream import OutputStream, Stream
+from s4node.systems.system import SystemStreamPartition
+from s4node.tasks import TaskApp
 
 log = structlog.get_logger("s4node.container")
 
@@ -43,6 +48,7 @@ class Partitions:
         outputs: Outputs,
         readers: Readers,
         members: Members | None,
+        settings: TaskSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -53,15 +59,29 @@ class Partitions:
         self._outputs = outputs
         self._readers = readers
         self._members = members
+        self._settings = settings
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
 
-    def make(self, partition: int) -> Task:
-        """Make the task of a partition; it is not started yet."""
+    def make(
+        self, partition: int, name: str = "", inputs: Sequence[SystemStreamPartition] = ()
+    ) -> Task:
+        """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
+        name = name or f"Partition {partition}"
+        processor = None
+        if isinstance(self._app, TaskApp):
+            processor = StreamTaskProcessor(
+                self._app,
+                partition,
+                trio.current_time,
+                name=name,
+                settings=self._settings,
+                inputs=inputs,
+            )
         task = self.tasks[partition] = Task(
             self._app,
             partition,
@@ -71,9 +91,44 @@ class Partitions:
             held=self._pipeline.order.held,
             rates=self._pipeline.limits(stages),
             parallel=self._parallel,
+            name=name,
+            processor=processor,
+            settings=self._settings,
         )
+        if isinstance(processor, StreamTaskProcessor):
+            task.starts = processor.context.starts
         self._loop.adopt(task)
         return task
+
+    # -- what consumers feed -----------------------------------------------------------------
+
+    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
+        """A new stage for an input of a task."""
+        return self._pipeline.stage_of(ssp.stream, ssp.partition)
+
+    def feed(self, task: Task, batch: EventBatch) -> None:
+        """Queue a batch with a task of this container."""
+        task.offer(batch)
+        self._loop.wake(task)
+
+    def offer_soon(self, batch: EventBatch) -> None:
+        """Queue a batch with the task of its partition, here or with another member."""
+        self.offer(batch)
+        self._loop.nudge()
+
+    def has_room(self, stream: str, partition: int) -> bool:
+        """Whether more may be offered for a partition."""
+        task = self.tasks.get(partition)
+        if task is not None and not self._is_behind(stream, partition):
+            return not task.stages[stream].full
+        assert self._members is not None
+        way = self._members.ways[stream]
+        return way.depth < way.capacity and way.bytes < way.max_bytes
+
+    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """A task has been given all that an input will ever hold."""
+        task.ended(ssp)
+        self._loop.wake(task)
 
     @property
     def processed(self) -> int:
