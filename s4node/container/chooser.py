@@ -320,6 +320,11 @@ class ChooserSettings:
         if problems:
             raise ConfigError("\n".join(problems))
 
+    def bootstrap_of(self, ssps: Iterable[SystemStreamPartition]) -> Bootstrap | None:
+        """For a task that reads these partitions; None where nothing bootstraps."""
+        found = [ssp for ssp in ssps if ssp.stream in self.bootstrap]
+        return Bootstrap(found) if found else None
+
     def make(
         self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
     ) -> MessageChooser[Hashable]:
@@ -337,7 +342,7 @@ class ChooserSettings:
         chooser = TieredPriority(self.priorities, base) if tiers else base()
         if self.batch_size:
             chooser = Batching(chooser, self.batch_size)
-        if bootstrap is not None and bootstrap.streams:
+        if bootstrap is not None:
             ranks = {stream: self.priorities[stream] for stream in self.bootstrap}
             chooser = Bootstrapping(chooser, bootstrap, ranks)
         return chooser

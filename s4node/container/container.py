@@ -40,7 +40,8 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks
-from s4node.container.binding import replayable
+from s4node.container.binding import live_of, replayable
+from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
 from s4node.container.loop import EventLoop
@@ -105,6 +106,7 @@ class Container:
         self.members: Members | None = None
         self.replay: Replay | None = None
         self.model: JobModel
+        self._choosers: ChooserSettings
         self.partitioner: Partitioner
         self.partitions: Partitions
         self.inputs: Inputs
@@ -143,9 +145,12 @@ class Container:
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
+        self._choosers = ChooserSettings.of(config)
+        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
 
     def _inputs(self) -> list[tuple[str, str]]:
-        return [(stream.system, stream.name) for stream in replayable(self.app)]
+        streams = replayable(self.app)
+        return [(each.system, each.name) for each in streams if not each.only_broadcast]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
@@ -373,6 +378,7 @@ class Container:
             self.readers,
             self.members,
             TaskSettings.of(config),
+            self._choosers,
         )
         self.inputs = Inputs(
             app,
