@@ -162,15 +162,15 @@ class Stream:
 class InputStream(Stream):
     """A stream that brings events from other clusters and clients to PEs, or from a system.
 
-    ``system`` is where its events are read from; ``live`` are those that producers send. Of one
-    that is ``only_broadcast`` no partition is read but those that all tasks read.
+    ``system`` is where its events are read from; ``live`` are those that producers send.
     With a key it owns its keys: an event that arrives in the wrong partition is sent on to the
     right one, so a key lives in one place whatever the sender did.
     """
 
     kind = "input"
     system = LIVE
-    only_broadcast = False
+    whole = True
+    """Whether all its partitions are read, or only those that the settings broadcast."""
 
     @property
     def is_live(self) -> bool:

@@ -149,8 +149,7 @@ class Container:
         self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
 
     def _inputs(self) -> list[tuple[str, str]]:
-        streams = replayable(self.app)
-        return [(each.system, each.name) for each in streams if not each.only_broadcast]
+        return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
