@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from s4node.errors import GraphError
 from s4node.keys import KeySpec
@@ -39,6 +39,9 @@ class App:
 
     name: str
     """Shown in logs and errors; the class's name unless given."""
+
+    has_tasks: ClassVar[bool] = False
+    """Whether the streams lead to tasks instead of PEs."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name or type(self).__name__

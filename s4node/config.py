@@ -257,6 +257,48 @@ APP_PARAMETER = Pattern(
     "s4.app.threshold",
 )
 
+_TASKS = "Tasks"
+
+TASK_MAX_CONCURRENCY = Setting(
+    _TASKS, "task.max.concurrency", "1", kinds.whole(1, 100_000),
+    "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
+    "done before the next begins. More overlaps what tasks wait for; see task.order.",
+)
+TASK_ORDER = Setting(
+    _TASKS, "task.order", "arrival", kinds.choice("arrival", "key"),
+    "How the events of a task begin where several may be outstanding: by arrival they begin as "
+    "they came and overlap, by key those of one key never overlap. Events without a key count as "
+    "of one key.",
+)
+THREAD_POOL_SIZE = Setting(
+    _TASKS, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
+    "How many threads of a container run plain tasks (process, window and timers), for those that "
+    "wait for something without being async. 0 runs them on the event loop, which costs least.",
+)
+TASK_WINDOW_MS = Setting(
+    _TASKS, "task.window.ms", "0", kinds.milliseconds(0),
+    "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
+)
+TASK_COMMIT_MS = Setting(
+    _TASKS, "task.commit.ms", "60000", kinds.milliseconds(0),
+    "How often a task's progress is saved, if there was any. 0 saves it only when a task asks for "
+    "it, and at the end.",
+)
+TASK_ASYNC_COMMIT = Setting(
+    _TASKS, "task.async.commit", "false", kinds.choice("false", "true"),
+    "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
+    "covers more than what is done.",
+)
+TASK_CALLBACK_TIMEOUT_MS = Setting(
+    _TASKS, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
+    "How long an asynchronous event may be outstanding before the container fails. 0 is for ever.",
+)
+TASK_IGNORED_EXCEPTIONS = Setting(
+    _TASKS, "task.ignored.exceptions", "", kinds.CLASSES,
+    "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
+    "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+)
+
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(

@@ -64,6 +64,10 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
+class CallbackError(S4Error):
+    """A task ended an event twice, or not in time; the message names task and event."""
+
+
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer turned this connection down for good; the message carries its reason."""
 

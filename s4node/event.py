@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, ClassVar, Protocol, dataclass_transform
 
@@ -119,6 +119,13 @@ class Receipt(Protocol):
         """One part of the frame is fully processed."""
         ...
 
+    def passed(self, first: int, end: int) -> None:
+        """The batch goes on, but its events numbered ``first <= n < end`` are fully processed.
+
+        In any order, each once; ``done`` says it of all the others.
+        """
+        ...
+
     def refuse(self, number: int, reason: str) -> None:
         """The event of this number was not processed; the sender will be told why."""
         ...
@@ -139,12 +146,15 @@ class EventBatch:
     where a batch has holes (events refused or sent elsewhere) ``numbers`` lists every number.
     ``receipt`` is None for batches that were emitted inside the process. ``size`` and ``bytes`` are
     what the batch counts for in a queue; they stay when events turn out to be refused. A batch can
-    be interrupted: events before ``at`` have been worked on.
+    be interrupted: events before ``at`` have been worked on. ``source`` is what it is queued under
+    in its task: the stream's name, or the partition of a system that it was read from.
+    ``created_ms`` is when it was appended or sent (Unix time), 0 where nobody said so.
     """
 
     __slots__ = (
         "at",
         "bytes",
+        "created_ms",
         "events",
         "first",
         "numbers",
@@ -152,6 +162,7 @@ class EventBatch:
         "partition",
         "receipt",
         "size",
+        "source",
         "stream",
     )
 
@@ -166,9 +177,11 @@ class EventBatch:
         weight: int = 0,
     ) -> None:
         self.stream = stream
+        self.source: Hashable = stream
         self.partition = partition
         self.events = events
         self.size = len(events)
+        self.created_ms = 0
         self.bytes = weight
         self.at = 0
         self.offered_at = 0.0

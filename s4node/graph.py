@@ -41,7 +41,7 @@ def check(app: App) -> None:
 
 def _problems(app: App, stream: Stream) -> Iterable[str]:
     where = f"stream {stream.name!r}"
-    if not stream.targets and not isinstance(stream, OutputStream):
+    if not stream.targets and not isinstance(stream, OutputStream) and not app.has_tasks:
         yield f"{where} leads to no PE"
     if stream.broadcast and stream.key is not None:
         yield f"{where} has a key and broadcast; choose one"

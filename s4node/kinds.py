@@ -133,7 +133,16 @@ def _parse_host(text: str) -> str:
     return text
 
 
+def _parse_classes(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    for name in names:
+        if name != "*" and not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"has {name!r} in it, which names no class")
+    return names
+
+
 TEXT = Kind("text", str)
+CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, or empty", _parse_host)
 NAME = Kind("name", _parse_name)
 NAMES = Kind("comma-separated list of names", _parse_names)

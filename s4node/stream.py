@@ -107,6 +107,12 @@ class Stream:
                 f"put() on stream {self.name!r} outside of a handler; use 'await stream.send()'"
             ) from None
 
+    def put_into(self, put: list[list[Any]], event: Any) -> None:
+        """As put, where the running task is known; from any thread."""
+        if event.__class__ not in self._accepts:
+            self._check(event)
+        put[self._index].append(event)
+
     async def send(self, event: Any) -> None:
         """Send an event from a source, waiting while the stream is full."""
         await self.send_many((event,))

@@ -99,11 +99,37 @@ class AsyncStreamTask(Protocol):
         ...
 
 
+class TaskContext(Protocol):
+    """A task's place, and what it may have of its container.
+
+    ``partition`` is its number among the app's tasks; ``metrics`` counts under the task's name.
+    """
+
+    task_name: str
+    partition: int
+    system_stream_partitions: Sequence[tuple[str, str, int]]
+    metrics: Any
+
+    def store(self, name: str) -> Any:
+        """A key-value store of the task; raises KeyError where there is none of this name."""
+        ...
+
+    def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
+        """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
+        the task is outstanding. It may be ``async``."""
+        ...
+
+    def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
+        """Begin to read an input at an offset, or another Startpoint, whatever was saved; in
+        ``init`` only. ``ssp`` is one of ``system_stream_partitions``, else it raises KeyError."""
+        ...
+
+
 @runtime_checkable
 class InitableTask(Protocol):
     """Wants to be told its place before its first event."""
 
-    def init(self, config: Mapping[str, str], context: Any) -> Any:
+    def init(self, config: Mapping[str, str], context: TaskContext) -> Any:
         """Called once; may be ``async``. ``config`` holds the app's ``s4.app.*`` parameters."""
         ...
 
@@ -143,6 +169,8 @@ class TaskApp(App):
     with ``create_output_stream``, or with ``create_stream`` where it comes back to the tasks.
     """
 
+    has_tasks = True
+
     def __init__(
         self,
         name: str = "",
@@ -157,3 +185,10 @@ class TaskApp(App):
         for output in outputs:
             key = outputs[output] if isinstance(outputs, Mapping) else None
             self.create_output_stream(output, key=key)
+
+    def declare_inputs(self) -> None:
+        """Declare those of ``inputs`` that are not declared yet; called after ``on_init``."""
+        for entry in self.inputs:
+            stream = entry.partition(".")[2]
+            if stream not in self.streams:
+                self.create_input_stream(stream)

@@ -259,6 +259,9 @@ class FrameReceipt:
         if self.parts <= 0:
             self.lane.complete(self.first, self.end)
 
+    def passed(self, first: int, end: int) -> None:
+        """A producer hears of whole frames only."""
+
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""
         self.lane.refuse(number, 1, reason)

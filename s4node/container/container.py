@@ -49,6 +49,7 @@ from s4node.container.port import InputPort
 from s4node.container.readers import Readers
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
@@ -279,6 +280,8 @@ class Container:
             clock=trio.current_time,
             after_turn=self._after_turn,
             held=self._in_doubt,
+            on_shutdown=self.stop,
+            threads=config[settings.THREAD_POOL_SIZE],
         )
         self.listener = Listener.configured(config, self, self.loop.nudge, held=self._in_doubt)
         self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
@@ -321,6 +324,7 @@ class Container:
             self.outputs,
             self.readers,
             self.members,
+            TaskSettings.of(config),
         )
         self.inputs = Inputs(
             app,

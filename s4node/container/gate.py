@@ -1,11 +1,16 @@
 """The gate of a task: what it may do next. Pure.
 
 Rules, highest first
-1. A timer runs alone: not while events are in flight, and nothing else beside it.
-2. A due timer stops new processing of its task, drains what is in flight, then runs.
-3. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
+1. A window, a timer or the end of stream runs alone: nothing else of its task beside it.
+2. A due commit, window or timer stops new processing of its task, drains what is in flight, and
+   runs; in this order. However often one was due, it runs once.
+3. A commit runs alone too. With ``async_commit`` events may be in flight and begin beside it; a
+   further commit that is due meanwhile stops them from beginning until it has ended.
+4. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
    held: by a full stage that it leads to, or by its rate.
-4. A draining task that has nothing left is done.
+5. A task whose inputs have all ended, with nothing left, is told of it, once.
+6. A task that has been told, or drains, and has nothing left, commits what it has done since its
+   last commit, and is done.
 Other tasks are never affected.
 """
 
@@ -18,7 +23,10 @@ class Op(Enum):
     """What a task does in its next step."""
 
     NOTHING = "nothing"
+    COMMIT = "commit"
+    WINDOW = "window"
     TIMER = "timer"
+    END_OF_STREAM = "end of stream"
     PROCESS = "process"
     DONE = "done"
 
@@ -27,51 +35,101 @@ class Gate:
     """Counts what is under way in one task and says what may begin."""
 
     __slots__ = (
+        "async_commit",
+        "commit_due",
+        "committing",
         "draining",
+        "end_told",
         "in_flight",
+        "inputs_ended",
         "max_concurrency",
+        "running",
         "timer_due",
-        "timer_running",
+        "uncommitted",
+        "window_due",
     )
 
-    def __init__(self, max_concurrency: int = 1) -> None:
+    def __init__(self, max_concurrency: int = 1, *, async_commit: bool = False) -> None:
         self.max_concurrency = max_concurrency
+        self.async_commit = async_commit
         self.in_flight = 0
+        self.commit_due = False
+        self.window_due = False
         self.timer_due = False
-        self.timer_running = False
+        self.committing = False
+        self.running: Op | None = None  # a window, a timer or the end of stream
+        self.inputs_ended = False
+        self.end_told = False
         self.draining = False
+        self.uncommitted = False  # something was done since the last commit
 
     def next_op(self, waiting: bool, held: bool = False) -> Op:
         """What may begin now.
 
-        ``waiting`` tells whether a batch is at hand, ``held`` whether others wait that must not be
+        ``waiting`` tells whether an event may begin, ``held`` whether others wait that must not be
         processed yet.
         """
-        if self.timer_running:
+        if self.running is not None:
             return Op.NOTHING
-        if self.timer_due:
-            return Op.NOTHING if self.in_flight else Op.TIMER
+        if self.commit_due:
+            free = not self.committing and (self.async_commit or not self.in_flight)
+            return Op.COMMIT if free else Op.NOTHING
+        if self.committing and not self.async_commit:
+            return Op.NOTHING
+        if self.window_due or self.timer_due:
+            if self.in_flight or self.committing:
+                return Op.NOTHING
+            return Op.WINDOW if self.window_due else Op.TIMER
         if waiting:
             return Op.PROCESS if self.in_flight < self.max_concurrency else Op.NOTHING
-        return Op.DONE if self.draining and not self.in_flight and not held else Op.NOTHING
+        if self.in_flight or self.committing or held:
+            return Op.NOTHING
+        if self.inputs_ended and not self.end_told:
+            return Op.END_OF_STREAM
+        if self.draining or self.end_told:
+            return Op.COMMIT if self.uncommitted else Op.DONE
+        return Op.NOTHING
 
     def begin(self, op: Op) -> None:
         """``op``, as given by next_op, has begun."""
-        if op is Op.TIMER:
-            self.timer_due, self.timer_running = False, True
-        elif op is Op.PROCESS:
+        if op is Op.PROCESS:
             self.in_flight += 1
+        elif op is Op.COMMIT:
+            assert not self.committing
+            self.commit_due = self.uncommitted = False
+            self.committing = True
+        else:
+            assert self.running is None
+            self.running = op
+            if op is Op.WINDOW:
+                self.window_due = False
+            elif op is Op.TIMER:
+                self.timer_due = False
+            else:
+                self.end_told = True
         self.validate()
 
     def end(self, op: Op) -> None:
         """``op`` has ended."""
-        if op is Op.TIMER:
-            self.timer_running = False
-        elif op is Op.PROCESS:
+        if op is Op.COMMIT:
+            self.committing = False
+            return
+        self.uncommitted = True
+        if op is Op.PROCESS:
             self.in_flight -= 1
-        self.validate()
+            self.validate()
+        else:
+            self.running = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the end of stream has been told and all that followed is done."""
+        return self.end_told and self.running is None and not self.in_flight
 
     def validate(self) -> None:
         """Assert the rules."""
         assert 0 <= self.in_flight <= self.max_concurrency
-        assert not (self.timer_running and self.in_flight)
+        if self.running is not None:
+            assert not self.in_flight
+            assert not self.committing
+        assert self.async_commit or not (self.committing and self.in_flight)

@@ -17,6 +17,7 @@ from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.config import Config
 from s4node.errors import GraphError, S4Error
+from s4node.tasks import TaskApp
 
 
 async def declare(app: App, config: Config, partitions: int) -> None:
@@ -26,6 +27,8 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
         app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
     await call(app, app.on_init)
+    if isinstance(app, TaskApp):
+        app.declare_inputs()
     graph.check(app)
     app.freeze()
 

@@ -5,9 +5,8 @@ Rules
   and the other trio tasks (sockets, timers, cancellation) run.
 - A loop that sleeps takes its turn in the trio task that brings events, at once.
 - Ready tasks take turns, one step each.
-- ``async`` steps run beside the loop; their task's gate keeps everything else of that task out
-  until they end. Other tasks go on.
-- Handlers of a parallel stream overlap in a run of their own, which keeps the task out likewise.
+- Steps that take their time run beside the loop; their task's gate keeps out what must not run
+  beside them. Other tasks go on.
 - Nothing here waits on a stage: a task whose outputs are full is left alone until they have room.
 """
 
@@ -23,7 +22,8 @@ import trio
 
 from s4node.container.gate import Op
 from s4node.container.pace import Pace
-from s4node.container.parallel import ParallelRun
+from s4node.container.requests import Requests
+from s4node.container.steps import Steps
 
 if TYPE_CHECKING:
     from s4node.container.task import Task
@@ -36,7 +36,9 @@ class EventLoop:
     """Runs the steps of the tasks that it has adopted.
 
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
-    called again at the latest, or None. While ``held`` says so no turn begins.
+    called again at the latest, or None. While ``held`` says so no turn begins. ``on_shutdown`` is
+    called when the tasks have asked for the container's end. Plain slices of tasks with threads run
+    in so many ``threads``.
     """
 
     def __init__(
@@ -47,8 +49,13 @@ class EventLoop:
         clock: Callable[[], float],
         after_turn: Callable[[], float | None],
         held: Callable[[], bool] = lambda: False,
+        on_shutdown: Callable[[], None] = lambda: None,
+        threads: int = 0,
     ) -> None:
         self.tasks: list[Task] = []
+        self._requests = Requests(self._shut_down, self.wake)
+        self._steps_of = Steps(self.wake, threads)
+        self._on_shutdown = on_shutdown
         self.turns = 0
         self.step_began = 0.0
         self._max_events = max_events
@@ -63,13 +70,15 @@ class EventLoop:
         self._turning = False
         self._nudged = False
         self._draining = False
-        self._async_steps = 0
 
     def adopt(self, task: Task) -> None:
         """Run this task, too."""
         task.pace = Pace(self._max_events, self._max_seconds)
-        task.gate.draining = self._draining
+        if self._draining:
+            task.drain()
         self.tasks.append(task)
+        self._requests.add(task)
+        self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
 
     def add(self, task: Task) -> None:
         """The task may have something to do; the caller sees to it that a turn follows."""
@@ -104,18 +113,30 @@ class EventLoop:
         """Make ``run`` return once no task has anything left to do."""
         self._draining = True
         for task in self.tasks:
-            task.gate.draining = True
+            task.drain()
+            self.wake(task)
         self.nudge()
+
+    def give_back(self) -> None:
+        """Begin nothing more of what can be read again."""
+        for task in self.tasks:
+            task.give_back()
+
+    def _shut_down(self) -> None:
+        self.give_back()
+        self._on_shutdown()
 
     @property
     def idle(self) -> bool:
         """Whether no task has anything to do now."""
-        return not self._ready and not self._async_steps
+        return not self._ready and not any(
+            task.gate.in_flight or task.gate.running for task in self.tasks
+        )
 
     @property
     def done(self) -> bool:
         """Whether no draining task has anything left, not even what waits for room."""
-        return not self._async_steps and all(task.next_op() is Op.DONE for task in self.tasks)
+        return all(task.next_op() is Op.DONE for task in self.tasks)
 
     async def run(self) -> None:
         """Take turns until drained or cancelled; raises what a handler raised.
@@ -126,6 +147,8 @@ class EventLoop:
             self._nursery = nursery
             due = self._after_turn()
             while not (self._draining and not self._ready and self.done):
+                if not self._ready:
+                    self._requests.settle()
                 if self._ready or self._nudged:
                     await trio.lowlevel.checkpoint()
                 else:
@@ -160,6 +183,7 @@ class EventLoop:
         budget = self._max_events
         began = now = time.perf_counter()
         ready = self._ready
+        take, spawn = self._steps_of.take, nursery.start_soon
         while ready and budget > 0:
             task = ready.popleft()
             op = task.next_op()
@@ -168,63 +192,21 @@ class EventLoop:
                 continue
             ready.append(task)
             self.step_began = now
-            budget -= self._step(task, op, nursery, budget)
-            now = time.perf_counter()
+            pace = task.pace
+            count = take(task, op, min(pace.events, budget), spawn)
+            budget -= count
+            ended = time.perf_counter()
+            if op is Op.PROCESS:
+                pace.took(count, ended - now)
+            now = ended
             if now - began > self._max_seconds:
                 break
         self.step_began = 0.0
 
-    def _step(self, task: Task, op: Op, nursery: trio.Nursery, budget: int) -> int:
-        pace = task.pace
-        limit = min(pace.events, budget)
-        if op is Op.PROCESS and task.parallelism > 1:
-            task.gate.begin(op)
-            self._async_steps += 1
-            threads = trio.CapacityLimiter(task.parallelism)
-            run = ParallelRun(task, task.parallelism, threads, self.nudge)
-            nursery.start_soon(self._parallel_step, task, run)
-            return 0
-        if task.awaits:
-            task.gate.begin(op)
-            self._async_steps += 1
-            nursery.start_soon(self._async_step, task, op, limit)
-            return 0
-        task.gate.begin(op)
-        if op is Op.TIMER:
-            finished = task.fire(limit)
-            task.gate.end(op)
-            task.gate.timer_due = not finished
-            return limit
-        count = task.process(limit)
-        task.gate.end(op)
-        pace.took(count, time.perf_counter() - self.step_began)
-        return count
-
-    async def _async_step(self, task: Task, op: Op, limit: int) -> None:
-        began = time.perf_counter()
-        if op is Op.TIMER:
-            finished = await task.fire_async(limit)
-            task.gate.end(op)
-            task.gate.timer_due = not finished
-        else:
-            count = await task.process_async(limit)
-            task.gate.end(op)
-            task.pace.took(count, time.perf_counter() - began)
-        self._async_steps -= 1
-        self.wake(task)
-        self.nudge()
-
-    async def _parallel_step(self, task: Task, run: ParallelRun) -> None:
-        await run.run()
-        await task.end_run(run.stream)
-        task.gate.end(Op.PROCESS)
-        self._async_steps -= 1
-        self.wake(task)
-
     def _check_timers(self) -> None:
         now = self._clock()
         for task in self.tasks:
-            if task.timed and task.check_timers(now):
+            if (task.timed or task.tick_at <= now) and task.check_due(now):
                 self.wake(task)
             if task.resume_at is not None and task.resume_at <= now:
                 task.resume_at = None
@@ -232,12 +214,12 @@ class EventLoop:
 
     def _deadline(self, due: float | None) -> float:
         """When to wake at the latest, in trio's time."""
-        # a busy task's timers wait until it wakes the loop; looking at them would only spin
-        free = (t for t in self.tasks if t.timed and not (t.gate.timer_running or t.gate.in_flight))
-        dues = [task.next_due for task in free]
-        dues += [task.resume_at for task in self.tasks]
-        earliest = min([d for d in (*dues, due) if d is not None], default=None)
-        if earliest is None:
+        dues = [task.next_due for task in self.tasks]
+        dues += [task.resume_at for task in self.tasks if task.resume_at is not None]
+        if due is not None:
+            dues.append(due)
+        earliest = min(dues, default=math.inf)
+        if earliest == math.inf:
             return math.inf
         return trio.current_time() + max(0.0, earliest - self._clock())
 

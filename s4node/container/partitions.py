@@ -23,10 +23,14 @@ from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
 from s4node.container.readers import Readers
+from s4node.container.stream_task import StreamTaskProcessor
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.stream import OutputStream, Stream
+from s4node.systems.system import SystemStreamPartition
+from s4node.tasks import TaskApp
 
 log = structlog.get_logger("s4node.container")
 
@@ -43,6 +47,7 @@ class Partitions:
         outputs: Outputs,
         readers: Readers,
         members: Members | None,
+        settings: TaskSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -53,15 +58,29 @@ class Partitions:
         self._outputs = outputs
         self._readers = readers
         self._members = members
+        self._settings = settings
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
 
-    def make(self, partition: int) -> Task:
-        """Make the task of a partition; it is not started yet."""
+    def make(
+        self, partition: int, name: str = "", inputs: Sequence[SystemStreamPartition] = ()
+    ) -> Task:
+        """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
+        name = name or f"Partition {partition}"
+        processor = None
+        if isinstance(self._app, TaskApp):
+            processor = StreamTaskProcessor(
+                self._app,
+                partition,
+                trio.current_time,
+                name=name,
+                settings=self._settings,
+                inputs=inputs,
+            )
         task = self.tasks[partition] = Task(
             self._app,
             partition,
@@ -71,6 +90,9 @@ class Partitions:
             held=self._pipeline.order.held,
             rates=self._pipeline.limits(stages),
             parallel=self._parallel,
+            name=name,
+            processor=processor,
+            settings=self._settings,
         )
         self._loop.adopt(task)
         return task

@@ -46,7 +46,8 @@ class FrameBatch(EventBatch):
     def __init__(
         self, port: InputPort, data: wire.Data, body: memoryview, frame: FrameReceipt
     ) -> None:
-        self.stream = data.stream
+        self.stream = self.source = data.stream
+        self.created_ms = data.created_ms
         self.partition = data.partition
         self.events = []
         self.numbers = None

@@ -1,48 +1,44 @@
-"""A partition task: the PE instances of its keys, their inputs, timers, and what they emit.
+"""A partition task: its inputs, the batch at hand, and what it does next. Pure.
 
 Rules
-- One step does one thing: a slice of a batch, or a slice of a timer's instances. The gate says
-  which; the loop says when and how much.
+- One step does one thing: a slice of a batch, a commit, a window, a slice of a timer. The gate says
+  which; the loop says when and how much. What runs on the events is the task's processor.
 - Internal streams go before inputs. A stream that is held, because a stage it leads to is full or
   because its rate is used up, stops no other: its batch is put aside, where it stopped.
-- What handlers put on streams is handed on after each slice.
-- A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
-  refuses that event only.
+- What handlers put on streams is handed on after each slice, or after its event where several are
+  outstanding.
+- What was asked for at an event takes effect when it is done and all before it are. Nothing behind
+  it has been told to its input when a commit is taken.
+- A task that drains begins nothing more of what can be read again, and works off the rest.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from s4node import graph
 from s4node.app import App
 from s4node.container.chooser import MessageChooser, RoundRobin
+from s4node.container.elements import Elements
+from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
 from s4node.container.pace import Pace
-from s4node.errors import ProcessingError
+from s4node.container.processor import Mode, Processor
+from s4node.container.requests import Requests
+from s4node.container.task_settings import TaskSettings
+from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage, StageStatistics
-from s4node.pe.element import ProcessingElement
-from s4node.pe.instances import Instances
-from s4node.routing import culprit, key_failure
-from s4node.stream import InputStream, OutputStream, Stream, emitted
+from s4node.stream import InputStream, OutputStream, Stream
+from s4node.systems.system import InputBatch
 
 Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
-
-@dataclass
-class Timer:
-    """The next firing of a prototype's ``on_time``."""
-
-    instances: Instances
-    on_time: Callable[[Any], Any]
-    interval: float
-    due: float
+_SLICES = (Mode.AWAIT, Mode.THREAD)
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,8 @@ class Task:
 
     ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
-    which streams more than one handler may be outstanding.
+    which streams more than one handler may be outstanding. Without a ``processor`` it runs the
+    app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment.
     """
 
     def __init__(
@@ -70,102 +67,200 @@ class Task:
         app: App,
         partition: int,
         *,
-        stages: dict[str, Stage],
+        stages: Mapping[Any, Stage],
         clock: Callable[[], float],
         deliver: Deliver,
         held: Collection[str] = (),
         rates: Mapping[str, tuple[Executor, ...]] | None = None,
         parallel: Mapping[str, int] | None = None,
+        name: str = "",
+        processor: Processor | None = None,
+        settings: TaskSettings | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
-        self.gate = Gate()
-        self.pace: Pace
+        self.name = name or f"Partition {partition}"
+        self.settings = settings = settings or TaskSettings()
+        self.processor = processor or Elements(app, partition, clock, parallel)
+        self.instances = self.processor.instances
+        most = max((settings.concurrency, *(parallel or {}).values()))
+        self.gate = Gate(most, async_commit=settings.async_commit)
+        self.pace = Pace(2048, 0.005)
         self.ready = False
         self.processed = 0
-        self.refused = 0
+        self.live = any(isinstance(stream, InputStream) for stream in app.streams.values())
+        self.starts: dict[Hashable, Any] = {}
+        self.on_commit: Callable[[Task], None] | None = None
+        self.requests: Requests
+        self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
         self._held = held
         self._rates = dict(rates or {})
-        self._parallel = dict(parallel or {})
-        self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
-        self.on_offer: Callable[[], None] | None = None  # of a parallel run
-        self._may = None if isinstance(held, tuple) and not rates else self._may_run
+        self._may = None if isinstance(held, tuple) and not rates else self._may_take
         self.resume_at: float | None = None  # when a rate gives leave again
-        self.instances = {
-            name: graph.make_instances(prototype, partition, clock)
-            for name, (prototype, _) in app.prototypes.items()
-        }
-        self._triggers = {
-            name: graph.TriggerState(prototype, clock)
-            for name, (prototype, _) in app.prototypes.items()
-            if prototype.triggers
-        }
-        for name, trigger in self._triggers.items():
-            self.instances[name].gone = trigger.forget
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
-        self.plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
-        self.stages = stages
+        self.stages: dict[Any, Stage] = dict(stages)
+        self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
+        self._modes = {s.name: self.processor.mode(Op.PROCESS, s.name) for s in fed}
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self._inner_chooser: MessageChooser[str] = RoundRobin()
-        self._outer_chooser: MessageChooser[str] = RoundRobin()
-        self._offered: set[str] = set()
-        self.emitted: list[list[Any]] = [[] for _ in app.streams]
+        self._alone = not self._inner
+        self._inner_chooser: MessageChooser[Any] = RoundRobin()
+        self._outer_chooser: MessageChooser[Any] = RoundRobin()
+        self._offered: set[Any] = set()
         self._streams = list(app.streams.values())
-        self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
-        self._leaving = [
-            i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
-        ]
-        awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
-        self._trimmed = [i for i in self._bounded if id(i) not in awaited]
         self._batch: EventBatch | None = None
-        self.timers = [
-            Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
-            for name, (p, _) in app.prototypes.items()
-            if p.timer_interval and p.on_time is not None
-        ]
-        self.timed = bool(self.timers) or any(p.cache_idle for p, _ in app.prototypes.values())
-        self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        self._slicing = False
+        self.flights: Flights | None = None
+        if Mode.TOGETHER in self._modes.values():
+            self.flights = Flights(settings.concurrency, len(self._streams))
+        self._inputs: set[Hashable] = set()  # that have not ended
+        self._replayable: set[Hashable] = set()
+        self._given_back = False
+        now = clock()
+        self._window_at = math.inf
+        if settings.window and self.processor.windowable:
+            self._window_at = now + settings.window
+        self._commit_at = now + settings.commit if settings.commit else math.inf
+        self._timeout_at = math.inf
+        if settings.callback_timeout and self.flights is not None:
+            self._timeout_at = now + settings.callback_timeout
+        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
 
     # -- feeding -----------------------------------------------------------------------------
 
+    def add_input(self, source: Hashable, stream: str, stage: Stage) -> None:
+        """An input that can be read again, of one of the app's streams; before any is offered."""
+        self.stages[source] = stage
+        self._stream_of[source] = stream
+        self._inputs.add(source)
+        self._replayable.add(source)
+
+    def ended(self, source: Hashable) -> None:
+        """All batches of an input have been offered; the caller wakes the loop."""
+        self._inputs.discard(source)
+        if self._alone:
+            self.gate.inputs_ended = self.inputs_ended
+        else:
+            self.requests.ending = True
+
+    @property
+    def fed(self) -> bool:
+        """Whether there is anything from outside that the task could wait for."""
+        return self.live or bool(self._replayable)
+
+    @property
+    def inputs_ended(self) -> bool:
+        """Whether nothing more can come from outside."""
+        return bool(self._replayable) and not self.live and not self._inputs
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more can come from outside, and nothing is left to do."""
+        gate = self.gate
+        busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
+        return self.inputs_ended and not busy and not self._choose() and not self.waiting
+
     def offer(self, batch: EventBatch) -> None:
-        """Put a batch into its stream's stage; the caller wakes the loop."""
-        self.stages[batch.stream].offer(batch, self._clock())
-        if batch.stream not in self._offered:
-            self._update(batch.stream)
-        elif self.on_offer is not None:
-            self.on_offer()
-
-    def _update(self, name: str) -> None:
-        """Let the stage offer its next batch to its chooser."""
-        batch = self.stages[name].take(self._clock())
-        if batch is None:
-            self._offered.discard(name)
+        """Put a batch into the stage of its source; the caller wakes the loop."""
+        source = batch.source
+        if self._given_back and source in self._replayable:
             return
-        self._offered.add(name)
-        self._chooser(name).update(name, batch)
+        self.stages[source].offer(batch, self._clock())
+        if source not in self._offered:
+            self._update(source)
 
-    def _chooser(self, name: str) -> MessageChooser[str]:
-        return self._inner_chooser if name in self._inner else self._outer_chooser
+    def _update(self, source: Any) -> None:
+        """Let the stage offer its next batch to its chooser."""
+        batch = self.stages[source].take(self._clock())
+        if batch is None:
+            self._offered.discard(source)
+            return
+        self._offered.add(source)
+        self._chooser(source).update(source, batch)
+
+    def _chooser(self, source: Any) -> MessageChooser[Any]:
+        return self._inner_chooser if source in self._inner else self._outer_chooser
+
+    def drain(self) -> None:
+        """Work off what cannot be read again, and be done."""
+        self.give_back()
+        self.gate.draining = True
+
+    def give_back(self) -> None:
+        """Begin nothing more of what can be read again."""
+        self._given_back = True
+        for source in self._replayable:
+            self.stages[source].clear()
+            self._offered.discard(source)
+        if self._batch is not None and not self._slicing and self._is_back(self._batch):
+            self._batch = None
+
+    def _is_back(self, batch: EventBatch) -> bool:
+        """Whether a batch has been given back, to be read again."""
+        return self._given_back and batch.source in self._replayable
+
+    # -- what is next ------------------------------------------------------------------------
+
+    def next_op(self) -> Op:
+        """What the task may do now."""
+        if self.flights is not None:
+            for flight, error in self.flights.arrivals():
+                self.land(flight, error)
+        if self._slicing:
+            return Op.NOTHING
+        return self.gate.next_op(self._choose(), self.waiting)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether batches wait that are not at hand."""
+        batch = self._batch
+        return len(self._offered) > (batch is not None and batch.source in self._offered)
 
     def _choose(self) -> bool:
+        """Have an event that may be processed, if there is one."""
+        flights = self.flights
+        if flights is None:
+            return self._choose_batch()
+        if not flights.busy:
+            flights.stream = None
+            if not self._choose_batch():
+                return False
+            assert self._batch is not None
+            stream = self._batch.stream
+            if self._modes[stream] is not Mode.TOGETHER:
+                return True
+            flights.order.limit = self.processor.limit(stream)
+            flights.stream = None if self.processor.mixes() else stream
+        self._look(flights)
+        return flights.order.ready
+
+    def _choose_batch(self) -> bool:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self._batch
         if batch is not None:
             if self._may is None or self._may_run(batch.stream):
                 return True
             self._batch = None  # the others go on meanwhile
-            self._chooser(batch.stream).update(batch.stream, batch)
-        chosen = self._inner_chooser.choose(self._may) or self._outer_chooser.choose(self._may)
-        if chosen is None:
-            return False
-        batch = chosen[1]
-        if not batch.at:
-            batch.load()
-        self._batch = batch
-        return True
+            self._chooser(batch.source).update(batch.source, batch)
+        return self._take(self._may)
+
+    def _take(self, may: Callable[[Any], bool] | None) -> bool:
+        """Take a batch from the choosers, of a source that may go now."""
+        while True:
+            chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
+            if chosen is None:
+                return False
+            batch = chosen[1]
+            if self._given_back and self._is_back(batch):
+                continue
+            if not batch.at:
+                batch.load()
+            self._batch = batch
+            return True
+
+    def _may_take(self, source: Any) -> bool:
+        return self._may_run(self._stream_of[source])
 
     def _may_run(self, name: str) -> bool:
         if name in self._held:
@@ -186,63 +281,40 @@ class Task:
             allowed = min(allowed, one)
         return allowed
 
-    @property
-    def waiting(self) -> bool:
-        """Whether batches wait that are not at hand."""
-        return bool(len(self._inner_chooser) or len(self._outer_chooser))
+    def mode(self, op: Op) -> Mode:
+        """How the next step is run."""
+        if op is Op.PROCESS:
+            if self.flights is not None and self.flights.busy:
+                return Mode.TOGETHER
+            assert self._batch is not None
+            return self._modes[self._batch.stream]
+        return Mode.LOOP if op is Op.COMMIT else self.processor.mode(op, "")
 
-    # -- stepping ----------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------
 
-    def next_op(self) -> Op:
-        """What the task may do now."""
-        if self.gate.in_flight:
-            return Op.NOTHING  # the batch at hand is being processed
-        return self.gate.next_op(self._choose(), self.waiting)
+    def begin(self, op: Op, mode: Mode) -> None:
+        """A step begins; ``run`` and ``finish`` follow."""
+        self.gate.begin(op)
+        self._slicing = op is Op.PROCESS and mode in _SLICES
 
-    @property
-    def awaits(self) -> bool:
-        """Whether the batch at hand, or the timer that is due, has ``async`` handlers."""
-        if self.gate.timer_due:
-            return bool(self._leaving) or any(
-                inspect.iscoroutinefunction(timer.on_time) for timer in self.timers
-            )
-        return self._batch is not None and self.plans[self._batch.stream].is_async
+    def run(self, op: Op, limit: int) -> int:
+        """Process up to ``limit`` events of the batch at hand, or do what runs alone.
 
-    def process(self, limit: int) -> int:
-        """Process up to ``limit`` events of the batch at hand; returns how many."""
-        batch, events = self._slice(limit)
-        run = self.plans[batch.stream].run
-        token = emitted.set(self.emitted)
-        try:
-            it = iter(events)
-            while True:
-                try:
-                    run(it)
-                    break
-                except Exception as error:
-                    self.failed(batch, error, batch.at + culprit(it, len(events)))
-            self._trim()
-        finally:
-            emitted.reset(token)
-        return self._processed(batch, len(events))
+        Returns how many events it were; for other steps, whether nothing of them is left.
+        """
+        if op is Op.PROCESS:
+            return self.processor.process(*self._slice(limit))
+        if op is Op.COMMIT:
+            if self.on_commit is not None:
+                self.on_commit(self)
+            return 1
+        return self.processor.run(op, limit)
 
-    async def process_async(self, limit: int) -> int:
-        """As process, for plans with ``async`` handlers."""
-        batch, events = self._slice(limit)
-        run = self.plans[batch.stream].run
-        token = emitted.set(self.emitted)
-        try:
-            it = iter(events)
-            while True:
-                try:
-                    await run(it)
-                    break
-                except Exception as error:
-                    self.failed(batch, error, batch.at + culprit(it, len(events)))
-            await self._trim_async()
-        finally:
-            emitted.reset(token)
-        return self._processed(batch, len(events))
+    async def run_async(self, op: Op, limit: int) -> int:
+        """As run, where something is awaited."""
+        if op is Op.PROCESS:
+            return await self.processor.process_async(*self._slice(limit))
+        return await self.processor.run_async(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
         batch = self._batch
@@ -254,8 +326,31 @@ class Task:
             events = events[batch.at : batch.at + limit]
         return batch, events
 
-    def _processed(self, batch: EventBatch, count: int) -> int:
+    def finish(self, op: Op, result: int) -> None:
+        """A step has ended; ``result`` is what ``run`` returned."""
+        gate = self.gate
+        self._slicing = False
+        if op is Op.PROCESS:
+            self._processed(result)
+            gate.end(op)
+        elif op is Op.COMMIT:
+            gate.end(op)
+            if self.flights is not None:
+                self._released(self.flights.resume())
+        else:
+            self.hand_on()
+            gate.end(op)
+            if op is Op.TIMER and not result:
+                gate.timer_due = True
+            elif op is Op.END_OF_STREAM:
+                self.requests.finished(self)
+        if self.processor.asked.any:
+            self.requests.take(self, self.processor.asked.taken())
+
+    def _processed(self, count: int) -> None:
         """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
+        batch = self._batch
+        assert batch is not None
         self.hand_on(batch.stream)
         for executor in self._rates.get(batch.stream, ()):
             executor.left(count)
@@ -263,227 +358,194 @@ class Task:
         batch.at += count
         self.processed += count
         if batch.at < len(batch.events):
-            self.stages[batch.stream].passed(count)
-        else:
-            self.stages[batch.stream].passed(batch.size - before, batch.bytes)
-            self._batch = None
-            self._update(batch.stream)
-            if batch.receipt is not None:
-                batch.receipt.done()
-        return count
-
-    def _trim(self) -> None:
-        """Apply the caches' bounds, as a part of a step, so that ``on_remove`` may put."""
-        for instances in self._trimmed:
-            try:
-                instances.trim()
-            except Exception as error:
-                raise self._hook_failed("on_remove", error) from error
-
-    async def _trim_async(self) -> None:
-        """As _trim, and await the ``on_remove`` of all that leaves."""
-        self._trim()
-        for instances in self._leaving:
-            try:
-                instances.trim()
-                await instances.finish_leaving()
-            except Exception as error:
-                raise self._hook_failed("on_remove", error) from error
+            if count and isinstance(batch, InputBatch):
+                assert batch.receipt is not None
+                batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
+            if self._given_back and self._is_back(batch):
+                self._batch = None
+            else:
+                self.stages[batch.source].passed(count)
+            return
+        self._batch = None
+        if not (self._given_back and self._is_back(batch)):
+            self.stages[batch.source].passed(batch.size - before, batch.bytes)
+            self._update(batch.source)
+        if batch.receipt is not None:
+            batch.receipt.done()
 
     def hand_on(self, source: str = "", put: list[list[Any]] | None = None) -> None:
         """Hand on what handlers have put on streams, while they processed ``source``."""
-        put = self.emitted if put is None else put
+        put = self.processor.put if put is None else put
         for index, events in enumerate(put):
             if events:
                 put[index] = []
                 self._deliver(self, source, self._streams[index], events)
 
-    # -- what a parallel run calls -------------------------------------------------------------
+    # -- events that are outstanding together --------------------------------------------------
 
-    @property
-    def batch(self) -> EventBatch | None:
-        """The batch at hand."""
-        return self._batch
+    def take_off(self) -> Flight | None:
+        """Begin the next event beside those that are outstanding, if one may begin."""
+        flights = self.flights
+        assert flights is not None
+        flight = flights.begin(self._clock())
+        if flight is not None:
+            self.gate.begin(Op.PROCESS)
+        return flight
 
-    @property
-    def parallelism(self) -> int:
-        """How many handlers of the batch at hand may be outstanding."""
-        if self.gate.timer_due or self._batch is None:
-            return 1
-        return self._parallel.get(self._batch.stream, 1)
-
-    def key_of(self, stream: str, event: Any) -> Any:
-        """The key of an event of a parallel stream."""
-        return self._finders[stream](event)
-
-    def goes_on(self, stream: str) -> bool:
-        """Whether a run may begin further events."""
-        return stream not in self._held and not self.gate.timer_due
-
-    def begun(self, batch: EventBatch) -> None:
-        """The batch's next event is under way."""
-        batch.at += 1
-        for executor in self._rates.get(batch.stream, ()):
-            executor.left(1)
-        if batch.at >= len(batch.events) and self._batch is batch:
-            self._batch = None
-
-    def next_batch(self, stream: str) -> EventBatch | None:
-        """The stream's next batch, at hand for the run."""
-        batch = self.stages[stream].take(self._clock())
-        if batch is None:
-            return None
-        batch.load()
-        self._batch = batch
-        return batch
-
-    def ended(self, batch: EventBatch, events: int, *, last: bool) -> None:
-        """So many events of a run's batch have ended; with the ``last`` the batch is done."""
-        self.processed += events
-        stage = self.stages[batch.stream]
-        if not last:
-            stage.passed(events)
+    def land(self, flight: Flight, error: BaseException | None = None) -> None:
+        """An event has ended; raises what stops the app."""
+        flights, load = self.flights, flight.load
+        batch = load.batch
+        assert flights is not None
+        if error is not None:
+            self.processor.failed(batch, error, flight.index)
+        self.hand_on(batch.stream, flight.put)
+        flight.put.clear()
+        flights.end(flight)
+        self.gate.end(Op.PROCESS)
+        self.processed += 1
+        if not (self._given_back and self._is_back(batch)):
+            stage = self.stages[batch.source]
+            if load.left:
+                stage.passed(1)
+            else:
+                stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
+        if load.release is None:
+            if not load.left and batch.receipt is not None:
+                batch.receipt.done()
+            if flight.asked.any:
+                self.requests.take(self, flight.asked)
             return
-        stage.passed(batch.size - len(batch.events) + events, batch.bytes)
-        if self._batch is batch:
-            self._batch = None
-        if batch.receipt is not None:
-            batch.receipt.done()
+        self._released(load.release.complete(flight, flight.asked.commit_this))
 
-    async def end_run(self, stream: str) -> None:
-        """Nothing of a run is outstanding any more."""
-        token = emitted.set(self.emitted)
-        try:
-            await self._trim_async()
-        finally:
-            emitted.reset(token)
-        self.hand_on(stream)
-        if self._batch is None:
-            self._update(stream)
+    def _released(self, flights: Iterable[Flight]) -> None:
+        """Tell the inputs of what has been released, and heed what was asked for there."""
+        for flight in flights:
+            load = flight.load
+            receipt = load.batch.receipt
+            assert receipt is not None
+            load.unreleased -= 1
+            if load.unreleased:
+                number = load.batch.number(flight.index)
+                receipt.passed(number, number + 1)
+            else:
+                receipt.done()
+            if flight.asked.any:
+                self.requests.take(self, flight.asked)
 
-    def failed(self, batch: EventBatch, error: Exception, index: int) -> None:
-        """Refuse the culprit if its key was not found, or raise what stops the app."""
-        event, position = batch.events[index], batch.position(index)
-        if graph.is_key_failure(error):
-            if batch.receipt is None:
-                raise ProcessingError(
-                    self.app.name, f"KeyFinder of {batch.stream!r}", None, position, error
-                )
-            self.refused += 1
-            batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
-            return
-        pe = graph.blame(error)
-        if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
-            error.add_note(f"declare it in the PE class: {error.name}: type = default")
-        name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
-        raise ProcessingError(
-            self.app.name, name, pe.key if pe is not None else None, position, error
-        )
+    def _look(self, flights: Flights) -> None:
+        """Look at further events: those that may begin, and ahead of them to find other keys."""
+        by_key = self.processor.by_key()
+        while flights.wants(by_key):
+            batch = self._batch
+            if batch is None or (self._may is not None and not self._may_run(batch.stream)):
+                if not self._take_other(flights.stream):
+                    return
+                continue
+            if batch.at < len(batch.events):
+                flight = flights.look(batch, replayable=isinstance(batch, InputBatch))
+                self.processor.place(flight)
+                flights.add(flight)
+                batch.at += 1
+                for executor in self._rates.get(batch.stream, ()):
+                    executor.left(1)
+            elif not batch.events:
+                self.stages[batch.source].passed(batch.size, batch.bytes)
+                if batch.receipt is not None:
+                    batch.receipt.done()
+            if batch.at >= len(batch.events):
+                self._batch = None
+                self._update(batch.source)
 
-    # -- timers ------------------------------------------------------------------------------
+    def _take_other(self, stream: str | None) -> bool:
+        """Have another batch at hand; of ``stream``, if only its events may be outstanding, and
+        as long as nothing else waits."""
+        if stream is None:
+            return self._choose_batch()
+        if self._batch is not None or any(self._stream_of[s] != stream for s in self._offered):
+            return False
+        return self._take(lambda s: self._stream_of[s] == stream and self._may_run(stream))
+
+    # -- time --------------------------------------------------------------------------------
 
     @property
-    def next_due(self) -> float | None:
-        """When the next timer or expiry is due; None if there is none."""
-        due = [timer.due for timer in self.timers]
-        due += [at for i in self._bounded if (at := i.next_expiry) is not None]
-        return min(due, default=None)
+    def timed(self) -> bool:
+        """Whether the processor has timers."""
+        return self.processor.timed
 
-    def check_timers(self, now: float) -> bool:
-        """Mark a due timer or expiry for the gate; True if there is one."""
-        due = self.next_due
-        if due is not None and due <= now:
-            self.gate.timer_due = True
-        return self.gate.timer_due
+    @property
+    def next_due(self) -> float:
+        """When to call ``check_due`` at the latest; infinity if never."""
+        gate = self.gate
+        if not self.processor.timed or gate.in_flight or gate.running is not None:
+            return self.tick_at  # a busy task's timers wait until it wakes the loop
+        due = self.processor.next_due
+        return self.tick_at if due is None else min(due, self.tick_at)
 
-    def fire(self, limit: int) -> bool:
-        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+    def check_due(self, now: float) -> bool:
+        """Tell the gate what is due; True if something is.
 
-        What has expired goes at the end.
+        Raises CallbackError where a callback has not come in time.
         """
-        token = emitted.set(self.emitted)
-        try:
-            for timer, instance in self._take_timed(limit):
-                try:
-                    timer.on_time(instance)
-                except Exception as error:
-                    raise self._hook_failed("on_time", error, instance) from error
-            if self._timing is None:
-                self._trim()
-        finally:
-            emitted.reset(token)
-        self.hand_on()
-        return self._timing is None
+        gate = self.gate
+        if self.tick_at <= now:
+            self._tick(now)
+        if self.processor.timed:
+            due = self.processor.next_due
+            if due is not None and due <= now:
+                gate.timer_due = True
+        found = gate.timer_due or gate.window_due or gate.commit_due
+        if found and self._slicing:
+            self.processor.asked.any = True  # the slice ends where it is
+        return found
 
-    async def fire_async(self, limit: int) -> bool:
-        """As fire, where some ``on_time`` or ``on_remove`` is ``async``."""
-        token = emitted.set(self.emitted)
-        try:
-            for timer, instance in self._take_timed(limit):
-                try:
-                    result = timer.on_time(instance)
-                    if inspect.isawaitable(result):
-                        await result
-                except Exception as error:
-                    raise self._hook_failed("on_time", error, instance) from error
-            if self._timing is None:
-                await self._trim_async()
-        finally:
-            emitted.reset(token)
-        self.hand_on()
-        return self._timing is None
+    def _tick(self, now: float) -> None:
+        """Windows and commits that are due; however many were missed, they are one."""
+        if self._window_at <= now:
+            self._window_at += ((now - self._window_at) // self.settings.window + 1) * (
+                self.settings.window
+            )
+            self.gate.window_due = True
+        if self._commit_at <= now:
+            self._commit_at += ((now - self._commit_at) // self.settings.commit + 1) * (
+                self.settings.commit
+            )
+            if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
+                self.gate.commit_due = True
+        if self._timeout_at <= now:
+            self._check_callbacks(now)
+        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
 
-    def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
-        if self._timing is None:
-            self._timing = self._timed()
-        for _ in range(limit):
-            pair = next(self._timing, None)
-            if pair is None:
-                self._timing = None
-                return
-            yield pair
+    def _check_callbacks(self, now: float) -> None:
+        timeout = self.settings.callback_timeout
+        assert self.flights is not None
+        oldest = self.flights.oldest()
+        if oldest is not None and oldest.began + timeout <= now:
+            raise CallbackError(
+                f"task {self.name!r} of app {self.app.name!r}: nobody has ended the event at "
+                f"{oldest.position} within {timeout:g} s; call its callback in every case, or "
+                f"raise task.callback.timeout.ms"
+            )
+        self._timeout_at = (now if oldest is None else oldest.began) + timeout
 
-    def _timed(self) -> Iterator[tuple[Timer, ProcessingElement]]:
-        now = self._clock()
-        for timer in self.timers:
-            if timer.due <= now:
-                missed = int((now - timer.due) // timer.interval)  # ticks coalesce
-                timer.due += (missed + 1) * timer.interval
-                for instance in list(timer.instances.values()):
-                    if timer.instances.get(instance.key) is instance:  # not removed meanwhile
-                        yield timer, instance
-
-    def _hook_failed(
-        self, hook: str, error: Exception, instance: ProcessingElement | None = None
-    ) -> ProcessingError:
-        pe = instance if instance is not None else graph.blame(error)
-        return ProcessingError(
-            self.app.name,
-            type(pe).__name__ if pe is not None else "a PE",
-            pe.key if pe is not None else None,
-            f"{hook} in partition {self.partition}",
-            error,
-        )
+    def want_commit(self) -> None:
+        """Commit as soon as it may be; the caller wakes the loop."""
+        self.gate.commit_due = True
+        if self._slicing:
+            self.processor.asked.any = True
 
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Call ``on_create`` of the singletons."""
-        token = emitted.set(self.emitted)
-        try:
-            for instances in self.instances.values():
-                prototype = instances.prototype
-                if prototype.singleton and prototype.on_create is not None:
-                    singleton = instances.singleton()
-                    try:
-                        result = prototype.on_create(singleton)
-                        if inspect.isawaitable(result):
-                            await result
-                    except Exception as error:
-                        raise self._hook_failed("on_create", error, singleton) from error
-        finally:
-            emitted.reset(token)
+        """Have the processor begin its life."""
+        await self.processor.start()
         self.hand_on()
+        if self.processor.asked.any:
+            self.requests.take(self, self.processor.asked.taken())
+
+    async def close(self) -> None:
+        """Have the processor end its life."""
+        await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
         """Counts since the start."""
@@ -494,8 +556,8 @@ class Task:
         return TaskStatistics(
             self.partition,
             self.processed,
-            self.refused,
-            {name: stage.statistics() for name, stage in self.stages.items()},
+            self.processor.refused,
+            {str(source): stage.statistics() for source, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
         )

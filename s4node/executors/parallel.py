@@ -33,6 +33,15 @@ class KeyOrder(Generic[E]):
         self._fresh.append((key, event))
         self.waiting += 1
 
+    @property
+    def ready(self) -> bool:
+        """Whether an event may be begun now."""
+        if self.outstanding >= self.limit:
+            return False
+        while not self._freed and self._fresh and (key := self._fresh[0][0]) in self._behind:
+            self._behind[key].append(self._fresh.popleft()[1])
+        return bool(self._freed or self._fresh)
+
     def begin(self) -> tuple[Hashable, E] | None:
         """Begin an event that may be begun now; None if there is none."""
         if self.outstanding >= self.limit:

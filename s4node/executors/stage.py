@@ -230,6 +230,12 @@ class Stage(Gauge):
         self.in_flight -= events
         self.bytes -= size
 
+    def clear(self) -> None:
+        """Forget all that is here, and all that was taken and has not passed."""
+        self._inner.clear()
+        self._outer.clear()
+        self.depth = self.bytes = self.in_flight = 0
+
     @property
     def grant(self) -> int:
         """As for any stage; one that feeds itself takes whole frames from the other nodes.

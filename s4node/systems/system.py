@@ -7,16 +7,17 @@ Rules
   opened at: neither skipping one that is there, nor one that comes later.
 - Reading is pulled: a reader fetches ahead a bounded amount and then waits for ``read``. While it
   is paused it fetches nothing.
-- An input that goes away is waited for: ``read`` goes on where it was when it is back. What can
-  never be given raises: InputLost (the events were there and are gone), UnknownStream.
-- Everything is called in one trio program.
+- What goes away is waited for: every method goes on when it is back, ``read`` where it was. What
+  can never be given raises: InputLost (the events were there and are gone), UnknownStream.
+- Not every input can be read again: one that is fed over live sockets is a Source and no System.
+- Everything is called in one trio program, while ``run`` runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from s4node.event import EventBatch
 from s4node.progress.startpoint import Startpoint
@@ -58,13 +59,25 @@ class InputBatch(EventBatch):
     was appended (Unix time).
 
     Events that are yet to be decoded are counted by ``size``; ``load`` decodes them into
-    ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes.
+    ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There
+    the batch has holes, and ``numbers``. ``routing`` is ``hasher:key`` where each of the events was
+    put into the partition of its key by that rule, as in the frames of the wire; else empty.
     """
 
-    __slots__ = ("created_ms", "undecoded")
+    __slots__ = ("routing", "undecoded")
 
-    created_ms: int
+    routing: str
     undecoded: Sequence[tuple[int, str, bytes]]
+
+    def __init__(
+        self, ssp: SystemStreamPartition, first: int, size: int, weight: int, created_ms: int
+    ) -> None:
+        super().__init__(ssp.stream, ssp.partition, [], None, first, None, weight)
+        self.source = ssp
+        self.size = size
+        self.created_ms = created_ms
+        self.routing = ""
+        self.undecoded = ()
 
 
 class PartitionReader(Protocol):
@@ -102,17 +115,13 @@ class PartitionReader(Protocol):
         ...
 
 
-class System(Protocol):
-    """A place where streams live. ``name`` is what they are called by: ``name.stream``."""
+class Source(Protocol):
+    """Where streams come from. ``name`` is what they are called by: ``name.stream``."""
 
     name: str
 
     async def partitions(self, stream: str) -> int:
         """How many partitions the stream has; raises UnknownStream, with the names of all."""
-        ...
-
-    async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now."""
         ...
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
@@ -123,12 +132,33 @@ class System(Protocol):
         """
         ...
 
+
+class System(Source, Protocol):
+    """A place where streams live that can be read again. Made without any waiting."""
+
+    async def run(self, *, task_status: Any = ...) -> None:
+        """Serve until cancelled, started at once in a nursery; it may be run again afterwards.
+
+        What cannot be reached is waited for by the other methods, not here. Readers end with it.
+        """
+        ...
+
+    async def wait_reachable(self, wanted: bool = True) -> None:
+        """Return once the system can be reached, or with False, once it cannot."""
+        ...
+
+    async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
+        """The oldest and the upcoming offset as of now."""
+        ...
+
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
     ) -> PartitionReader:
         """Read a partition from ``offset`` on; events come as objects of these types.
 
-        Where GenericEvent is the only type, events of any type come as GenericEvents.
+        Where GenericEvent is the only type, events of any type come as GenericEvents. An offset
+        beyond the upcoming one raises StartpointError; one that is not there any more is InputLost
+        when it is read.
         """
         ...
 
@@ -136,8 +166,4 @@ class System(Protocol):
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
         """Append events durably; returns the offset of the first."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give everything back; readers end."""
         ...

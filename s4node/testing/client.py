@@ -96,6 +96,9 @@ class _Receipt:
     def done(self) -> None:
         """The batch is processed."""
 
+    def passed(self, first: int, end: int) -> None:
+        """A client hears of whole batches."""
+
     def refuse(self, number: int, reason: str) -> None:
         """One of its events was not."""
         self._client.refuse(self._events[number - self._first], reason)

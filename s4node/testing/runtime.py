@@ -25,6 +25,8 @@ from s4node.container import hooks
 from s4node.container.dispatch import Dispatch
 from s4node.container.gate import Op
 from s4node.container.pipeline import Pipeline
+from s4node.container.requests import Requests
+from s4node.container.steps import Steps
 from s4node.container.task import Task
 from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.event import EventBatch
@@ -60,6 +62,8 @@ class Runtime:
         self._held: deque[EventBatch] = deque()
         self._parked: list[trio.Event] = []
         self._guest: Guest | None = None
+        self._requests = Requests(self._shut_down, self._add)
+        self._steps = Steps(self._add)
         self._dispatch: Dispatch
         self._pipeline: Pipeline
 
@@ -100,7 +104,7 @@ class Runtime:
         self.settle()
 
     def _make_task(self, partition: int) -> Task:
-        return Task(
+        task = Task(
             self.app,
             partition,
             stages=self._pipeline.stages_of(partition),
@@ -108,6 +112,11 @@ class Runtime:
             deliver=lambda task, _, stream, events: self.carry(stream, events, task.partition),
             held=_Held(self),
         )
+        self._requests.add(task)
+        return task
+
+    def _shut_down(self) -> None:
+        """The tasks have asked for the end."""
 
     def stop(self) -> None:
         """Stop in order, as a node does: sources, what waits, ``on_close``."""
@@ -209,32 +218,15 @@ class Runtime:
         while self._ready:
             task = self._ready.popleft()
             op = task.next_op()
-            if op not in (Op.PROCESS, Op.TIMER):
+            if op in (Op.NOTHING, Op.DONE):
                 task.ready = False
                 continue
             self._ready.append(task)
-            awaits = task.awaits
-            task.gate.begin(op)
-            if awaits:
-                assert self._guest is not None
-                self._guest.start_soon(self._step_async, task, op, limit)
-            elif op is Op.TIMER:
-                finished = task.fire(limit)
-                task.gate.end(op)
-                task.gate.timer_due = not finished
-            else:
-                task.process(limit)
-                task.gate.end(op)
+            self._steps.take(task, op, limit, self._start_soon)
 
-    async def _step_async(self, task: Task, op: Op, limit: int) -> None:
-        if op is Op.TIMER:
-            finished = await task.fire_async(limit)
-            task.gate.end(op)
-            task.gate.timer_due = not finished
-        else:
-            await task.process_async(limit)
-            task.gate.end(op)
-        self._add(task)
+    def _start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        assert self._guest is not None
+        self._guest.start_soon(function, *arguments)
 
     async def _move_to(self, target: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Move the clock from one time at which something is due to the next, up to ``target``."""
@@ -246,7 +238,7 @@ class Runtime:
                 return
             self.now = due if due > self.now else self.now + _MOMENT
             for task in self.tasks:
-                if task.timed and task.check_timers(self.now):
+                if task.check_due(self.now):
                     self._add(task)
             await self._come_to_rest()
             if self._guest is not None and self._guest.failures:
@@ -254,8 +246,7 @@ class Runtime:
 
     def _next_due(self) -> float:
         """When the next timer, expiry or sleep ends; infinity if there is none."""
-        free = (t for t in self.tasks if t.timed and not (t.gate.timer_running or t.gate.in_flight))
-        due = min((at for task in free if (at := task.next_due) is not None), default=math.inf)
+        due = min((task.next_due for task in self.tasks), default=math.inf)
         if self._guest is not None:
             left = trio.lowlevel.current_statistics().seconds_to_next_deadline
             due = min(due, self.now + left)
@@ -265,7 +256,7 @@ class Runtime:
     def _busy(self) -> bool:
         """Whether some handler has not ended, or something waits to be processed."""
         return bool(self._ready or self._held) or any(
-            task.gate.in_flight or task.gate.timer_running or task.next_op() is Op.PROCESS
+            task.gate.in_flight or task.gate.running or task.next_op() is Op.PROCESS
             for task in self.tasks
         )
 

@@ -1,8 +1,9 @@
-"""The promises of the gate: timers run alone, nothing runs beside its turn."""
+"""The promises of the gate: what runs alone, what goes first, and what a commit may cover."""
 
 from __future__ import annotations
 
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,46 +12,126 @@ from hypothesis import strategies as st
 from s4node.container.gate import Gate, Op
 
 ANY = None
-# timer running, timer due, in flight (of at most 2), others held, draining, batch waiting
-RULES = [
-    ((True, ANY, (0,), ANY, ANY, ANY), Op.NOTHING),
-    ((False, True, (0,), ANY, ANY, ANY), Op.TIMER),
-    ((False, True, (1, 2), ANY, ANY, ANY), Op.NOTHING),
-    ((False, False, (0, 1), ANY, ANY, True), Op.PROCESS),
-    ((False, False, (2,), ANY, ANY, True), Op.NOTHING),
-    ((False, False, (0,), False, True, False), Op.DONE),
-    ((False, False, (0,), True, True, False), Op.NOTHING),
-    ((False, False, (1, 2), ANY, True, False), Op.NOTHING),
-    ((False, False, (0, 1, 2), ANY, False, False), Op.NOTHING),
-]
 FLAGS = (False, True)
+
+
+class State(NamedTuple):
+    """Everything that the gate looks at; at most 2 events may be in flight."""
+
+    running: bool | None
+    async_commit: bool | None
+    committing: bool | None
+    commit_due: bool | None
+    window_due: bool | None
+    timer_due: bool | None
+    in_flight: tuple[int, ...] | int | None
+    waiting: bool | None
+    held: bool | None
+    ended: bool | None  # all inputs have ended, and nobody was told
+    draining: bool | None
+    uncommitted: bool | None
+
+
+def when(**fields: object) -> State:
+    """A pattern: what is not named may be anything."""
+    return State(**{name: fields.get(name) for name in State._fields})  # type: ignore[arg-type]
+
+
+CALM = {"running": False, "committing": False, "commit_due": False, "window_due": False,
+        "timer_due": False}  # fmt: skip
+LEFT = {**CALM, "in_flight": (0,), "waiting": False, "held": False}
+RULES = [
+    (when(running=True), Op.NOTHING),
+    (when(running=False, commit_due=True, committing=True), Op.NOTHING),
+    (when(running=False, commit_due=True, committing=False, in_flight=(0,)), Op.COMMIT),
+    (
+        when(running=False, commit_due=True, committing=False, in_flight=(1, 2), async_commit=True),
+        Op.COMMIT,
+    ),
+    (
+        when(running=False, commit_due=True, committing=False, in_flight=(1, 2),
+             async_commit=False),
+        Op.NOTHING,
+    ),
+    (when(running=False, commit_due=False, committing=True, async_commit=False), Op.NOTHING),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=True),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=True),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=True, in_flight=(0, 1)),
+        Op.PROCESS,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=True, in_flight=(2,)),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=False),
+        Op.NOTHING,
+    ),
+    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(0,)), Op.WINDOW),
+    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(1, 2)), Op.NOTHING),
+    (when(**{**CALM, "timer_due": True}, in_flight=(0,)), Op.TIMER),
+    (when(**{**CALM, "timer_due": True}, in_flight=(1, 2)), Op.NOTHING),
+    (when(**CALM, waiting=True, in_flight=(0, 1)), Op.PROCESS),
+    (when(**CALM, waiting=True, in_flight=(2,)), Op.NOTHING),
+    (when(**CALM, waiting=False, in_flight=(1, 2)), Op.NOTHING),
+    (when(**CALM, waiting=False, in_flight=(0,), held=True), Op.NOTHING),
+    (when(**LEFT, ended=True), Op.END_OF_STREAM),
+    (when(**LEFT, ended=False, draining=True, uncommitted=True), Op.COMMIT),
+    (when(**LEFT, ended=False, draining=True, uncommitted=False), Op.DONE),
+    (when(**LEFT, ended=False, draining=False), Op.NOTHING),
+]  # fmt: skip
 STATES = [
-    state
-    for state in product(FLAGS, FLAGS, (0, 1, 2), FLAGS, FLAGS, FLAGS)
-    if not (state[0] and state[2])
+    State(*state)
+    for state in product(FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, (0, 1, 2), *[FLAGS] * 5)
+    if not (state[0] and (state[6] or state[2])) and (state[1] or not (state[2] and state[6]))
 ]
 
 
-def expected(state: tuple[bool | int, ...]) -> list[Op]:
-    """What the rules that fit the state say."""
-    return [
-        op
-        for pattern, op in RULES
-        if all(
-            part is ANY or (value in part if isinstance(part, tuple) else value == part)
-            for value, part in zip(state, pattern, strict=True)
-        )
-    ]
+def fits(pattern: State, state: State) -> bool:
+    return all(
+        wanted is ANY or (found in wanted if isinstance(wanted, tuple) else found == wanted)
+        for wanted, found in zip(pattern, state, strict=True)
+    )
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_each_state_has_one_rule_and_the_gate_follows_it(state: tuple[bool | int, ...]) -> None:
-    gate = Gate(max_concurrency=2)
-    gate.timer_running, gate.timer_due, gate.in_flight = bool(state[0]), bool(state[1]), state[2]
-    gate.draining = bool(state[4])
+def gate_in(state: State) -> Gate:
+    gate = Gate(max_concurrency=2, async_commit=bool(state.async_commit))
+    gate.running = Op.WINDOW if state.running else None
+    gate.committing = bool(state.committing)
+    gate.commit_due = bool(state.commit_due)
+    gate.window_due = bool(state.window_due)
+    gate.timer_due = bool(state.timer_due)
+    assert isinstance(state.in_flight, int)
+    gate.in_flight = state.in_flight
+    gate.inputs_ended = bool(state.ended)
+    gate.draining = bool(state.draining)
+    gate.uncommitted = bool(state.uncommitted)
     gate.validate()
-    (op,) = expected(state)
-    assert gate.next_op(waiting=bool(state[5]), held=bool(state[3])) is op
+    return gate
+
+
+def test_each_state_has_one_rule_and_the_gate_follows_it() -> None:
+    assert len(STATES) > 3000
+    for state in STATES:
+        (op,) = [op for rule, op in RULES if fits(rule, state)]
+        found = gate_in(state).next_op(waiting=bool(state.waiting), held=bool(state.held))
+        assert found is op, state
+
+
+def test_no_rule_is_there_for_nothing() -> None:
+    for rule, _ in RULES:
+        assert any(fits(rule, state) for state in STATES), rule
 
 
 def test_a_new_gate_processes_one_batch_at_a_time() -> None:
@@ -63,20 +144,99 @@ def test_a_new_gate_processes_one_batch_at_a_time() -> None:
     assert gate.next_op(waiting=True) is Op.PROCESS
 
 
-def test_a_due_timer_drains_its_task_then_runs_then_events_go_on() -> None:
+def test_what_is_due_drains_its_task_then_runs_in_order_then_events_go_on() -> None:
     gate = Gate(max_concurrency=2)
     gate.begin(Op.PROCESS)
     gate.begin(Op.PROCESS)
-    gate.timer_due = True
+    gate.timer_due = gate.window_due = gate.commit_due = True
     gate.end(Op.PROCESS)
     assert gate.next_op(waiting=True) is Op.NOTHING
     gate.end(Op.PROCESS)
-    assert gate.next_op(waiting=True) is Op.TIMER
-    gate.begin(Op.TIMER)
-    assert not gate.timer_due
-    assert gate.next_op(waiting=True) is Op.NOTHING
-    gate.end(Op.TIMER)
+    for op in (Op.COMMIT, Op.WINDOW, Op.TIMER):
+        assert gate.next_op(waiting=True) is op
+        gate.begin(op)
+        assert gate.next_op(waiting=True) is Op.NOTHING
+        gate.end(op)
     assert gate.next_op(waiting=True) is Op.PROCESS
+
+
+def test_a_window_that_was_due_three_times_runs_once() -> None:
+    gate = Gate()
+    for _ in range(3):
+        gate.window_due = True
+    gate.begin(gate.next_op(waiting=True))
+    gate.end(Op.WINDOW)
+    assert gate.next_op(waiting=True) is Op.PROCESS
+
+
+def test_a_window_that_is_due_again_while_it_runs_runs_again() -> None:
+    gate = Gate()
+    gate.window_due = True
+    gate.begin(gate.next_op(waiting=True))
+    gate.window_due = True
+    gate.end(Op.WINDOW)
+    assert gate.next_op(waiting=True) is Op.WINDOW
+
+
+def test_a_second_commit_during_an_async_one_keeps_events_from_beginning_until_it_ends() -> None:
+    gate = Gate(2, async_commit=True)
+    gate.begin(Op.PROCESS)
+    gate.commit_due = True
+    gate.begin(gate.next_op(waiting=True))
+    assert gate.committing
+    assert gate.next_op(waiting=True) is Op.PROCESS
+    gate.commit_due = True
+    assert gate.next_op(waiting=True) is Op.NOTHING
+    gate.end(Op.COMMIT)
+    assert gate.next_op(waiting=True) is Op.COMMIT
+
+
+def test_at_the_end_of_stream_the_task_is_told_once_then_commits_then_is_done() -> None:
+    gate = Gate()
+    gate.begin(Op.PROCESS)
+    gate.inputs_ended = True
+    assert gate.next_op(waiting=False) is Op.NOTHING
+    gate.end(Op.PROCESS)
+    for op in (Op.END_OF_STREAM, Op.COMMIT):
+        assert gate.next_op(waiting=False) is op
+        gate.begin(op)
+        gate.end(op)
+    assert gate.next_op(waiting=False) is Op.DONE
+    assert gate.next_op(waiting=False) is Op.DONE
+
+
+def test_what_came_after_the_end_was_told_is_processed_and_committed_too() -> None:
+    gate = Gate()
+    gate.inputs_ended = True
+    for op in (Op.END_OF_STREAM, Op.COMMIT):
+        gate.begin(gate.next_op(waiting=False))
+        gate.end(op)
+    assert gate.next_op(waiting=True) is Op.PROCESS
+    gate.begin(Op.PROCESS)
+    gate.end(Op.PROCESS)
+    assert gate.next_op(waiting=False) is Op.COMMIT
+
+
+def test_a_task_that_drains_and_has_done_nothing_since_its_commit_makes_no_other() -> None:
+    gate = Gate()
+    gate.draining = True
+    assert gate.next_op(waiting=False) is Op.DONE
+    gate.begin(Op.PROCESS)
+    gate.end(Op.PROCESS)
+    gate.begin(gate.next_op(waiting=False))
+    gate.end(Op.COMMIT)
+    assert gate.next_op(waiting=False) is Op.DONE
+
+
+def test_what_ends_after_an_async_commit_began_is_not_covered_by_it() -> None:
+    gate = Gate(2, async_commit=True)
+    gate.begin(Op.PROCESS)
+    gate.commit_due = True
+    gate.begin(Op.COMMIT)
+    gate.end(Op.PROCESS)
+    gate.end(Op.COMMIT)
+    gate.draining = True
+    assert gate.next_op(waiting=False) is Op.COMMIT
 
 
 @pytest.mark.parametrize(
@@ -85,6 +245,11 @@ def test_a_due_timer_drains_its_task_then_runs_then_events_go_on() -> None:
         ([Op.PROCESS], Op.PROCESS),
         ([Op.PROCESS], Op.TIMER),
         ([Op.TIMER], Op.PROCESS),
+        ([Op.WINDOW], Op.WINDOW),
+        ([Op.WINDOW], Op.COMMIT),
+        ([Op.COMMIT], Op.PROCESS),
+        ([Op.COMMIT], Op.COMMIT),
+        ([Op.PROCESS], Op.END_OF_STREAM),
     ],
 )
 def test_beginning_what_the_gate_did_not_offer_is_noticed(begun: list[Op], next_one: Op) -> None:
@@ -100,44 +265,83 @@ def test_ending_what_was_not_begun_is_noticed() -> None:
         Gate().end(Op.PROCESS)
 
 
-MOVES = st.lists(st.sampled_from(["begin", "begin", "end", "due", "drain"]), max_size=60)
+MOVES = st.lists(
+    st.sampled_from(["begin"] * 3 + ["end", "commit", "window", "timer", "drain", "ended"]),
+    max_size=80,
+)
+ALONE = (Op.WINDOW, Op.TIMER, Op.END_OF_STREAM)
 
 
-@given(st.integers(1, 4), MOVES, st.booleans())
-def test_a_timer_never_runs_beside_anything_and_everything_due_gets_its_turn(
-    concurrency: int, moves: list[str], waiting: bool
+@given(st.integers(1, 4), st.booleans(), MOVES, st.booleans(), st.randoms(use_true_random=False))
+def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
+    concurrency: int, async_commit: bool, moves: list[str], waiting: bool, random: object
 ) -> None:
-    gate = Gate(concurrency)
+    gate = Gate(concurrency, async_commit=async_commit)
     running: list[Op] = []
+    told = 0
+    since_commit = False
 
-    def step() -> Op:
+    def step(waiting: bool) -> Op:
+        nonlocal told, since_commit
         op = gate.next_op(waiting)
-        if op in (Op.TIMER, Op.PROCESS):
-            due = gate.timer_due
-            gate.begin(op)
-            running.append(op)
-            assert op is Op.TIMER or not due
+        if op in (Op.NOTHING, Op.DONE):
+            assert op is not Op.DONE or not (running or since_commit)
+            return op
+        due = gate.commit_due, gate.window_due, gate.timer_due
+        gate.begin(op)
+        if op is Op.PROCESS:
+            assert not any(due)
+        elif op is Op.COMMIT:
+            since_commit = False
+        else:
+            told += op is Op.END_OF_STREAM
+            assert not running
+        running.append(op)
         return op
+
+    def end() -> None:
+        nonlocal since_commit
+        op = running.pop(random.randrange(len(running)))  # type: ignore[attr-defined]
+        gate.end(op)
+        since_commit |= op is not Op.COMMIT
 
     for move in moves:
         if move == "begin":
-            step()
-        elif move == "end" and running:
-            gate.end(running.pop())
-        elif move == "due":
+            step(waiting)
+        elif move == "end":
+            if running:
+                end()
+        elif move == "commit":
+            gate.commit_due = True
+        elif move == "window":
+            gate.window_due = True
+        elif move == "timer":
             gate.timer_due = True
         elif move == "drain":
             gate.draining = True
+        else:
+            gate.inputs_ended = True
         gate.validate()
-        assert running.count(Op.TIMER) == 0 or running == [Op.TIMER]
         assert running.count(Op.PROCESS) == gate.in_flight <= concurrency
+        assert not any(op in ALONE for op in running) or len(running) == 1
+        assert running.count(Op.COMMIT) <= 1
+        assert async_commit or Op.COMMIT not in running or len(running) == 1
 
-    was_due = gate.timer_due  # now everything ends
-    while running:
-        gate.end(running.pop())
-    first = step()
-    if was_due:
-        assert first is Op.TIMER
-        gate.end(Op.TIMER)
-        first = step()
-    assert first is (Op.PROCESS if waiting else Op.DONE if gate.draining else Op.NOTHING)
+    while running:  # now everything ends
+        end()
+    due = [gate.commit_due, gate.window_due, gate.timer_due]
+    for op, was_due in zip((Op.COMMIT, Op.WINDOW, Op.TIMER), due, strict=True):
+        if was_due:
+            assert step(waiting) is op
+            end()
+    if waiting:
+        assert step(waiting) is Op.PROCESS
+        end()
+    last = [step(waiting=False)]
+    while last[-1] not in (Op.NOTHING, Op.DONE):
+        end()
+        last.append(step(waiting=False))
+    assert told == gate.inputs_ended
+    over = gate.draining or gate.inputs_ended
+    assert last[-1] is (Op.DONE if over else Op.NOTHING)
+    assert not (over and since_commit)

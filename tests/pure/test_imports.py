@@ -20,13 +20,15 @@ PURE = [
     "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
-    "progress.low_watermark", "progress.startpoint",
+    "progress.low_watermark", "progress.release", "progress.startpoint",
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.coalescer", "comm.subscriber",
     "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
-    "container.hooks", "container.dispatch", "container.statistics",
+    "container.hooks", "container.dispatch", "container.statistics", "container.processor",
+    "container.elements", "container.stream_task", "container.task_settings",
+    "container.requests", "container.flights",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
 ]  # fmt: skip
@@ -35,9 +37,9 @@ PURE_FOLDERS = ["pe", "executors", "progress"]
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
     "__future__", "abc", "annotationlib", "collections", "contextlib", "contextvars", "copy",
-    "dataclasses", "difflib", "enum", "functools", "hashlib", "importlib", "inspect", "itertools",
-    "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap", "types", "typing",
-    "zlib",
+    "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib", "inspect",
+    "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap",
+    "types", "typing", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one

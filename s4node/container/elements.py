@@ -1,0 +1,318 @@
+"""The PEs of an app in one partition: their instances, dispatch plans, triggers and timers. Pure.
+
+Rules
+- A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
+  refuses that event only.
+- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put.
+- Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from s4node import graph
+from s4node.app import App
+from s4node.container.flights import Flight, Flights
+from s4node.container.gate import Op
+from s4node.container.processor import Mode
+from s4node.container.requests import Asked
+from s4node.errors import ProcessingError
+from s4node.event import EventBatch
+from s4node.pe.element import ProcessingElement
+from s4node.pe.instances import Instances
+from s4node.routing import culprit, key_failure
+from s4node.stream import OutputStream, emitted
+
+
+@dataclass
+class Timer:
+    """The next firing of a prototype's ``on_time``."""
+
+    instances: Instances
+    on_time: Callable[[Any], Any]
+    interval: float
+    due: float
+
+
+class Elements:
+    """Runs the PEs of ``app`` in a partition.
+
+    ``parallel`` says of which streams more than one handler may be outstanding.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        partition: int,
+        clock: Callable[[], float],
+        parallel: Mapping[str, int] | None = None,
+    ) -> None:
+        self._app = app
+        self._partition = partition
+        self._clock = clock
+        self._parallel = dict(parallel or {})
+        self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
+        self.put: list[list[Any]] = [[] for _ in app.streams]
+        self.asked = Asked()
+        self.refused = 0
+        self.instances = {
+            name: graph.make_instances(prototype, partition, clock)
+            for name, (prototype, _) in app.prototypes.items()
+        }
+        self._triggers = {
+            name: graph.TriggerState(prototype, clock)
+            for name, (prototype, _) in app.prototypes.items()
+            if prototype.triggers
+        }
+        for name, trigger in self._triggers.items():
+            self.instances[name].gone = trigger.forget
+        fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
+        self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
+        self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
+        self._leaving = [
+            i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
+        ]
+        awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
+        self._trimmed = [i for i in self._bounded if id(i) not in awaited]
+        self._timers = [
+            Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
+            for name, (p, _) in app.prototypes.items()
+            if p.timer_interval and p.on_time is not None
+        ]
+        self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
+        self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        waits = bool(self._leaving) or any(
+            inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
+        )
+        self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
+
+    @property
+    def windowable(self) -> bool:
+        """PEs have timers of their own."""
+        return False
+
+    def mode(self, op: Op, stream: str) -> Mode:
+        """How ``op`` is run."""
+        if op is not Op.PROCESS:
+            return self._timer_mode
+        if self._parallel.get(stream, 1) > 1:
+            return Mode.TOGETHER
+        return Mode.AWAIT if self._plans[stream].is_async else Mode.LOOP
+
+    # -- slices ------------------------------------------------------------------------------
+
+    def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events, from ``batch.at`` on; returns how many it did."""
+        run = self._plans[batch.stream].run
+        token = emitted.set(self.put)
+        try:
+            it = iter(events)
+            while True:
+                try:
+                    run(it)
+                    break
+                except Exception as error:
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+            self._trim()
+        finally:
+            emitted.reset(token)
+        return len(events)
+
+    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
+        """As process, for plans with ``async`` handlers."""
+        run = self._plans[batch.stream].run
+        token = emitted.set(self.put)
+        try:
+            it = iter(events)
+            while True:
+                try:
+                    await run(it)
+                    break
+                except Exception as error:
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+            await self.tidy()
+        finally:
+            emitted.reset(token)
+        return len(events)
+
+    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """Refuse the culprit if its key was not found, or raise what stops the app."""
+        event, position = batch.events[index], batch.position(index)
+        if isinstance(error, Exception) and graph.is_key_failure(error):
+            if batch.receipt is None:
+                raise ProcessingError(
+                    self._app.name, f"KeyFinder of {batch.stream!r}", None, position, error
+                )
+            self.refused += 1
+            batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
+            return
+        pe = graph.blame(error)
+        if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
+            error.add_note(f"declare it in the PE class: {error.name}: type = default")
+        name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
+        raise ProcessingError(
+            self._app.name, name, pe.key if pe is not None else None, position, error
+        )
+
+    def _trim(self) -> None:
+        """Apply the caches' bounds, as a part of a step, so that ``on_remove`` may put."""
+        for instances in self._trimmed:
+            try:
+                instances.trim()
+            except Exception as error:
+                raise self._hook_failed("on_remove", error) from error
+
+    async def tidy(self) -> None:
+        """As _trim, and await the ``on_remove`` of all that leaves."""
+        self._trim()
+        for instances in self._leaving:
+            try:
+                instances.trim()
+                await instances.finish_leaving()
+            except Exception as error:
+                raise self._hook_failed("on_remove", error) from error
+
+    # -- handlers that overlap ---------------------------------------------------------------
+
+    def limit(self, stream: str) -> int:
+        """How many handlers of a stream may be outstanding."""
+        return self._parallel[stream]
+
+    def mixes(self) -> bool:
+        """A PE may be fed by several streams, and has one handler at a time."""
+        return False
+
+    def by_key(self) -> bool:
+        """Each key is in order."""
+        return True
+
+    def place(self, flight: Flight) -> None:
+        """An event's place is its key; the dispatch will say what is wrong with it."""
+        try:
+            place: Hashable = self._finders[flight.batch.stream](flight.event)
+            hash(place)
+        except Exception:
+            return
+        flight.place = place
+
+    def style(self, stream: str) -> Mode:
+        """Plain handlers overlap in threads."""
+        return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
+
+    def process_one(self, flight: Flight) -> None:
+        """Process one event."""
+        self._plans[flight.batch.stream].run(iter([flight.event]))
+
+    async def process_one_async(self, flight: Flight) -> None:
+        """As process_one, for plans with ``async`` handlers."""
+        await self._plans[flight.batch.stream].run(iter([flight.event]))
+
+    def begin_one(self, flight: Flight, flights: Flights) -> None:
+        """PEs know no callbacks."""
+        raise NotImplementedError
+
+    # -- timers ------------------------------------------------------------------------------
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer or expiry is due; None if there is none."""
+        due = [timer.due for timer in self._timers]
+        due += [at for i in self._bounded if (at := i.next_expiry) is not None]
+        return min(due, default=None)
+
+    def run(self, op: Op, limit: int) -> bool:
+        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+
+        What has expired goes at the end.
+        """
+        if op is not Op.TIMER:
+            return True
+        token = emitted.set(self.put)
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    timer.on_time(instance)
+                except Exception as error:
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                self._trim()
+        finally:
+            emitted.reset(token)
+        return self._timing is None
+
+    async def run_async(self, op: Op, limit: int) -> bool:
+        """As run, where some ``on_time`` or ``on_remove`` is ``async``."""
+        if op is not Op.TIMER:
+            return True
+        token = emitted.set(self.put)
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    result = timer.on_time(instance)
+                    if inspect.isawaitable(result):
+                        await result
+                except Exception as error:
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                await self.tidy()
+        finally:
+            emitted.reset(token)
+        return self._timing is None
+
+    def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
+        if self._timing is None:
+            self._timing = self._timed()
+        for _ in range(limit):
+            pair = next(self._timing, None)
+            if pair is None:
+                self._timing = None
+                return
+            yield pair
+
+    def _timed(self) -> Iterator[tuple[Timer, ProcessingElement]]:
+        now = self._clock()
+        for timer in self._timers:
+            if timer.due <= now:
+                missed = int((now - timer.due) // timer.interval)  # ticks coalesce
+                timer.due += (missed + 1) * timer.interval
+                for instance in list(timer.instances.values()):
+                    if timer.instances.get(instance.key) is instance:  # not removed meanwhile
+                        yield timer, instance
+
+    def _hook_failed(
+        self, hook: str, error: Exception, instance: ProcessingElement | None = None
+    ) -> ProcessingError:
+        pe = instance if instance is not None else graph.blame(error)
+        return ProcessingError(
+            self._app.name,
+            type(pe).__name__ if pe is not None else "a PE",
+            pe.key if pe is not None else None,
+            f"{hook} in partition {self._partition}",
+            error,
+        )
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Call ``on_create`` of the singletons."""
+        token = emitted.set(self.put)
+        try:
+            for instances in self.instances.values():
+                prototype = instances.prototype
+                if prototype.singleton and prototype.on_create is not None:
+                    singleton = instances.singleton()
+                    try:
+                        result = prototype.on_create(singleton)
+                        if inspect.isawaitable(result):
+                            await result
+                    except Exception as error:
+                        raise self._hook_failed("on_create", error, singleton) from error
+        finally:
+            emitted.reset(token)
+
+    async def close(self) -> None:
+        """PEs are not told of the end."""

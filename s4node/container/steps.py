@@ -1,0 +1,156 @@
+"""How a step of a task is taken: at once, beside the loop, in a thread, or event by event.
+
+Rules
+- What takes its time runs beside the loop, in a trio task; the gate of its task keeps out what must
+  not run meanwhile. ``wake`` is called when it has ended.
+- Slices and single events of plain tasks share ``threads``; the handlers of a parallel stream have
+  threads of their own.
+- Whatever raises here stops the app.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+import trio
+
+from s4node.container.gate import Op
+from s4node.container.processor import Mode
+from s4node.stream import emitted
+
+if TYPE_CHECKING:
+    from s4node.container.flights import Flight
+    from s4node.container.task import Task
+
+log = structlog.get_logger("s4node.container")
+
+
+class Spawn(Protocol):
+    """Starts a trio task whose failure stops the app."""
+
+    def __call__(self, function: Callable[..., Awaitable[Any]], /, *arguments: Any) -> None:
+        """Run ``function(*arguments)`` beside the others."""
+        ...
+
+
+class Steps:
+    """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time."""
+
+    def __init__(self, wake: Callable[[Task], None], threads: int = 0) -> None:
+        self._wake = wake
+        self._threads = threads
+        self._limiters: dict[object, trio.CapacityLimiter] = {}
+        self._home = threading.get_ident()
+
+    def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
+        """Hear of what callbacks end, in whatever thread."""
+        if task.flights is None:
+            return
+
+        def arrived() -> None:
+            if threading.get_ident() == self._home:
+                self._wake(task)
+            elif token is not None:
+                # once the container has ended nobody waits for it: the event is processed again
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._wake, task, idempotent=True)
+
+        task.flights.on_arrival = arrived
+
+    def take(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
+        """Take a step of at most so many events; returns how many it did at once."""
+        mode = task.mode(op)
+        if mode is Mode.TOGETHER:
+            return self._together(task, limit, spawn)
+        task.begin(op, mode)
+        if mode is not Mode.LOOP:
+            spawn(self._beside, task, op, limit, mode)
+            return 0
+        if op is Op.PROCESS:
+            done = task.run(op, limit)
+            task.finish(op, done)
+            return done
+        began = time.perf_counter()
+        task.finish(op, task.run(op, limit))
+        self._took(task, op, time.perf_counter() - began)
+        return limit if op is Op.TIMER else 1
+
+    async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
+        began = time.perf_counter()
+        if mode is Mode.THREAD:
+            result = await trio.to_thread.run_sync(
+                task.run, op, limit, limiter=self._limiter(None, self._threads)
+            )
+        else:
+            result = await task.run_async(op, limit)
+        seconds = time.perf_counter() - began
+        task.finish(op, result)
+        if op is Op.PROCESS:
+            task.pace.took(result, seconds)
+        else:
+            self._took(task, op, seconds)
+        self._wake(task)
+
+    def _took(self, task: Task, op: Op, seconds: float) -> None:
+        interval = task.settings.window
+        if op is Op.WINDOW and seconds >= interval and not task.slow_window:
+            task.slow_window = True
+            log.warning(
+                "a window takes longer than the time between two, and leaves none for events",
+                task=task.name,
+                seconds=round(seconds, 3),
+                setting="task.window.ms",
+            )
+
+    # -- event by event ----------------------------------------------------------------------
+
+    def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
+        """Begin what may begin."""
+        begun = 0
+        flights = task.flights
+        assert flights is not None
+        while begun < limit and (flight := task.take_off()) is not None:
+            begun += 1
+            style = task.processor.style(flight.batch.stream)
+            if style is Mode.CALLBACK:
+                task.processor.begin_one(flight, flights)
+            else:
+                spawn(self._fly, task, flight, style)
+            if begun < limit and task.next_op() is not Op.PROCESS:
+                break
+        return begun
+
+    async def _fly(self, task: Task, flight: Flight, style: Mode) -> None:
+        emitted.set(flight.put)
+        error: Exception | None = None
+        try:
+            if style is Mode.AWAIT:
+                await task.processor.process_one_async(flight)
+            else:
+                await trio.to_thread.run_sync(
+                    task.processor.process_one, flight, limiter=self._limiter_of(task, flight)
+                )
+        except Exception as raised:
+            error = raised
+        order = task.flights.order if task.flights is not None else None
+        if order is not None and order.outstanding == 1 and not order.waiting:
+            await task.processor.tidy()
+        task.land(flight, error)
+        self._wake(task)
+
+    def _limiter_of(self, task: Task, flight: Flight) -> trio.CapacityLimiter:
+        if self._threads:
+            return self._limiter(None, self._threads)
+        stream = flight.batch.stream
+        return self._limiter((task.name, stream), task.processor.limit(stream))
+
+    def _limiter(self, whose: object, threads: int) -> trio.CapacityLimiter:
+        limiter = self._limiters.get(whose)
+        if limiter is None:
+            limiter = self._limiters[whose] = trio.CapacityLimiter(threads)
+        return limiter

@@ -1,0 +1,37 @@
+"""The settings of a task: how many events at a time, in which order, what is due when. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from s4node import config as keys
+from s4node.config import Config
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Times in seconds, 0 where there is none."""
+
+    concurrency: int = 1
+    by_key: bool = False
+    window: float = 0.0
+    commit: float = 0.0
+    async_commit: bool = False
+    callback_timeout: float = 0.0
+    ignored: frozenset[str] = frozenset()
+    threads: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> TaskSettings:
+        """As configured."""
+        ignored = config[keys.TASK_IGNORED_EXCEPTIONS]
+        return cls(
+            config[keys.TASK_MAX_CONCURRENCY],
+            config[keys.TASK_ORDER] == "key",
+            config[keys.TASK_WINDOW_MS],
+            config[keys.TASK_COMMIT_MS],
+            config[keys.TASK_ASYNC_COMMIT] == "true",
+            config[keys.TASK_CALLBACK_TIMEOUT_MS],
+            frozenset(ignored),
+            config[keys.THREAD_POOL_SIZE],
+        )

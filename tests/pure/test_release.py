@@ -1,0 +1,99 @@
+"""The promises of the release: in order, never past a commit that was asked for, and no later."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.progress.release import Release
+
+
+def begun(count: int) -> Release[int]:
+    release: Release[int] = Release()
+    for number in range(count):
+        release.begin(number)
+    return release
+
+
+def test_what_completes_in_order_is_released_at_once() -> None:
+    release = begun(3)
+    assert [release.complete(number) for number in range(3)] == [[0], [1], [2]]
+    assert len(release) == 0
+
+
+def test_what_completes_early_waits_for_what_began_before_it() -> None:
+    release = begun(4)
+    assert release.complete(2) == []
+    assert release.complete(1) == []
+    assert release.complete(0) == [0, 1, 2]
+    assert release.complete(3) == [3]
+
+
+def test_the_release_stops_behind_an_event_that_asks_for_a_commit() -> None:
+    release = begun(4)
+    assert release.complete(3) == []
+    assert release.complete(2) == []
+    assert release.complete(1, stops=True) == []
+    assert release.complete(0) == [0, 1]
+    assert release.stopped
+
+
+def test_after_the_commit_what_is_complete_goes_on_without_another_event() -> None:
+    release = begun(4)
+    for number in (3, 2):
+        release.complete(number)
+    release.complete(1, stops=True)
+    release.complete(0)
+    assert release.resume() == [2, 3]
+    assert len(release) == 0
+
+
+def test_two_commits_that_were_asked_for_stop_it_twice() -> None:
+    release = begun(3)
+    assert release.complete(1, stops=True) == []
+    assert release.complete(0, stops=True) == [0]
+    assert release.complete(2) == []
+    assert release.resume() == [1]
+    assert release.resume() == [2]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["begin", "end", "end", "commit"]), st.booleans())),
+    st.randoms(use_true_random=False),
+)
+def test_any_order_of_completion_is_released_in_order_and_covers_what_a_commit_may(
+    moves: list[tuple[str, bool]], random: object
+) -> None:
+    release: Release[int] = Release()
+    started = 0
+    outstanding: list[int] = []
+    stops: set[int] = set()
+    out: list[int] = []
+
+    def check() -> None:
+        release.validate()
+        assert out == list(range(len(out)))  # in order, each once
+        if release.stopped:
+            assert out[-1] in stops  # exactly up to the event that asked
+        else:  # nothing that could be released waits
+            assert len(out) == min(outstanding, default=started)
+
+    for move, asks in moves:
+        if move == "begin":
+            release.begin(started)
+            outstanding.append(started)
+            started += 1
+        elif move == "end" and outstanding:
+            number = outstanding.pop(random.randrange(len(outstanding)))  # type: ignore[attr-defined]
+            if asks:
+                stops.add(number)
+            out += release.complete(number, asks)
+        elif move == "commit" and release.stopped:
+            out += release.resume()
+        check()
+    for number in outstanding[:]:
+        outstanding.remove(number)
+        out += release.complete(number)
+    for _ in range(len(stops) + 1):
+        out += release.resume()
+    assert out == list(range(started))
