@@ -1,7 +1,7 @@
-"""Tasks that write down what they do, in every mode, and the rules that what they wrote must keep.
+"""Tasks that write down what they do, in every mode, and the rules that their traces must keep.
 
-A trace is a list of steps in the order in which they happened, over all threads. A step is the begin
-or the end of an event, of a window, or the one moment of a commit.
+A trace is a list of steps in the order in which they happened, over all threads. A step is the
+begin or the end of an event, of a window, or the one moment of a commit.
 """
 
 from __future__ import annotations
@@ -227,13 +227,13 @@ def beside(steps: list[Step], what: str) -> list[Step]:
     alone: Step | None = None
     found = []
     for step in steps:
-        if step.what == "event" and step.edge == "end":
-            outstanding.remove(step._replace(edge="begin"))
-        elif alone is not None and step != alone._replace(edge="end"):
+        if alone is not None and step != alone._replace(edge="end"):
             found.append(step)
-        elif step.what == "event":
+        if step.what == "event" and step.edge == "begin":
             outstanding.append(step)
-        elif step.what == what:
+        elif step.what == "event":
+            outstanding.remove(step._replace(edge="begin"))
+        elif step.what == what and step.edge == "begin":
             found += outstanding
         if step.what == "window":
             alone = step if step.edge == "begin" else None

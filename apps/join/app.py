@@ -35,9 +35,7 @@ class Join:
         self.cities: dict[str, str] = {}
         self.waiting: dict[str, list[PageView]] = {}
 
-    def process(
-        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
-    ) -> None:
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
         event = envelope.message
         if isinstance(event, Profile):
             if not event.city:

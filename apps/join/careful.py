@@ -20,9 +20,7 @@ class Careful:
     def __init__(self, task: Any) -> None:
         self.task = task
 
-    def process(
-        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
-    ) -> None:
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
         try:
             self.task.process(envelope, collector, coordinator)
         except ValueError as error:

@@ -19,9 +19,7 @@ class PageView(Event):
 
 
 class Repartition:
-    def process(
-        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
-    ) -> None:
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
         collector.send("page-views-by-user", envelope.message)
 
 
