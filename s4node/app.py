@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from s4node.errors import GraphError
+from s4node.event import LIVE
 from s4node.keys import KeySpec
 from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
@@ -100,9 +101,16 @@ class App:
         *pes: ProcessingElement,
         key: KeySpec | None = None,
         types: Sequence[type] | type = (),
+        system: str = LIVE,
     ) -> InputStream:
-        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`."""
-        return self._add(InputStream, name, pes, key, types, broadcast=False)
+        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
+
+        Its events come over the sockets, or are read from the stream of this name of a ``system``
+        such as ``log``; the setting ``task.inputs`` wins over it.
+        """
+        stream = self._add(InputStream, name, pes, key, types, broadcast=False)
+        stream.system = system
+        return stream
 
     def create_output_stream(
         self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()

@@ -257,46 +257,162 @@ APP_PARAMETER = Pattern(
     "s4.app.threshold",
 )
 
-_TASKS = "Tasks"
+_TASKS = "Tasks: which there are, and what they read"
+
+BROADCAST_INPUTS = Setting(
+    _TASKS, "task.broadcast.inputs", "", kinds.PARTITIONS,
+    "Partitions that every task reads, each with progress of its own, such as log.rules#[0-1], "
+    "log.a.b#2. The first dot ends the system's name. One that is an input, too, is broadcast.",
+)
+GROUPER = Setting(
+    _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
+    kinds.own("by-partition", "by-ssp"),
+    "What makes tasks of partitions: by-partition makes one of partition 3 of all inputs, by-ssp "
+    "one of each partition of each input. All but by-partition are for tasks that read only "
+    "replayable inputs without keys. It cannot be changed once there is progress.",
+)
+CONTAINER_COUNT = Setting(
+    _TASKS, "job.container.count", "0", kinds.whole(0),
+    "How many containers share the tasks, at most one a task: s4 run starts so many, and on a "
+    "cluster further ones are spares. 0 is the process of s4 run itself, and on a cluster all "
+    "containers that there are.",
+)
+CHOOSER = Setting(
+    _TASKS, "task.chooser.class", "round-robin", kinds.own("round-robin"),
+    "What chooses among a task's inputs of equal priority.",
+)
+BATCH_SIZE = Setting(
+    _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
+    "How many events of an input are processed, as long as it has any, before another input has "
+    "its turn. Batches are not cut, so it may be more. 0 is one batch.",
+)
+STREAM_PRIORITY = Pattern(
+    _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
+    "An input of higher priority goes first whenever it has events, and the others wait, forever "
+    "if need be. 0 without it; above all others for an input that bootstraps.",
+    "streams.clicks.samza.priority",
+)
+STREAM_BOOTSTRAP = Pattern(
+    _TASKS, "streams.<stream>.samza.bootstrap", "true", kinds.SWITCH,
+    "A task reads this input, up to what was its newest event at the start, before it processes "
+    "any other.",
+    "streams.rules.samza.bootstrap",
+)
+
+_TASK_RUN = "Tasks: how they run"
 
 TASK_MAX_CONCURRENCY = Setting(
-    _TASKS, "task.max.concurrency", "1", kinds.whole(1, 100_000),
+    _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
     "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
     "done before the next begins. More overlaps what tasks wait for; see task.order.",
 )
 TASK_ORDER = Setting(
-    _TASKS, "task.order", "arrival", kinds.choice("arrival", "key"),
+    _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
     "How the events of a task begin where several may be outstanding: by arrival they begin as "
     "they came and overlap, by key those of one key never overlap. Events without a key count as "
     "of one key.",
 )
 THREAD_POOL_SIZE = Setting(
-    _TASKS, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
+    _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
     "How many threads of a container run plain tasks (process, window and timers), for those that "
     "wait for something without being async. 0 runs them on the event loop, which costs least.",
 )
 TASK_WINDOW_MS = Setting(
-    _TASKS, "task.window.ms", "0", kinds.milliseconds(0),
+    _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
     "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
 )
 TASK_COMMIT_MS = Setting(
-    _TASKS, "task.commit.ms", "60000", kinds.milliseconds(0),
+    _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
     "How often a task's progress is saved, if there was any. 0 saves it only when a task asks for "
     "it, and at the end.",
 )
 TASK_ASYNC_COMMIT = Setting(
-    _TASKS, "task.async.commit", "false", kinds.choice("false", "true"),
+    _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
     "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
     "covers more than what is done.",
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
-    _TASKS, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
+    _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
     "How long an asynchronous event may be outstanding before the container fails. 0 is for ever.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
-    _TASKS, "task.ignored.exceptions", "", kinds.CLASSES,
+    _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
     "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
     "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+)
+
+_INPUTS = "Inputs that can be read again"
+
+SYSTEM_TYPE = Pattern(
+    _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
+    "Makes a system known by this name. log is the log of a node; your own is called with the name "
+    "and the address. live, the sockets, is always there.",
+    "systems.archive.type",
+)
+SYSTEM_ADDRESS = Pattern(
+    _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
+    "Where the system is reached: for a log, where its node listens. The system log needs none "
+    "where this process has the log itself.",
+    "systems.archive.address",
+)
+TASK_INPUTS = Setting(
+    _INPUTS, "task.inputs", "", kinds.NAMES,
+    "The inputs, each system.stream; the first dot ends the system's name. It wins over what the "
+    "app says of the streams that it names. Empty leaves all to the app.",
+)
+OFFSET_DEFAULT = Pattern(
+    _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
+    "Where an input without progress begins: at the oldest event that is there, at the newest, or "
+    "with what is upcoming, which is what happens where nobody says anything.",
+    "streams.clicks.samza.offset.default",
+)
+SYSTEM_OFFSET_DEFAULT = Pattern(
+    _INPUTS, "systems.<system>.samza.offset.default", "oldest", kinds.OFFSET,
+    "The same for all streams of a system of which nothing else is said.",
+    "systems.archive.samza.offset.default",
+)
+RESET_OFFSET = Pattern(
+    _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
+    "Begin where samza.offset.default says at every start, whatever progress there is.",
+    "streams.clicks.samza.reset.offset",
+)
+ON_LOST = Pattern(
+    _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
+    "What happens where retention has removed events that were to be read next: fail stops the "
+    "container, as it does where nobody says anything; oldest goes on with what is left, and the "
+    "loss is counted and told.",
+    "streams.clicks.onLost",
+)
+DROP_UNDECODED = Setting(
+    _INPUTS, "task.drop.deserialization.errors", "false", kinds.SWITCH,
+    "Whether events of an input that do not decode, or whose key is not found, are dropped and "
+    "counted. Otherwise the first one stops the container, unless task.dead.letter.stream keeps "
+    "them.",
+)
+DEAD_LETTERS = Setting(
+    _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
+    "Where events go that do not decode, or whose key is not found: one of the app's output "
+    "streams, or system.stream. Each is a GenericEvent with its place, reason and bytes. The input "
+    "goes on; its progress waits until the event was taken there.",
+)
+MONITOR_PARTITIONS = Setting(
+    _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
+    kinds.milliseconds(10),
+    "How often the inputs are asked for their number of partitions. One that changes stops the "
+    "container, for it moves keys.",
+)
+
+_PROGRESS = "Progress"
+
+STATE_FOLDER = Setting(
+    _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.TEXT,
+    "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
+    "must be on a disk of this machine, and yours alone.",
+)
+COMMIT_TIMEOUT = Setting(
+    _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
+    "How long commits of a task may fail one after another before the container stops. Until then "
+    "they are tried again, and nothing is forgotten; a crash then replays as much.",
 )
 
 _STEPS = "Steps, and stopping"
@@ -352,6 +468,35 @@ CONTAINER_MAX_RESTART_DELAY = Setting(
     _CONTAINERS, "s4.container.maxRestartDelay", "30000", kinds.milliseconds(1),
     "The longest pause between two starts of a container process that crashes. One that has run "
     "for twice as long begins with the shortest pause again.",
+)
+
+_LOG = "The embedded log"
+
+LOG_FOLDER = Setting(
+    _LOG, "s4.log.folder", "", kinds.TEXT,
+    "The folder of the embedded log's files; it is made if it is missing. Empty: this process has "
+    "no log. One process has a folder at a time, and it must be on a disk of this machine.",
+)
+LOG_RETENTION_MS = Setting(
+    _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
+    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have a time "
+    "of its own.",
+)
+LOG_RETENTION_BYTES = Setting(
+    _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
+    "How many bytes of frames a partition keeps: the oldest are deleted beyond it. 0 is no bound. "
+    "A stream may have a size of its own.",
+)
+LOG_QUOTA_BYTES = Setting(
+    _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
+    "How many bytes the files of the log may take up, all streams together. Nothing is deleted for "
+    "it that is still to be kept: what is appended then waits. 0 is no bound.",
+)
+LOG_SYNC = Setting(
+    _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
+    "What a power cut may take. full: nothing that was acknowledged, for a wait for the disk at "
+    "every commit. normal: the last commits, some MiB a partition; the files stay sound. none: it "
+    "may damage the files. A process that dies, however it does, loses nothing with any of them.",
 )
 
 _LOGGER = "Logging"

@@ -100,8 +100,24 @@ class DecodeError(S4Error):
     """A message of an input does not decode, and the configuration says to stop at that."""
 
 
+class StoreError(S4Error):
+    """Files of a store cannot be used: held by another process, of another format or purpose."""
+
+
+class StoreCorrupt(StoreError):  # noqa: N818
+    """A file of a store is damaged; what is in it cannot be relied on."""
+
+
 class CheckpointError(S4Error):
     """Progress cannot be read or written, or does not fit the job that is to go on from it."""
+
+
+class StateError(S4Error):
+    """A key or value that a store cannot hold, or a store that is used where there is none."""
+
+
+class ProgressUnwritten(CheckpointError):  # noqa: N818
+    """Progress could not be written for now: nothing has happened, and it can be tried again."""
 
 
 class TaskFenced(S4Error):  # noqa: N818

@@ -18,6 +18,9 @@ import msgspec
 
 from s4node.errors import EventError
 
+LIVE = "live"
+"""The system of events that producers send over sockets."""
+
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):

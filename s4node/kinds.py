@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,20 +96,80 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _parse_executor(text: str) -> str:
-    module, _, name = text.partition(":")
-    parts = (*module.split("."), name)
-    if text not in ("block", "shed", "throttle") and not all(p.isidentifier() for p in parts):
-        raise ValueError("is neither block, shed, throttle nor package.module:Class")
-    return text
+def own(*words: str, example: str = "package.module:Class") -> Kind[str]:
+    """One of these words, or something of the app author's own, by where it can be imported."""
+
+    def parse(text: str) -> str:
+        module, _, name = text.partition(":")
+        if text not in words and not all(p.isidentifier() for p in (*module.split("."), name)):
+            if not words:
+                raise ValueError(f"is not {example}")
+            raise ValueError(f"is neither {', '.join(words)} nor {example}")
+        return text
+
+    return Kind(f"one of {', '.join(words)}, or {example}" if words else example, parse)
 
 
-def _parse_hasher(text: str) -> str:
-    module, _, function = text.partition(":")
-    parts = (*module.split("."), function)
-    if text not in ("crc32", "s4") and not all(part.isidentifier() for part in parts):
-        raise ValueError("is neither crc32, s4 nor package.module:function")
-    return text
+def each(kind: Kind[T]) -> Kind[tuple[T, ...]]:
+    """A comma-separated list of values of a kind, each once; it may be empty."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        words = [word.strip() for word in text.split(",")] if text else []
+        values: list[T] = []
+        for word in words:
+            try:
+                value = kind.parse(word)
+            except ValueError as error:
+                raise ValueError(f"has {word!r} in it, which {error}") from None
+            if value in values:
+                raise ValueError(f"names {word!r} twice")
+            values.append(value)
+        return tuple(values)
+
+    return Kind(f"comma-separated list, each {kind.word}", parse)
+
+
+def optional(kind: Kind[str]) -> Kind[str]:
+    """A value of a kind, or nothing."""
+    return Kind(f"{kind.word}, or empty", lambda text: kind.parse(text) if text else "")
+
+
+class PartitionRange(NamedTuple):
+    """Partitions ``first`` to ``last``, both included, of a stream of a system."""
+
+    system: str
+    stream: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        numbers = f"{self.first}" if self.first == self.last else f"[{self.first}-{self.last}]"
+        return f"{self.system}.{self.stream}#{numbers}"
+
+
+_RANGE = re.compile(r"(?P<one>[0-9]+)|\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\]", re.ASCII)
+
+
+def _parse_range(text: str) -> PartitionRange:
+    name, mark, numbers = text.rpartition("#")
+    if not mark:
+        raise ValueError("has no # with a partition, such as #2 or #[0-1]")
+    system, dot, stream = name.partition(".")
+    if not (dot and is_name(system) and is_name(stream)):
+        raise ValueError("does not begin with system.stream")
+    match = _RANGE.fullmatch(numbers)
+    if match is None:
+        raise ValueError("does not end with a partition such as #2, or a range such as #[0-1]")
+    first, last = int(match["one"] or match["first"]), int(match["one"] or match["last"])
+    if first > last:
+        raise ValueError(f"is a range that ends before it begins ({first} is above {last})")
+    return PartitionRange(system, stream, first, last)
+
+
+def _parse_switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("is neither true nor false")
+    return text == "true"
 
 
 def address(least_port: int) -> Kind[str]:
@@ -146,5 +206,10 @@ CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, or empty", _parse_host)
 NAME = Kind("name", _parse_name)
 NAMES = Kind("comma-separated list of names", _parse_names)
-EXECUTOR = Kind("one of block, shed, throttle, or package.module:Class", _parse_executor)
-HASHER = Kind("one of crc32, s4, or package.module:function", _parse_hasher)
+EXECUTOR = own("block", "shed", "throttle")
+HASHER = own("crc32", "s4", example="package.module:function")
+OFFSET = choice("oldest", "newest", "upcoming")
+SWITCH = Kind("true or false", _parse_switch)
+PARTITIONS: Kind[tuple[PartitionRange, ...]] = each(
+    Kind("system.stream#2 or system.stream#[0-1]", _parse_range)
+)

@@ -195,28 +195,28 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
     try:
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
-        fields = tuple((f.encode_name, _words(f.type, (cls,)), f.required) for f in info.fields)
+        fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
     return cls.__dict__.get("event_name") or cls.__name__, fields  # not a base's name
 
 
-def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
+def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
     """A type in words that do not depend on Python's spelling of it."""
     match kind:
         case inspect.AnyType():
             return "any"
         case inspect.UnionType(types=types):
             # sorted: typing may give an equal union that another module wrote the other way round
-            return "|".join(sorted(_words(part, seen) for part in types))
+            return "|".join(sorted(words(part, seen) for part in types))
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
-            return f"[{_words(item, seen)}]"
+            return f"[{words(item, seen)}]"
         case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
-            return f"[{_words(item, seen)}]"
+            return f"[{words(item, seen)}]"
         case inspect.TupleType(item_types=items):
-            return f"[{','.join(_words(item, seen) for item in items)}]"
+            return f"[{','.join(words(item, seen) for item in items)}]"
         case inspect.DictType(key_type=key, value_type=value):
-            return f"{{{_words(key, seen)}:{_words(value, seen)}}}"
+            return f"{{{words(key, seen)}:{words(value, seen)}}}"
         case (
             inspect.StructType(cls=cls, fields=fields)
             | inspect.DataclassType(cls=cls, fields=fields)
@@ -225,10 +225,12 @@ def _words(kind: inspect.Type, seen: tuple[type, ...]) -> str:
         ):
             if cls in seen:
                 return cls.__name__
-            inside = ",".join(f"{f.encode_name}:{_words(f.type, (*seen, cls))}" for f in fields)
+            inside = ",".join(f"{f.encode_name}:{words(f.type, (*seen, cls))}" for f in fields)
             return f"({inside})"
         case inspect.EnumType(cls=cls):
             return f"enum({','.join(str(member.value) for member in cls)})"
+        case inspect.CustomType(cls=cls):
+            raise TypeError(f"{cls.__name__} is no type that can be encoded")
         case inspect.LiteralType(values=values):
             return f"literal({','.join(map(str, values))})"
     return type(kind).__name__.removesuffix("Type").lower()

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.errors import EventError, GraphError, S4Error
-from s4node.event import GenericEvent
+from s4node.event import LIVE, GenericEvent
 from s4node.keys import KeySpec
 from s4node.schema import EventType
 
@@ -160,13 +160,20 @@ class Stream:
 
 
 class InputStream(Stream):
-    """A stream that brings events from other clusters and clients to PEs.
+    """A stream that brings events from other clusters and clients to PEs, or from a system.
 
+    ``system`` is where its events are read from; ``live`` are those that producers send.
     With a key it owns its keys: an event that arrives in the wrong partition is sent on to the
     right one, so a key lives in one place whatever the sender did.
     """
 
     kind = "input"
+    system = LIVE
+
+    @property
+    def is_live(self) -> bool:
+        """Whether producers send its events."""
+        return self.system == LIVE
 
 
 class OutputStream(Stream):

@@ -121,7 +121,7 @@ class TaskContext(Protocol):
 
     def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
         """Begin to read an input at an offset, or another Startpoint, whatever was saved; in
-        ``init`` only. ``ssp`` is one of ``system_stream_partitions``, else it raises KeyError."""
+        ``init`` only, and for one of ``system_stream_partitions``."""
         ...
 
 
@@ -185,10 +185,3 @@ class TaskApp(App):
         for output in outputs:
             key = outputs[output] if isinstance(outputs, Mapping) else None
             self.create_output_stream(output, key=key)
-
-    def declare_inputs(self) -> None:
-        """Declare those of ``inputs`` that are not declared yet; called after ``on_init``."""
-        for entry in self.inputs:
-            stream = entry.partition(".")[2]
-            if stream not in self.streams:
-                self.create_input_stream(stream)

@@ -67,6 +67,10 @@ class Outgoing:
         """Events without a verdict, sent or not."""
         return self.stage.depth + self.outbox.unsettled
 
+    def mark(self) -> Mark:
+        """A mark behind all that has been offered so far."""
+        return Mark(self)
+
     def behind(self, partition: int) -> bool:
         """Whether events for a partition are still on their way."""
         lane = self.outbox.lanes[partition]
@@ -144,3 +148,31 @@ class Outgoing:
         for cls in set(map(type, events)):
             self.outbox.declare(cls)
         self.outbox.extend(events)
+
+
+class Mark:
+    """A place in what leaves by a way: behind all that had been offered when it was made."""
+
+    __slots__ = ("_admitted", "_ends", "_way")
+
+    def __init__(self, way: Outgoing) -> None:
+        self._way = way
+        self._admitted = way.stage.admitted
+        self._ends: list[int] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything before the mark has its verdict."""
+        way = self._way
+        outbox = way.outbox
+        if not way.unsettled or outbox.error:
+            return True
+        if self._ends is None:
+            if way.stage.admitted - way.stage.depth < self._admitted or not outbox.lanes:
+                return False  # some of it has no lane yet
+            outbox.route()
+            self._ends = [lane.next_number + len(lane.pending) for lane in outbox.lanes]
+        return all(
+            lane.upto >= end or (lane.upto == lane.next_number and not lane.pending)
+            for lane, end in zip(outbox.lanes, self._ends, strict=True)
+        )

@@ -17,7 +17,7 @@ import trio
 
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
-from s4node.comm.outgoing import Outgoing
+from s4node.comm.outgoing import Mark, Outgoing
 from s4node.errors import EventError, WouldBlock
 from s4node.executors.stage import Stage, StageStatistics
 
@@ -117,6 +117,13 @@ class RemoteSender:
         """Whether every event has its verdict."""
         ways = [outgoing for _, outgoing in self._routes.values()]
         return all(not way.unsettled or way.outbox.error for way in ways)
+
+    def marks(self) -> list[tuple[str, Mark]]:
+        """A mark behind all that has been put so far, on the way to each consumer."""
+        return [
+            (name, outgoing.mark()) for name, (_, outgoing) in self._routes.items()
+            if outgoing.unsettled
+        ]  # fmt: skip
 
     async def send(self, events: Sequence[Any]) -> None:
         """Take events from a source once there is room."""

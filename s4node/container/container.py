@@ -8,8 +8,10 @@ Rules
   view gives it, and passes what belongs to others on to them.
 - A member that was stopped (a SIGSTOP, a handler that blocks) for long goes on only when it knows
   that it still is one: neither does it take what came meanwhile, nor process what waits.
-- Stop, in this order: stop the app's sources and accept nothing further from outside, drain what
-  was admitted, send what it emitted, leave the cluster, on_close, close. One deadline over all.
+- What the app reads from systems is known before anything is made of it: it says how many tasks
+  there are. A task claims its progress before it starts, and its inputs are read when it has.
+- Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
+  admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all.
 - Only this room knows both the app's side and the sockets. This module knows the parts, and lets
   each have of the others what it needs.
 """
@@ -38,15 +40,18 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks
+from s4node.container.binding import replayable
 from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
+from s4node.container.model import JobModel, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import InputPort
 from s4node.container.readers import Readers
+from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
@@ -81,11 +86,8 @@ class Container:
         self.config = config
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
-        self.partitioner = Partitioner(
-            config[settings.CLUSTER_PARTITIONS], hasher_named(config[settings.HASHER])
-        )
         self.enrolment = enrolment
-        self.view = View.alone(self.partitioner.partitions)
+        self.view = View.alone(0)
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
@@ -101,6 +103,9 @@ class Container:
         self.readers: Readers
         self.outputs: Outputs
         self.members: Members | None = None
+        self.replay: Replay | None = None
+        self.model: JobModel
+        self.partitioner: Partitioner
         self.partitions: Partitions
         self.inputs: Inputs
         self.listener: Listener
@@ -122,10 +127,25 @@ class Container:
     # -- life --------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Let the app declare its graph, and check it; ``run`` does it unless it is done."""
-        if not self._prepared:
-            self._prepared = True
-            await hooks.declare(self.app, self.config, self.partitioner.partitions)
+        """Let the app declare its graph, check it, and find out which tasks it has.
+
+        ``run`` does it unless it is done. It waits for systems that cannot be reached.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        app, config = self.app, self.config
+        await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
+        self.replay = await Replay.prepared(app, config)
+        counts = self.replay.counts if self.replay is not None else {}
+        self.model = model_of(config, kind_of(app), self._inputs(), counts)
+        app.partitions = len(self.model.tasks)
+        self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
+        self.view = View.alone(app.partitions)
+        await check_live(app, config)
+
+    def _inputs(self) -> list[tuple[str, str]]:
+        return [(stream.system, stream.name) for stream in replayable(self.app)]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
@@ -134,6 +154,8 @@ class Container:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             await self.outputs.start(outer)
+            if self.replay is not None:
+                await self.replay.start(outer)
             if self.members is not None:
                 await outer.start(self.members.emitter.run)
                 await outer.start(self.listener.serve)
@@ -155,9 +177,16 @@ class Container:
                             patience.deadline = trio.current_time() + grace
                             sources.cancel_scope.cancel()
                         self._stop_accepting()
-                        await self._leave()
+                        if self.replay is not None:
+                            await self.replay.consumers.stop()
+                            self.loop.give_back()
+                        await self._quiesce()
                         self.loop.drain()
                         await loop_ended.wait()
+                        if self.replay is not None:
+                            await self.outputs.settle()
+                            await self.replay.commit(self.tasks.values())
+                        await self._leave()
                         await self.outputs.settle()
                         if self.members is not None:
                             await self.members.finish()
@@ -167,6 +196,9 @@ class Container:
                         log.warning(
                             "not drained in time", seconds=grace, setting="task.shutdown.ms"
                         )
+                        if self.replay is not None:
+                            with trio.move_on_after(_FAREWELL_SECONDS):
+                                await self.replay.commit(self.tasks.values())
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
             with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
@@ -232,12 +264,17 @@ class Container:
                 f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
                 f"members while it was running them; it stops, for two owners would count twice"
             )
-        gained = [self.partitions.make(each) for each in sorted(view.mine - self.tasks.keys())]
+        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys())]
+        gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
+        if self.replay is not None:
+            await self.replay.claim(gained, *await self._ownership(view))
         for task in gained:
             await task.start()
         for task in gained:  # not before all have started: events of a frame may go to any of them
             self.inputs.open(task.partition, task.stages)
             self.loop.wake(task)
+        if self.replay is not None:
+            await self.replay.read(gained)
         self.view = view
         if self.members is None:
             return
@@ -250,12 +287,23 @@ class Container:
         self.members.assign(view, self.tasks.keys())
         self.loop.nudge()
 
-    async def _leave(self) -> None:
-        """Work off what the members still send each other, and go."""
+    async def _ownership(self, view: View) -> tuple[str, tuple[int, ...]]:
+        """Who gave us our partitions, and in which epoch each."""
+        if self._membership is None:
+            return self.incarnation, view.epochs
+        membership = self._membership
+        return await membership.registry.origin(membership.app), view.epochs
+
+    async def _quiesce(self) -> None:
+        """Work off what the members still send each other."""
         if self.members is not None and self._membership is not None:
             await self.members.drain(self.loop, self.partitions)
             self.listener.stop_accepting()
             self.inputs.leave()
+
+    async def _leave(self) -> None:
+        """Let others own our partitions."""
+        if self._membership is not None:
             with trio.move_on_after(_FAREWELL_SECONDS):
                 await self.listener.tell()
                 self.inputs.give_up()
@@ -337,6 +385,8 @@ class Container:
             offer=self.partitions.offer,
             shared=self.members is not None,
         )
+        if self.replay is not None:
+            self.replay.make(self.model, self.partitioner, self.partitions, self.outputs)
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
@@ -353,6 +403,8 @@ class Container:
         dues.append(self.outputs.pump(now))
         self._room()
         self.inputs.tick(now)
+        if self.replay is not None:
+            self.replay.consumers.released()
         if self.readers:
             dues.append(self.readers.feed(now))
         return min((due for due in dues if due is not None), default=None)

@@ -16,19 +16,21 @@ from s4node import config as settings
 from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.config import Config
+from s4node.container.binding import bind
 from s4node.errors import GraphError, S4Error
-from s4node.tasks import TaskApp
 
 
 async def declare(app: App, config: Config, partitions: int) -> None:
-    """Have the app declare its graph, and check it; raises GraphError with all mistakes."""
+    """Have the app declare its graph, bind its inputs, and check it.
+
+    Raises GraphError or ConfigError with all mistakes.
+    """
     app.parameters = config.matching(settings.APP_PARAMETER)
     app.partitions = partitions
     if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
         app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
     await call(app, app.on_init)
-    if isinstance(app, TaskApp):
-        app.declare_inputs()
+    bind(app, config)
     graph.check(app)
     app.freeze()
 

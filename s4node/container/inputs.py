@@ -1,7 +1,7 @@
 """The inputs of a container: a port for each stream, as its producers see it.
 
 Rules
-- The app's input streams are open to everybody, its internal ones to the other members only: where
+- The app's live input streams are open to everybody, all others to the other members only: where
   a hello names our cluster.
 - A partition is opened when its task has started. What comes for it before is not ours yet.
 - Of two connections of one producer the newer is true; the older is told that it is out of date.
@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -73,7 +73,7 @@ class Inputs:
             )
 
         for stream in app.streams.values():
-            if isinstance(stream, InputStream):
+            if isinstance(stream, InputStream) and stream.is_live:
                 self.ports[stream.name] = port(stream)
             elif shared and not isinstance(stream, OutputStream):
                 self.inner[stream.name] = port(stream)
@@ -91,7 +91,7 @@ class Inputs:
         known = ", ".join(self.ports) or "none"
         return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
 
-    def open(self, partition: int, stages: Mapping[str, Stage]) -> None:
+    def open(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
         """Take frames for a partition from now on, into these stages by stream."""
         for port in self._all:
             port.open(partition, stages[port.stream.name])

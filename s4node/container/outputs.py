@@ -22,6 +22,7 @@ from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.topology import Topology
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outgoing import Mark
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container.pipeline import Pipeline
@@ -63,7 +64,7 @@ class Outputs:
         self._on_refused = on_refused
         self._emitters: dict[str, Emitter] = {}
         self._found: set[str] = set()  # consumers that the cluster told of
-        self._news = trio.Event()
+        self._news = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):
@@ -142,15 +143,46 @@ class Outputs:
         """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
         for sender in self.senders.values():
             sender.news()
-        self._news.set()
+        self._news.unpark_all()
+
+    def sent(self) -> Sent:
+        """What has been put on the output streams so far."""
+        return Sent(self, [
+            (sender, consumer, mark)
+            for sender in self.senders.values()
+            for consumer, mark in sender.marks()
+        ])  # fmt: skip
+
+    async def wait_news(self) -> None:
+        """Return once a consumer has ruled, come or gone."""
+        await self._news.park()
 
     async def settle(self) -> None:
         """Return once everything has its verdict, and the consumers know that it was all."""
         for emitter in self._emitters.values():
             emitter.hurry()
         while not all(sender.settled for sender in self.senders.values()):
-            self._news = trio.Event()
-            await self._news.wait()
+            await self._news.park()
         for emitter in self._emitters.values():
             emitter.finish()
             await emitter.wait_quiet()
+
+
+class Sent:
+    """What had been put on output streams at some moment."""
+
+    def __init__(self, outputs: Outputs, marks: Sequence[tuple[RemoteSender, str, Mark]]) -> None:
+        self._outputs = outputs
+        self._marks = marks
+
+    async def wait_settled(self) -> None:
+        """Return when all of it has its verdict; who consumes a stream no longer owes none."""
+        while True:
+            self._marks = [
+                (sender, consumer, mark)
+                for sender, consumer, mark in self._marks
+                if consumer in sender.consumers and not mark.passed
+            ]
+            if not self._marks:
+                return
+            await self._outputs.wait_news()

@@ -28,6 +28,7 @@ from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
+from s4node.executors.stage import Stage
 from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import TaskApp
@@ -94,8 +95,40 @@ class Partitions:
             processor=processor,
             settings=self._settings,
         )
+        if isinstance(processor, StreamTaskProcessor):
+            task.starts = processor.context.starts
         self._loop.adopt(task)
         return task
+
+    # -- what consumers feed -----------------------------------------------------------------
+
+    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
+        """A new stage for an input of a task."""
+        return self._pipeline.stage_of(ssp.stream, ssp.partition)
+
+    def feed(self, task: Task, batch: EventBatch) -> None:
+        """Queue a batch with a task of this container."""
+        task.offer(batch)
+        self._loop.wake(task)
+
+    def offer_soon(self, batch: EventBatch) -> None:
+        """Queue a batch with the task of its partition, here or with another member."""
+        self.offer(batch)
+        self._loop.nudge()
+
+    def has_room(self, stream: str, partition: int) -> bool:
+        """Whether more may be offered for a partition."""
+        task = self.tasks.get(partition)
+        if task is not None and not self._is_behind(stream, partition):
+            return not task.stages[stream].full
+        assert self._members is not None
+        way = self._members.ways[stream]
+        return way.depth < way.capacity and way.bytes < way.max_bytes
+
+    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """A task has been given all that an input will ever hold."""
+        task.ended(ssp)
+        self._loop.wake(task)
 
     @property
     def processed(self) -> int:

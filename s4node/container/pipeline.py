@@ -109,6 +109,10 @@ class Pipeline:
             if not isinstance(stream, OutputStream)
         }
 
+    def stage_of(self, stream: str, partition: int) -> Stage:
+        """A stage for events of a stream that are read for a partition."""
+        return self._queue(stream, STREAM, partition)
+
     def sender(self, stream: str, *, remote: bool) -> Stage:
         """The stage of a stream's events that leave."""
         return self._queue(stream, REMOTE_SENDER if remote else SENDER, None)

@@ -26,15 +26,13 @@ from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error
-from s4node.event import EventBatch
+from s4node.event import LIVE, EventBatch
 from s4node.pe.instances import Instances
+from s4node.progress.startpoint import Specific, Startpoint
 from s4node.routing import key_failure
 from s4node.stream import OutputStream, Stream, emitted
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import Envelope, TaskApp
-
-LIVE = "live"
-"""The system of what comes over sockets, or from the app itself."""
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 
@@ -109,7 +107,7 @@ class Context:
         self.partition = partition
         self.system_stream_partitions = tuple(inputs)
         self.metrics = metrics
-        self.starts: dict[SystemStreamPartition, Any] = {}
+        self.starts: dict[SystemStreamPartition, Startpoint] = {}
         self._clock = clock
         self._timers: list[tuple[float, int, Callable[..., Any]]] = []
         self._numbers = count()
@@ -126,14 +124,11 @@ class Context:
         the task is outstanding. It may be ``async``."""
         heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
 
-    def set_starting_offset(self, ssp: SystemStreamPartition, offset: Any) -> None:
+    def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
         """Begin to read an input of this task at an offset, or another Startpoint, whatever was
-        saved."""
-        found = SystemStreamPartition(*ssp)
-        if found not in self.system_stream_partitions:
-            known = ", ".join(map(str, self.system_stream_partitions)) or "none"
-            raise KeyError(f"{found} is no input of task {self.task_name!r}; it has {known}")
-        self.starts[found] = offset
+        saved; the container checks it when ``init`` has ended."""
+        start = Specific(offset) if isinstance(offset, int) else offset
+        self.starts[SystemStreamPartition(*ssp)] = start
 
 
 class StreamTaskProcessor:

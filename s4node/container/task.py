@@ -88,16 +88,16 @@ class Task:
         self.pace = Pace(2048, 0.005)
         self.ready = False
         self.processed = 0
-        self.live = any(isinstance(stream, InputStream) for stream in app.streams.values())
-        self.starts: dict[Hashable, Any] = {}
+        self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
+        self.starts: dict[Any, Any] = {}
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
         self._held = held
-        self._rates = dict(rates or {})
-        self._may = None if isinstance(held, tuple) and not rates else self._may_take
+        self._rates: dict[Any, tuple[Executor, ...]] = dict(rates or {})
+        self._may = None if isinstance(held, tuple) and not rates else self._may_run
         self.resume_at: float | None = None  # when a rate gives leave again
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.stages: dict[Any, Stage] = dict(stages)
@@ -107,7 +107,7 @@ class Task:
         self._alone = not self._inner
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin()
-        self._offered: set[Any] = set()
+        self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
         self._slicing = False
@@ -129,12 +129,16 @@ class Task:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def add_input(self, source: Hashable, stream: str, stage: Stage) -> None:
-        """An input that can be read again, of one of the app's streams; before any is offered."""
+    def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
+        """Queue the batches of ``source``, an input that can be read again, in a stage of their
+        own; before any is offered."""
         self.stages[source] = stage
-        self._stream_of[source] = stream
+        self._stream_of[source] = stage.settings.stream
         self._inputs.add(source)
         self._replayable.add(source)
+        if rates:
+            self._rates[source] = rates
+            self._may = self._may_run
 
     def ended(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
@@ -163,9 +167,9 @@ class Task:
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into the stage of its source; the caller wakes the loop."""
-        source = batch.source
-        if self._given_back and source in self._replayable:
+        if self._given_back and isinstance(batch, InputBatch):
             return
+        source = batch.source
         self.stages[source].offer(batch, self._clock())
         if source not in self._offered:
             self._update(source)
@@ -174,9 +178,9 @@ class Task:
         """Let the stage offer its next batch to its chooser."""
         batch = self.stages[source].take(self._clock())
         if batch is None:
-            self._offered.discard(source)
+            self._offered.pop(source, None)
             return
-        self._offered.add(source)
+        self._offered[source] = batch
         self._chooser(source).update(source, batch)
 
     def _chooser(self, source: Any) -> MessageChooser[Any]:
@@ -188,17 +192,27 @@ class Task:
         self.gate.draining = True
 
     def give_back(self) -> None:
-        """Begin nothing more of what can be read again."""
+        """Begin nothing more of what can be read again.
+
+        What was taken apart is worked off, for its parts are with several tasks.
+        """
         self._given_back = True
         for source in self._replayable:
-            self.stages[source].clear()
-            self._offered.discard(source)
-        if self._batch is not None and not self._slicing and self._is_back(self._batch):
-            self._batch = None
+            self.stages[source].give_back(_is_whole)
+            batch = self._offered.get(source)
+            if (
+                batch is not None
+                and _is_whole(batch)
+                and not (self._slicing and batch is self._batch)
+            ):
+                self._abandon(batch)
 
-    def _is_back(self, batch: EventBatch) -> bool:
-        """Whether a batch has been given back, to be read again."""
-        return self._given_back and batch.source in self._replayable
+    def _abandon(self, batch: EventBatch) -> None:
+        """Process no more of a batch that was offered; the choosers may still have it."""
+        self.stages[batch.source].passed(batch.size - batch.at, batch.bytes)
+        if batch is self._batch:
+            self._batch = None
+        self._update(batch.source)
 
     # -- what is next ------------------------------------------------------------------------
 
@@ -239,7 +253,7 @@ class Task:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self._batch
         if batch is not None:
-            if self._may is None or self._may_run(batch.stream):
+            if self._may is None or self._may_run(batch.source):
                 return True
             self._batch = None  # the others go on meanwhile
             self._chooser(batch.source).update(batch.source, batch)
@@ -251,29 +265,26 @@ class Task:
             chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
             if chosen is None:
                 return False
-            batch = chosen[1]
-            if self._given_back and self._is_back(batch):
-                continue
+            source, batch = chosen
+            if self._offered.get(source) is not batch:
+                continue  # it was given back
             if not batch.at:
                 batch.load()
             self._batch = batch
             return True
 
-    def _may_take(self, source: Any) -> bool:
-        return self._may_run(self._stream_of[source])
-
-    def _may_run(self, name: str) -> bool:
-        if name in self._held:
+    def _may_run(self, source: Any) -> bool:
+        if self._stream_of[source] in self._held:
             return False
-        return name not in self._rates or self.allowance(name) > 0
+        return source not in self._rates or self.allowance(source) > 0
 
-    def allowance(self, name: str) -> int:
-        """How many events of a stream may leave now, by its rate."""
-        if name not in self._rates:
+    def allowance(self, source: Any) -> int:
+        """How many events of a source may leave now, by its rate."""
+        if source not in self._rates:
             return UNLIMITED
         now = self._clock()
         allowed = UNLIMITED
-        for executor in self._rates[name]:
+        for executor in self._rates[source]:
             one = executor.allowance(now)
             if one <= 0:
                 at = executor.next_at(now)
@@ -320,8 +331,8 @@ class Task:
         batch = self._batch
         assert batch is not None
         events = batch.events
-        if batch.stream in self._rates:
-            limit = max(1, min(limit, self.allowance(batch.stream)))
+        if batch.source in self._rates:
+            limit = max(1, min(limit, self.allowance(batch.source)))
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         return batch, events
@@ -352,24 +363,21 @@ class Task:
         batch = self._batch
         assert batch is not None
         self.hand_on(batch.stream)
-        for executor in self._rates.get(batch.stream, ()):
+        for executor in self._rates.get(batch.source, ()):
             executor.left(count)
         before = batch.at
         batch.at += count
         self.processed += count
         if batch.at < len(batch.events):
-            if count and isinstance(batch, InputBatch):
-                assert batch.receipt is not None
+            self.stages[batch.source].passed(count)
+            if count and batch.receipt is not None:
                 batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
-            if self._given_back and self._is_back(batch):
-                self._batch = None
-            else:
-                self.stages[batch.source].passed(count)
+            if self._given_back and _is_whole(batch):
+                self._abandon(batch)
             return
+        self.stages[batch.source].passed(batch.size - before, batch.bytes)
         self._batch = None
-        if not (self._given_back and self._is_back(batch)):
-            self.stages[batch.source].passed(batch.size - before, batch.bytes)
-            self._update(batch.source)
+        self._update(batch.source)
         if batch.receipt is not None:
             batch.receipt.done()
 
@@ -404,12 +412,11 @@ class Task:
         flights.end(flight)
         self.gate.end(Op.PROCESS)
         self.processed += 1
-        if not (self._given_back and self._is_back(batch)):
-            stage = self.stages[batch.source]
-            if load.left:
-                stage.passed(1)
-            else:
-                stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
+        stage = self.stages[batch.source]
+        if load.left:
+            stage.passed(1)
+        else:
+            stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
         if load.release is None:
             if not load.left and batch.receipt is not None:
                 batch.receipt.done()
@@ -438,16 +445,16 @@ class Task:
         by_key = self.processor.by_key()
         while flights.wants(by_key):
             batch = self._batch
-            if batch is None or (self._may is not None and not self._may_run(batch.stream)):
+            if batch is None or (self._may is not None and not self._may_run(batch.source)):
                 if not self._take_other(flights.stream):
                     return
                 continue
             if batch.at < len(batch.events):
-                flight = flights.look(batch, replayable=isinstance(batch, InputBatch))
+                flight = flights.look(batch, replayable=batch.source in self._replayable)
                 self.processor.place(flight)
                 flights.add(flight)
                 batch.at += 1
-                for executor in self._rates.get(batch.stream, ()):
+                for executor in self._rates.get(batch.source, ()):
                     executor.left(1)
             elif not batch.events:
                 self.stages[batch.source].passed(batch.size, batch.bytes)
@@ -464,7 +471,7 @@ class Task:
             return self._choose_batch()
         if self._batch is not None or any(self._stream_of[s] != stream for s in self._offered):
             return False
-        return self._take(lambda s: self._stream_of[s] == stream and self._may_run(stream))
+        return self._take(lambda s: self._stream_of[s] == stream and self._may_run(s))
 
     # -- time --------------------------------------------------------------------------------
 
@@ -561,3 +568,8 @@ class Task:
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
         )
+
+
+def _is_whole(batch: EventBatch) -> bool:
+    """Whether a batch can be read again as it is."""
+    return isinstance(batch, InputBatch)

@@ -30,7 +30,7 @@ class TaskSettings:
             config[keys.TASK_ORDER] == "key",
             config[keys.TASK_WINDOW_MS],
             config[keys.TASK_COMMIT_MS],
-            config[keys.TASK_ASYNC_COMMIT] == "true",
+            config[keys.TASK_ASYNC_COMMIT],
             config[keys.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),
             config[keys.THREAD_POOL_SIZE],

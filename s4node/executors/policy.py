@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
+from s4node import own
 from s4node.errors import ConfigError
 
 UNLIMITED = 1 << 62
@@ -195,27 +195,14 @@ BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle":
 def executor_of(settings: StageSettings) -> Executor:
     """The executor that ``settings`` name; raises ConfigError if it cannot be had."""
     cls = BUILT_IN.get(settings.executor)
-    if cls is None:
-        cls = _own(settings)
-    try:
+    if cls is not None:
         return cls(settings)
-    except Exception as error:
-        raise ConfigError(
-            f"executor {settings.executor!r} of s4.{settings.stage}.executor cannot be made: "
-            f"{type(error).__name__}: {error}; mend its __init__(self, settings)"
-        ) from error
-
-
-def _own(settings: StageSettings) -> type[Executor]:
-    module, _, name = settings.executor.partition(":")
-    where = f"executor {settings.executor!r} of s4.{settings.stage}.executor"
-    try:
-        found = getattr(import_module(module), name)
-    except Exception as error:
-        raise ConfigError(
-            f"{where} cannot be imported: {type(error).__name__}: {error}; name it as "
-            f"package.module:Class, importable where the node runs"
-        ) from error
+    named, setting = settings.executor, f"s4.{settings.stage}.executor"
+    found = own.found(named, setting, "executor")
     if not (isinstance(found, type) and issubclass(found, Executor)):
-        raise ConfigError(f"{where} is no subclass of s4node.Executor; derive it from that")
-    return found
+        raise ConfigError(
+            f"executor {named!r} of {setting} is no subclass of s4node.Executor; derive it from "
+            f"that"
+        )
+    made: Executor = own.made(named, setting, "executor", settings)
+    return made

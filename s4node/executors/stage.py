@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -230,11 +231,13 @@ class Stage(Gauge):
         self.in_flight -= events
         self.bytes -= size
 
-    def clear(self) -> None:
-        """Forget all that is here, and all that was taken and has not passed."""
-        self._inner.clear()
-        self._outer.clear()
-        self.depth = self.bytes = self.in_flight = 0
+    def give_back(self, wanted: Callable[[EventBatch], bool]) -> None:
+        """Forget the batches of this kind that have not been taken."""
+        kept = [batch for batch in self._outer if not wanted(batch)]
+        for batch in self._outer:
+            if wanted(batch):
+                self.went(batch.size, batch.bytes)
+        self._outer = deque(kept)
 
     @property
     def grant(self) -> int:

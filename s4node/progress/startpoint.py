@@ -8,31 +8,70 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+I_contra = TypeVar("I_contra", contravariant=True)
+O_co = TypeVar("O_co", covariant=True)
+I = TypeVar("I")  # noqa: E741 - what a visitor is given beside the startpoint
+O = TypeVar("O")  # noqa: E741 - what it makes of it
 
 
-@dataclass(frozen=True, slots=True)
-class Oldest:
+class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
+    """Makes something of a startpoint, by its kind; see Startpoint.apply."""
+
+    def oldest(self, given: I_contra, startpoint: Oldest, /) -> O_co:
+        """Of the first event that is still there."""
+        ...
+
+    def upcoming(self, given: I_contra, startpoint: Upcoming, /) -> O_co:
+        """Of what comes from now on."""
+        ...
+
+    def timestamp(self, given: I_contra, startpoint: Timestamp, /) -> O_co:
+        """Of the first event from a time on."""
+        ...
+
+    def specific(self, given: I_contra, startpoint: Specific, /) -> O_co:
+        """Of an offset."""
+        ...
+
+
+class Oldest(msgspec.Struct, frozen=True, tag="oldest", tag_field="kind"):
     """The first event that is still there."""
 
+    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
+        """What the visitor makes of it."""
+        return visitor.oldest(given, self)
 
-@dataclass(frozen=True, slots=True)
-class Upcoming:
+
+class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
     """What comes from now on."""
 
+    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
+        """What the visitor makes of it."""
+        return visitor.upcoming(given, self)
 
-@dataclass(frozen=True, slots=True)
-class Timestamp:
+
+class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
     """The first event that was appended at or after ``millis`` (Unix time); else what comes."""
 
     millis: int
 
+    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
+        """What the visitor makes of it."""
+        return visitor.timestamp(given, self)
 
-@dataclass(frozen=True, slots=True)
-class Specific:
+
+class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event of this offset."""
 
     offset: int
+
+    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
+        """What the visitor makes of it."""
+        return visitor.specific(given, self)
 
 
 Startpoint = Oldest | Upcoming | Timestamp | Specific

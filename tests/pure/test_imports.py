@@ -14,32 +14,36 @@ PACKAGE = ROOT / "s4node"
 APPS = ROOT / "apps"
 
 PURE = [
-    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",
     "app", "stream", "graph", "flow", "tasks",
-    "systems.system",
-    "pe.element", "pe.instances", "pe.prototype",
+    "state.ordered", "state.rows",
+    "systems.system", "log.ledger", "log.retention",
+    "pe.codec", "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
     "executors.stage",
+    "progress.checkpoint", "progress.fan_out", "progress.input_progress",
     "progress.low_watermark", "progress.release", "progress.startpoint",
     "cluster.coordination", "cluster.assignment", "cluster.view", "cluster.restarts",
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.coalescer", "comm.subscriber",
-    "container.gate", "container.chooser", "container.pace", "container.task", "container.port",
+    "container.gate", "container.chooser", "container.grouper", "container.broadcast",
+    "container.binding", "container.intake", "container.model", "container.pace",
+    "container.task", "container.port",
     "container.hooks", "container.dispatch", "container.statistics", "container.processor",
     "container.elements", "container.stream_task", "container.task_settings",
     "container.requests", "container.flights",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
 ]  # fmt: skip
-PURE_FOLDERS = ["pe", "executors", "progress"]
+PURE_FOLDERS = ["pe", "executors"]
 
 # what pure modules may import from outside: no trio, no sockets, no files, no clock, no logging
 HARMLESS = {
-    "__future__", "abc", "annotationlib", "collections", "contextlib", "contextvars", "copy",
-    "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib", "inspect",
-    "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys", "textwrap",
-    "types", "typing", "zlib",
+    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
+    "copy", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib",
+    "inspect", "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys",
+    "textwrap", "types", "typing", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("app", "time"),  # the default clock of an app that nobody has given one
@@ -47,9 +51,9 @@ EXCEPTIONS = {
 
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
-    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config",  # known to all
+    "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",  # all
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
-    "executors", "progress", "cluster", "comm", "log", "systems",  # queues, sockets and files
+    "executors", "progress", "state", "cluster", "comm", "systems", "log",  # queues, files, sockets
     "container",  # the only one that knows both
     "ops", "bench", "spark", "testing", "__main__",  # what people start
 ]  # fmt: skip
@@ -57,7 +61,7 @@ UPWARDS = {
     ("ops.cli", "bench.command"),  # the command line starts the benchmarks, when it is asked to
 }
 APP_SIDE = {"stream", "pe", "app", "graph", "flow", "tasks"}
-SOCKET_SIDE = {"executors", "progress", "cluster", "comm", "log", "systems"}
+SOCKET_SIDE = {"executors", "progress", "state", "cluster", "comm", "log", "systems"}
 
 
 class Import(NamedTuple):
@@ -182,7 +186,8 @@ def test_trio_is_known_to_shells_only() -> None:
         for found in IMPORTS
         if found.target.split(".")[0] in ("trio", "structlog")
     }
-    assert users <= {"cluster", "comm", "container", "ops", "bench", "spark", "testing"}
+    shells = {"cluster", "comm", "container", "log", "state", "systems"}
+    assert users <= shells | {"ops", "bench", "spark", "testing"}
 
 
 def test_rooms_import_downwards_only_so_there_is_no_cycle_between_them() -> None:

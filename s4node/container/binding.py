@@ -1,0 +1,71 @@
+"""Which system each input stream of an app is read from. Pure.
+
+Rules
+- The setting ``task.inputs`` wins over what the app says, for the streams that it names.
+- An app of tasks need not declare its inputs: those that it or the settings name are declared for
+  it, and carry GenericEvents.
+- A stream is called in the app as it is in its system; so no two systems can bring the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.config import Config
+from s4node.errors import ConfigError
+from s4node.event import GenericEvent
+from s4node.kinds import is_name
+from s4node.stream import InputStream
+from s4node.tasks import TaskApp
+
+Pair = tuple[str, str]
+
+
+def bind(app: App, config: Config) -> None:
+    """Give the input streams of ``app`` their systems; raises ConfigError with all mistakes."""
+    problems: list[str] = []
+    named = _pairs(settings.TASK_INPUTS.name, [*config[settings.TASK_INPUTS]], problems)
+    if isinstance(app, TaskApp) and not named:
+        named = _pairs(f"inputs of app {app.name!r}", app.inputs, problems)
+    broadcast = [(one.system, one.stream) for one in config[settings.BROADCAST_INPUTS]]
+    homes: dict[str, str] = {}
+    for system, name in dict.fromkeys([*named, *broadcast]):
+        if homes.setdefault(name, system) != system:
+            problems.append(
+                f"stream {name!r} is an input from {homes[name]!r} and from {system!r}; an app has "
+                f"one stream of a name: give one of them another name in its system"
+            )
+            continue
+        stream = app.streams.get(name)
+        if stream is None and isinstance(app, TaskApp):
+            stream = app.create_input_stream(name, types=GenericEvent)
+        if not isinstance(stream, InputStream):
+            known = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+            problems.append(
+                f"{system}.{name} is named as an input, and app {app.name!r} has no input stream "
+                f"{name!r}; it has: {', '.join(known) or 'none'}"
+            )
+            continue
+        stream.system = system
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def replayable(app: App) -> list[InputStream]:
+    """The input streams that are read from systems."""
+    inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
+    return [stream for stream in inputs if not stream.is_live]
+
+
+def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:
+    """``system.stream`` taken apart at the first dot."""
+    pairs: list[Pair] = []
+    for text in texts:
+        system, _, stream = text.partition(".")
+        if is_name(system) and is_name(stream):
+            pairs.append((system, stream))
+        else:
+            problems.append(f"{where}: {text!r} is not system.stream, such as log.clicks")
+    return pairs

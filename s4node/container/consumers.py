@@ -1,0 +1,451 @@
+"""The consumers of a container: they read its inputs and feed the stages of its tasks.
+
+Rules
+- One reader a partition of an input, whichever tasks read it; each of them has its own start, place
+  and progress. A new owner makes the reader begin anew, where the slowest place is.
+- A reader is asked only while there is room with every task that its events may go to, so a slow
+  task bounds what is kept for it.
+- Where an input goes on: where the task's ``init`` said; else at its checkpoint; else where the
+  settings say. It is told once a stream.
+- A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
+  are right already; others are taken apart, and the order of each key stays.
+- Reading stops at once when the container stops; what was read goes to its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.config import Config
+from s4node.container.intake import TaskBatch, parts_of, refused
+from s4node.container.rejects import Rejects
+from s4node.container.task import Task
+from s4node.errors import CheckpointError, InputLost, S4Error
+from s4node.event import EventBatch
+from s4node.executors.stage import Stage
+from s4node.graph import rule_of
+from s4node.keys import Partitioner
+from s4node.progress.checkpoint import Checkpoint
+from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.progress.startpoint import Oldest, Startpoint, Upcoming
+from s4node.stream import InputStream
+from s4node.systems.registry import Systems
+from s4node.systems.system import (
+    EndOfStream,
+    InputBatch,
+    PartitionReader,
+    System,
+    SystemStreamPartition,
+)
+
+log = structlog.get_logger("s4node.inputs")
+
+
+class Tasks(Protocol):
+    """What consumers need of the container's tasks."""
+
+    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
+        """A new stage for an input of a task."""
+        ...
+
+    def feed(self, task: Task, batch: EventBatch) -> None:
+        """Queue a batch with a task of this container."""
+        ...
+
+    def offer_soon(self, batch: EventBatch) -> None:
+        """Queue a batch with the task of its partition, here or with another member."""
+        ...
+
+    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """A task of this container has been given all that an input will ever hold."""
+        ...
+
+    def has_room(self, stream: str, partition: int) -> bool:
+        """Whether more may be offered for a partition."""
+        ...
+
+
+class _Taker:
+    """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
+
+    def __init__(
+        self, task: Task, ssp: SystemStreamPartition, kept: int | None, wish: Startpoint | None
+    ) -> None:
+        self.task = task
+        self.ssp = ssp
+        self.kept = kept
+        self.wish = wish
+        self.next = 0
+        self.told_end = False
+        self.progress: InputProgress
+
+
+class _Feed:
+    """One partition of an input, and the tasks that read it."""
+
+    def __init__(self, ssp: SystemStreamPartition) -> None:
+        self.ssp = ssp
+        self.takers: dict[int, _Taker] = {}
+        self.scope = trio.CancelScope()
+        self.runs = False
+        self.ended = False
+
+
+class Consumers:
+    """Reads the replayable ``streams`` of ``app`` from ``systems`` for the tasks it is given.
+
+    ``broadcast`` are partitions that every task reads. ``progress`` is by task and partition;
+    ``lost`` counts events that retention took, by stream.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        systems: Systems,
+        partitioner: Partitioner,
+        tasks: Tasks,
+        rejects: Rejects,
+        *,
+        streams: Iterable[InputStream],
+        counts: Mapping[tuple[str, str], int],
+        broadcast: Collection[SystemStreamPartition],
+    ) -> None:
+        self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
+        self.lost: dict[str, int] = {}
+        self.rejects = rejects
+        self._app = app
+        self._config = config
+        self._systems = systems
+        self._tasks = tasks
+        self._streams = {stream.name: stream for stream in streams}
+        self._counts = counts
+        self._broadcast = frozenset(broadcast)
+        self._feeds: dict[SystemStreamPartition, _Feed] = {}
+        self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
+        self._nursery: trio.Nursery
+        self._scopes: set[trio.CancelScope] = set()
+        self._stopped = False
+        self._quiet = trio.lowlevel.ParkingLot()
+        self._partition_of: dict[str, Callable[[Any], int]] = {}
+        self._routing: dict[str, str] = {}
+        for stream in self._streams.values():
+            rule = rule_of(stream)
+            if rule is not None and partitioner.partitions > 1:
+                self._partition_of[stream.name] = _partition_finder(rule.finder(), partitioner)
+                hasher = config[settings.HASHER]
+                self._routing[stream.name] = f"{hasher}:{rule.name}" if rule.name else ""
+        self._partitions = partitioner.partitions
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read until cancelled; raises what cannot be gone on from."""
+        async with trio.open_nursery() as self._nursery:
+            for name in {stream.system for stream in self._streams.values()}:
+                self._nursery.start_soon(self._watch, self._systems[name])
+            self._nursery.start_soon(self._monitor)
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def stop(self) -> None:
+        """Read nothing more; returns when all that was read is with its tasks."""
+        self._stopped = True
+        for scope in self._scopes:
+            scope.cancel()
+        while any(feed.runs for feed in self._feeds.values()):
+            await self._quiet.park()
+        await self.rejects.settle()
+
+    def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
+        """Give a task that is to start a stage for each of its partitions."""
+        for ssp in ssps:
+            task.add_input(ssp, self._tasks.stage_of(ssp))
+
+    def take(
+        self,
+        gained: Iterable[tuple[Task, Iterable[SystemStreamPartition], Checkpoint]],
+        wishes: Callable[[Task], Mapping[SystemStreamPartition, Startpoint]],
+    ) -> None:
+        """Feed these tasks, which have started, with their partitions from where they go on."""
+        found: dict[tuple[str, str], list[_Taker]] = {}
+        for task, ssps, kept in gained:
+            self.progress[task.partition] = {}
+            starts = wishes(task)
+            for ssp in ssps:
+                taker = _Taker(task, ssp, kept.offsets.get(ssp), starts.get(ssp))
+                found.setdefault((ssp.system, ssp.stream), []).append(taker)
+        for takers in found.values():
+            self._nursery.start_soon(self._begin, takers)
+
+    async def _begin(self, takers: list[_Taker]) -> None:
+        """Find out where an input goes on, and read it from there."""
+        system = self._systems[takers[0].ssp.system]
+        origins: dict[str, list[str]] = {}
+        with self._until_stopped():
+            for taker in takers:
+                taker.next, origin = await self._start(system, taker)
+                origins.setdefault(origin, []).append(f"{taker.ssp.partition}: {taker.next}")
+            offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
+            log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
+            for taker in takers:
+                taker.progress = InputProgress(taker.ssp, taker.next, self._refused)
+                if taker.kept == taker.next:
+                    taker.progress.committed = taker.kept
+                self.progress[taker.task.partition][taker.ssp] = taker.progress
+                self._join(taker, system)
+
+    def _join(self, taker: _Taker, system: System) -> None:
+        feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))
+        feed.takers[taker.task.partition] = taker
+        feed.ended = False
+        if feed.runs:
+            feed.scope.cancel()  # it begins anew, where the newcomer does
+        else:
+            feed.runs = True
+            self._nursery.start_soon(self._consume, feed, system)
+
+    @contextmanager
+    def _until_stopped(self, scope: trio.CancelScope | None = None) -> Iterator[None]:
+        """Cancelled when reading stops."""
+        scope = scope or trio.CancelScope()
+        self._scopes.add(scope)
+        if self._stopped:
+            scope.cancel()
+        try:
+            with scope:
+                yield
+        finally:
+            self._scopes.discard(scope)
+
+    # -- where to begin ----------------------------------------------------------------------
+
+    async def _start(self, system: System, taker: _Taker) -> tuple[int, str]:
+        """Where a task goes on, and why there."""
+        ssp = taker.ssp
+        if taker.wish is not None:
+            return await system.resolve(ssp, taker.wish), "set by its task"
+        reset = self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
+        if taker.kept is not None and not reset:
+            return await self._checkpointed(system, ssp, taker.kept), "checkpoint"
+        word = default_offset(self._config, ssp.system, ssp.stream)
+        if word == "newest":
+            bounds = await system.bounds(ssp)
+            return max(bounds.oldest, bounds.upcoming - 1), word
+        return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
+
+    async def _checkpointed(self, system: System, ssp: SystemStreamPartition, kept: int) -> int:
+        bounds = await system.bounds(ssp)
+        if kept > bounds.upcoming:
+            raise CheckpointError(
+                f"the checkpoint of {ssp} goes on at offset {kept}, and {ssp} ends at "
+                f"{bounds.upcoming}: it is another stream now, or has lost its end; set "
+                f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
+            )
+        if kept < bounds.oldest:
+            return self._skipped(
+                ssp, kept, bounds.oldest,
+                InputLost(
+                    f"{ssp}: the checkpoint goes on at offset {kept}, and the oldest event that is "
+                    f"there is {bounds.oldest}: retention has removed those between"
+                ),
+            )  # fmt: skip
+        return kept
+
+    def _skipped(
+        self, ssp: SystemStreamPartition, position: int, oldest: int, error: InputLost
+    ) -> int:
+        """Go on at the oldest event, if the settings say so; raises ``error`` otherwise."""
+        if self._config.matching(settings.ON_LOST).get(ssp.stream, "fail") == "fail":
+            raise InputLost(
+                f"{error}. Set streams.{ssp.stream}.onLost = oldest to go on with what is left, "
+                f"and let the stream be kept for longer"
+            ) from error
+        name = _name(ssp)
+        self.lost[name] = self.lost.get(name, 0) + oldest - position
+        log.warning("events of an input are lost: retention was faster", input=str(ssp),
+                    events=oldest - position, goes_on_at=oldest)  # fmt: skip
+        return oldest
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def _consume(self, feed: _Feed, system: System) -> None:
+        """Read a partition for all its takers until its end, or until reading stops."""
+        types = [kind.cls for kind in self._streams[feed.ssp.stream].types]
+        reader: PartitionReader | None = None
+        try:
+            while not self._stopped and not feed.ended:
+                feed.scope = trio.CancelScope()
+                batch: InputBatch | EndOfStream | None = None
+                with self._until_stopped(feed.scope):
+                    if reader is None:
+                        at = min(taker.next for taker in feed.takers.values())
+                        reader = await system.open(feed.ssp, at, types)
+                    batch = await self._next(feed, system, reader)
+                if batch is None:
+                    await _close(reader)
+                    reader = None
+                elif isinstance(batch, EndOfStream):
+                    self._end(feed)
+                else:  # it is ours now, and goes to its tasks although reading may stop
+                    await self._deliver(feed, batch)
+        finally:
+            await _close(reader)
+            feed.runs = False
+            self._quiet.unpark_all()
+
+    async def _next(
+        self, feed: _Feed, system: System, reader: PartitionReader
+    ) -> InputBatch | EndOfStream | None:
+        """The next batch once there is room for it; None where the reader must begin anew."""
+        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
+        if any(stage.full for stage in stages):
+            await self._wait(lambda: all(stage.roomy for stage in stages))
+        await self.rejects.wait_room()
+        try:
+            return await reader.read()
+        except InputLost as error:
+            bounds = await system.bounds(feed.ssp)
+            oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
+            for taker in feed.takers.values():
+                if taker.next < oldest:
+                    taker.progress.complete(taker.next, oldest)
+                    taker.next = oldest
+            return None
+
+    async def _deliver(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue a batch with its tasks."""
+        if (
+            feed.ssp.stream in self._partition_of
+            and feed.ssp not in self._broadcast
+            and not self._is_routed(batch, feed.ssp)
+        ):
+            await self._take_apart(feed, batch)
+            return
+        end = batch.first + batch.size
+        for taker in feed.takers.values():
+            if taker.next < end:
+                mine = TaskBatch(
+                    batch, taker.task.partition, taker.progress, taker.next, self._undecoded
+                )
+                taker.next = end
+                self._tasks.feed(taker.task, mine)
+
+    def _is_routed(self, batch: InputBatch, ssp: SystemStreamPartition) -> bool:
+        """Whether each event is in the partition of its key, as we would find it."""
+        return (
+            batch.routing != ""
+            and batch.routing == self._routing[ssp.stream]
+            and self._counts[ssp.system, ssp.stream] == self._partitions
+        )
+
+    async def _take_apart(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue the events of a batch with the tasks of their keys, as there is room."""
+        (taker,) = feed.takers.values()
+        stage = taker.task.stages[feed.ssp]
+        await self._wait(lambda: not stage.depth)  # what is whole may yet be given back
+        home = taker.task.partition
+        end = batch.first + batch.size
+        parts = parts_of(
+            batch, taker.progress, taker.next, self._partition_of[batch.stream], home,
+            self._undecoded,
+        )  # fmt: skip
+        taker.next = end
+        for part in parts:
+            if part.partition == home:
+                self._tasks.feed(taker.task, part)
+                continue
+            await self._wait(partial(self._tasks.has_room, part.stream, part.partition))
+            self._tasks.offer_soon(part)
+
+    def _end(self, feed: _Feed) -> None:
+        """The partition has ended for good. A task that gets events of its keys from all partitions
+        of a stream hears of the end when all have ended."""
+        feed.ended = True
+        log.info("input has ended", input=str(feed.ssp))
+        over = [feed]
+        if feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast:
+            over = [each for each in self._feeds.values() if each.ssp.stream == feed.ssp.stream]
+        if all(each.ended for each in over):
+            for taker in [taker for each in over for taker in each.takers.values()]:
+                if not taker.told_end:
+                    taker.told_end = True
+                    self._tasks.ended(taker.task, taker.ssp)
+
+    # -- room --------------------------------------------------------------------------------
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            lot = trio.lowlevel.ParkingLot()
+            self._waiting[lot] = condition
+            try:
+                await lot.park()
+            finally:
+                del self._waiting[lot]
+
+    def released(self) -> None:
+        """Between two turns: let go on who found it too full."""
+        for lot, condition in list(self._waiting.items()):
+            if condition():
+                lot.unpark()
+
+    # -- what cannot be processed ------------------------------------------------------------
+
+    def _undecoded(self, receipt: InputReceipt, number: int, reason: str, raw: bytes) -> None:
+        self.rejects.reject(receipt, number, reason, raw, given=False)
+
+    def _refused(self, receipt: InputReceipt, number: int, reason: str) -> None:
+        self.rejects.reject(receipt, number, reason, refused(receipt, number), given=True)
+
+    # -- watching ----------------------------------------------------------------------------
+
+    async def _watch(self, system: System) -> None:
+        """Tell once that a system has gone, and that it is back."""
+        while True:
+            await system.wait_reachable(False)
+            log.warning("an input cannot be reached; it is waited for", system=system.name)
+            await system.wait_reachable()
+            log.info("an input can be reached again", system=system.name)
+
+    async def _monitor(self) -> None:
+        """Notice a number of partitions that changes."""
+        while True:
+            await trio.sleep(self._config[settings.MONITOR_PARTITIONS])
+            for (system, stream), count in self._counts.items():
+                now = await self._systems[system].partitions(stream)
+                if now != count:
+                    raise S4Error(
+                        f"{system}.{stream} has {now} partitions, and had {count} when this "
+                        f"container started; the app stops, for its keys would be elsewhere. "
+                        + (f"Give it {count} again" if now < count else "Start the app again")
+                    )
+
+
+def _partition_finder(find: Callable[[Any], Any], partitioner: Partitioner) -> Callable[[Any], int]:
+    memo = partitioner.memo
+    return lambda event: memo[find(event)]
+
+
+def _name(ssp: SystemStreamPartition) -> str:
+    return f"{ssp.system}.{ssp.stream}"
+
+
+async def _close(reader: PartitionReader | None) -> None:
+    if reader is not None:
+        with trio.CancelScope(shield=True):
+            await reader.aclose()
+
+
+def default_offset(config: Config, system: str, stream: str) -> str:
+    """Where an input without progress begins: oldest, newest or upcoming."""
+    of_stream = config.matching(settings.OFFSET_DEFAULT).get(stream)
+    of_system = config.matching(settings.SYSTEM_OFFSET_DEFAULT).get(system)
+    return of_stream or of_system or "upcoming"

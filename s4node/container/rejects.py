@@ -1,0 +1,103 @@
+"""Rejects: what becomes of events of an input that cannot be processed.
+
+Rules
+- An event that does not decode, or whose key is not found, stops the container; or it is dropped
+  and counted; or it is kept in the dead letter stream, as the settings say.
+- The place where it was counts as processed when it was dropped, or when the dead letter stream has
+  it for good; until then the progress of its input waits there.
+- The first of a stream is told, the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+
+from s4node.errors import DecodeError
+from s4node.event import GenericEvent
+from s4node.progress.input_progress import InputReceipt
+from s4node.systems.system import SystemStreamPartition
+
+log = structlog.get_logger("s4node.inputs")
+
+Keep = Callable[[SystemStreamPartition, GenericEvent], Awaitable[None]]
+"""Keeps a dead letter; returns when it is safe."""
+
+MAX_WAITING = 1000
+"""Dead letters that wait to be kept; more hold the reading of inputs up."""
+
+
+class Rejects:
+    """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
+
+    ``counts`` are by stream.
+    """
+
+    def __init__(self, *, drop: bool, keep: Keep | None) -> None:
+        self.counts: Counter[str] = Counter()
+        self._drop = drop
+        self._keep = keep
+        self._waiting = 0
+        self._room = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep dead letters until cancelled; raises what keeping them raises."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def wait_room(self) -> None:
+        """Return once few dead letters wait."""
+        while self._waiting >= MAX_WAITING:
+            await self._room.park()
+
+    async def settle(self) -> None:
+        """Return once no dead letter waits."""
+        while self._waiting:
+            await self._room.park()
+
+    def reject(
+        self, receipt: InputReceipt, number: int, reason: str, raw: bytes, *, given: bool
+    ) -> None:
+        """An event of ``receipt``'s batch cannot be processed; ``given`` where its task has it.
+
+        Raises DecodeError if that is to stop the container.
+        """
+        ssp = receipt.progress.ssp
+        if self._keep is None and not self._drop:
+            raise DecodeError(
+                f"{ssp} offset {number}: {reason}. The container stops here; mend the producer, or "
+                f"set task.dead.letter.stream to keep such events, or "
+                f"task.drop.deserialization.errors = true to drop them"
+            )
+        stream = f"{ssp.system}.{ssp.stream}"
+        if not self.counts[stream]:
+            log.warning("an event of an input cannot be processed; further ones are only counted",
+                        input=str(ssp), offset=number, reason=reason,
+                        kept=self._keep is not None)  # fmt: skip
+        self.counts[stream] += 1
+        if self._keep is None:
+            if not given:
+                receipt.passed(number, number + 1)
+            return
+        assert self._nursery is not None
+        receipt.hold(number)
+        self._waiting += 1
+        letter = GenericEvent(
+            system=ssp.system, stream=ssp.stream, partition=ssp.partition, offset=number,
+            reason=reason, raw=bytes(raw),
+        )  # fmt: skip
+        self._nursery.start_soon(self._bury, ssp, letter, number, receipt)
+
+    async def _bury(
+        self, ssp: SystemStreamPartition, letter: GenericEvent, number: int, receipt: InputReceipt
+    ) -> None:
+        assert self._keep is not None
+        await self._keep(ssp, letter)
+        receipt.release(number)
+        self._waiting -= 1
+        self._room.unpark_all()

@@ -1,0 +1,231 @@
+"""What a container has where its app reads inputs that can be read again.
+
+Rules
+- It is there only where the app has such inputs. The systems are asked for the partitions of each
+  before anything is made; later on they run beside the container.
+- The progress of a task is claimed before the task starts, and its inputs are read after it has: so
+  the task may say where to begin.
+- Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
+  thing, the container does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import trio
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.config import Config
+from s4node.container.binding import replayable
+from s4node.container.committer import Committer, folder_of
+from s4node.container.consumers import Consumers, default_offset
+from s4node.container.model import AppKind, JobModel
+from s4node.container.outputs import Outputs
+from s4node.container.partitions import Partitions
+from s4node.container.rejects import Rejects
+from s4node.container.task import Task
+from s4node.errors import ConfigError, StartpointError
+from s4node.event import LIVE, GenericEvent
+from s4node.keys import Partitioner
+from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.startpoint import Oldest, Startpoint
+from s4node.stream import InputStream, OutputStream
+from s4node.systems.live import LiveSource
+from s4node.systems.registry import Systems
+from s4node.systems.system import SystemStreamPartition
+
+
+class Replay:
+    """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
+
+    ``counts`` are the partitions of its inputs by system and stream.
+    """
+
+    def __init__(self, app: App, config: Config) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.systems = Systems(config)
+        self.consumers: Consumers
+        self.committer: Committer
+        self.rejects: Rejects
+        self._app = app
+        self._config = config
+        self._outputs: Outputs
+        self._model: JobModel
+        self._kept: dict[int, Checkpoint] = {}
+
+    @classmethod
+    async def prepared(cls, app: App, config: Config) -> Replay | None:
+        """Ask the systems for the inputs of ``app``; None where it has none.
+
+        Raises UnknownStream for a system or a stream that is not there.
+        """
+        streams = replayable(app)
+        if not streams:
+            return None
+        replay = cls(app, config)
+        named = [(stream.system, stream.name) for stream in streams]
+        for system, _ in named:
+            replay.systems[system]  # raises where there is none
+        letters = replay._letters()
+        async with trio.open_nursery() as nursery:
+            for each in replay.systems:
+                await nursery.start(each.run)
+            for system, stream in named:
+                replay.counts[system, stream] = await replay.systems[system].partitions(stream)
+            if letters is not None:
+                await replay.systems[letters[0]].partitions(letters[1])
+            nursery.cancel_scope.cancel()
+        return replay
+
+    def _letters(self) -> tuple[str, str] | None:
+        """Where dead letters go, where that is a stream of a system; raises ConfigError."""
+        name = self._config[settings.DEAD_LETTERS]
+        if not name:
+            return None
+        stream = self._app.streams.get(name)
+        if isinstance(stream, OutputStream):
+            types = [kind.cls for kind in stream.types]
+            if types and GenericEvent not in types:
+                raise ConfigError(
+                    f"{settings.DEAD_LETTERS.name} = {name}: the stream carries "
+                    f"{', '.join(cls.__name__ for cls in types)} only; declare it with "
+                    f"types=GenericEvent"
+                )
+            return None
+        system, _, rest = name.partition(".")
+        if not rest or system == LIVE:
+            known = [s.name for s in self._app.streams.values() if isinstance(s, OutputStream)]
+            raise ConfigError(
+                f"{settings.DEAD_LETTERS.name} = {name} is no output stream of app "
+                f"{self._app.name!r}, which has {', '.join(known) or 'none'}, and no system.stream"
+            )
+        self.systems[system]  # raises where there is none
+        return system, rest
+
+    def make(
+        self,
+        model: JobModel,
+        partitioner: Partitioner,
+        partitions: Partitions,
+        outputs: Outputs,
+    ) -> None:
+        """Make the parts."""
+        config = self._config
+        self._model = model
+        self._outputs = outputs
+        self.rejects = Rejects(
+            drop=config[settings.DROP_UNDECODED],
+            keep=self._keep if config[settings.DEAD_LETTERS] else None,
+        )
+        self.consumers = Consumers(
+            self._app,
+            config,
+            self.systems,
+            partitioner,
+            partitions,
+            self.rejects,
+            streams=replayable(self._app),
+            counts=self.counts,
+            broadcast=model.tasks[0].broadcast if model.tasks else (),
+        )
+        self.committer = Committer(
+            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
+            self.consumers.progress,
+            outputs.sent,
+            timeout=config[settings.COMMIT_TIMEOUT],
+        )
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run in ``nursery``; raises CheckpointError where there is progress of another job."""
+        facts = self._model.facts
+        hasher = self._config[settings.HASHER]
+        await self.committer.open(
+            JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
+        )
+        await nursery.start(self.committer.run)
+        for system in self.systems:
+            await nursery.start(system.run)
+        await nursery.start(self.rejects.run)
+        await nursery.start(self.consumers.run)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    async def claim(self, tasks: Iterable[Task], origin: str, epochs: Sequence[int]) -> None:
+        """Become the one who writes the progress of these tasks, which start next."""
+        for task in tasks:
+            model = self._model.tasks[task.partition]
+            self._kept[task.partition] = await self.committer.claim(
+                task.partition, model.name, origin, epochs[task.partition]
+            )
+            self.consumers.add(task, model.ssps)
+            task.on_commit = self.committer.commit
+
+    async def read(self, tasks: Iterable[Task]) -> None:
+        """Read the inputs of these tasks, which have started."""
+        gained = [
+            (task, self._model.tasks[task.partition].ssps, self._kept.pop(task.partition))
+            for task in tasks
+        ]
+        for task, ssps, _ in gained:
+            await self._check_wishes(task, ssps)
+        self.consumers.take(gained, _wishes)
+
+    async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
+        """A task may only say where its own inputs begin."""
+        for ssp, startpoint in _wishes(task).items():
+            if ssp.system == LIVE:
+                live = [s.name for s in self._app.streams.values() if _is_live(s)]
+                await LiveSource(live, len(self._model.tasks)).resolve(ssp, startpoint)
+            elif ssp not in ssps:
+                raise StartpointError(
+                    f"task {task.partition} says where {ssp} begins, and does not read it; it "
+                    f"reads {', '.join(map(str, ssps)) or 'nothing'}"
+                )
+
+    async def commit(self, tasks: Iterable[Task]) -> None:
+        """Return when the progress of these tasks, of which nothing runs, is written."""
+        for task in tasks:
+            self.committer.commit(task)
+        await self.committer.finish()
+
+    async def _keep(self, ssp: SystemStreamPartition, letter: GenericEvent) -> None:
+        """Put a dead letter where it is safe."""
+        name = self._config[settings.DEAD_LETTERS]
+        stream = self._app.streams.get(name)
+        if isinstance(stream, OutputStream):
+            await stream.send(letter)
+            await self._outputs.sent().wait_settled()
+            return
+        system, _, rest = name.partition(".")
+        home = self.systems[system]
+        await home.append(rest, ssp.partition % await home.partitions(rest), [letter])
+
+
+def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
+    starts: dict[SystemStreamPartition, Startpoint] = task.starts
+    return starts
+
+
+def _is_live(stream: object) -> bool:
+    return isinstance(stream, InputStream) and stream.is_live
+
+
+def kind_of(app: App) -> AppKind:
+    """What of an app finds its task by partition number."""
+    fed = [stream for stream in app.streams.values() if not isinstance(stream, OutputStream)]
+    return AppKind(
+        keyed=[stream.name for stream in fed if stream.key is not None],
+        internal=[stream.name for stream in fed if not isinstance(stream, InputStream)],
+        live=[stream.name for stream in fed if _is_live(stream)],
+    )
+
+
+async def check_live(app: App, config: Config) -> None:
+    """Raise StartpointError where a live input is to begin anywhere but with what comes."""
+    live = [stream.name for stream in app.streams.values() if _is_live(stream)]
+    source = LiveSource(live, app.partitions)
+    for name in live:
+        if default_offset(config, LIVE, name) != "upcoming":
+            await source.resolve(SystemStreamPartition(LIVE, name, 0), Oldest())

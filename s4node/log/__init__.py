@@ -1,0 +1,1 @@
+"""The embedded log: streams on this machine's disk that can be read again."""

@@ -1,0 +1,477 @@
+"""One partition of the log on disk: a SQLite database, a row a frame.
+
+Rules
+- A ``PartitionFile`` is written by one thread; a ``PartitionView`` reads beside it, with a
+  connection of its own that cannot write. Both block: they are called in threads.
+- A row has its first offset as key, and the running total of bytes. Offset, time of appending and
+  total rise together: a time is found by halving, and what is there by subtracting, without an
+  index.
+- A group of frames is one transaction, with the numbers of its producers and the declarations of
+  its types: after any crash the file holds all of it or nothing.
+- Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
+  survives the last row.
+- Every row has a checksum. What does not fit is said, never guessed at: StoreCorrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from s4node.comm.frame import Section
+from s4node.errors import StoreCorrupt, StoreError
+from s4node.log.ledger import Entry, Known, Ledger, Plan
+from s4node.log.retention import Held, Keep, Row, cut
+from s4node.schema import TypeDecl
+
+FORMAT = 1
+"""The version of the files; one with a higher one is refused."""
+
+PAGE_BYTES = 16_384
+"""A page of the database."""
+
+WAL_BYTES = 4 << 20
+"""At this length the write-ahead log is worked off into the database."""
+
+_APPLICATION = 0x53344C47  # "S4LG"
+_SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
+_ROW_BYTES = 64  # what a row takes beside head and body, about
+_STEP_ROWS = 128  # rows deleted at once
+_STEP_PAGES = 64  # pages given back at once
+
+_SCHEMA = """
+CREATE TABLE frames (
+    start INTEGER PRIMARY KEY, first INTEGER NOT NULL, count INTEGER NOT NULL,
+    appended_ms INTEGER NOT NULL, total INTEGER NOT NULL, size INTEGER NOT NULL,
+    producer TEXT NOT NULL, number INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    head BLOB NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE types (fingerprint BLOB PRIMARY KEY, declaration BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE producers (
+    id TEXT PRIMARY KEY, next INTEGER NOT NULL, seen_ms INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+"""
+_INSERT = "INSERT INTO frames VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+_SELECT = (
+    "SELECT start, first, count, appended_ms, producer, number, checksum, head, body FROM frames "
+    "WHERE start >= ifnull((SELECT max(start) FROM frames WHERE start <= ?), 0) ORDER BY start"
+)
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_NUMBERS = struct.Struct("<qqqqq")
+
+
+class NoRoom(Exception):  # noqa: N818
+    """The disk did not take it; nothing was changed, and it may be tried again."""
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    encoding: int
+    routing: str
+    created_ms: int
+    sections: tuple[Section, ...]
+    order: bytes
+    headers: Mapping[str, Any]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+_type_decoder = msgspec.msgpack.Decoder(TypeDecl)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A frame as it was appended: its body begins at the offset ``first``.
+
+    Offsets below ``start`` belong to rows before: they were there when it came, a repetition.
+    ``number`` is its producer's for the body's first event; ``appended_ms`` is Unix time.
+    """
+
+    start: int
+    first: int
+    count: int
+    appended_ms: int
+    producer: str
+    number: int
+    encoding: int
+    routing: str
+    created_ms: int
+    sections: tuple[Section, ...]
+    order: bytes
+    headers: Mapping[str, Any]
+    body: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last event."""
+        return self.first + self.count
+
+
+class PartitionFile:
+    """The writing side of one partition's file; opens what :func:`create` has made.
+
+    ``sync`` is none, normal or full. Raises StoreError where the file is another's or of a newer
+    format, StoreCorrupt where it is damaged; any call may raise NoRoom, and has then done nothing.
+    """
+
+    def __init__(self, path: Path, stream: str, number: int, sync: str = "normal") -> None:
+        self.path = path
+        self.below = 0
+        """Rows that end there or before are to be deleted: somebody asked."""
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._database = _connect(path, "rw")
+        try:
+            with _told(path, writing=False):
+                _check(self._database, path, stream, number)
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}")
+                self._database.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
+                self._database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+                self.load()
+        except NoRoom as error:
+            self._database.close()
+            raise StoreError(f"{error}; see to its disk and rights") from error
+        except BaseException:
+            self._database.close()
+            raise
+
+    def load(self) -> None:
+        """Read the book from the file, as it stands there."""
+        with _told(self.path):
+            self._oldest = self._one("SELECT value FROM meta WHERE name = 'oldest'")[0]
+            last = self._one(
+                "SELECT first + count, appended_ms, total, start FROM frames ORDER BY start DESC"
+            )
+            upcoming, last_ms, total, newest = last or (self._oldest, 0, 0, 0)
+            self._total: int = total
+            self._newest: int = newest
+            producers = self._database.execute("SELECT id, next, seen_ms FROM producers")
+            types = self._database.execute("SELECT declaration FROM types")
+            declarations = [_type_decoder.decode(row[0]) for row in types]
+            self.ledger = Ledger(
+                upcoming,
+                last_ms,
+                {name: Known(following, seen_ms) for name, following, seen_ms in producers},
+                {declaration.fingerprint: declaration for declaration in declarations},
+            )
+            self.held = self._measured()
+
+    def write(self, plan: Plan) -> None:
+        """Write a plan of ``ledger`` in one transaction, and settle it."""
+        if not plan.producers:
+            return
+        total = self._total
+        rows: list[tuple[Any, ...]] = []
+        for entry in plan.entries:
+            rows.append(_row(entry, total))
+            total = rows[-1][4]
+        with self._transaction() as database:
+            database.executemany(_INSERT, rows)
+            database.executemany(
+                "INSERT OR REPLACE INTO producers VALUES (?,?,?)",
+                [(name, *known) for name, known in plan.producers.items()],
+            )
+            if plan.types:
+                database.executemany(
+                    "INSERT OR IGNORE INTO types VALUES (?,?)",
+                    [
+                        (mark.to_bytes(8, "big"), _encoder.encode(declaration))
+                        for mark, declaration in plan.types.items()
+                    ],
+                )
+        self.ledger.settle(plan)
+        self._total = total
+        if rows:
+            self._newest = plan.entries[-1].start
+        self.held = self._measured()
+
+    def delete(self, keep: Keep, now_ms: int) -> bool:
+        """Delete some of the oldest rows that are to go; returns whether there were any."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT start, first + count, appended_ms, size FROM frames ORDER BY start LIMIT ?",
+                (_STEP_ROWS,),
+            )
+            found = [Row(*row) for row in rows]
+            gone = cut(found, self.held, keep, now_ms, self._newest)
+            if gone > self._oldest:
+                database.execute("DELETE FROM frames WHERE start < ?", (gone,))
+                database.execute("UPDATE meta SET value = ? WHERE name = 'oldest'", (gone,))
+        if gone == self._oldest:
+            self.below = 0
+            self.held = self.held._replace(below=0)
+            return False
+        self._oldest = gone
+        self.held = self._measured()
+        return True
+
+    def shrink(self) -> bool:
+        """Give some free pages back to the disk, once the write-ahead log is worked off."""
+        before = self.held.free
+        with self._transaction() as database:
+            database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
+        self.held = self._measured()
+        return self.held.free < before
+
+    def cut_wal(self) -> bool:
+        """Work the write-ahead log off and empty its file; returns False while a reader uses it."""
+        with _told(self.path):
+            busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        self.held = self._measured()
+        return not busy
+
+    def forget(self, producers: Sequence[str]) -> None:
+        """Forget producers: what they send again is no longer known as a repetition."""
+        with self._transaction() as database:
+            database.executemany(
+                "DELETE FROM producers WHERE id = ?", [(name,) for name in producers]
+            )
+        for name in producers:
+            del self.ledger.producers[name]
+
+    def ask(self, below: int) -> None:
+        """Have rows deleted that end at or below an offset, by the next steps."""
+        self.below = max(self.below, below)
+        self.held = self.held._replace(below=self.below)
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether all that was asked for is deleted."""
+        return self.below <= self._oldest or not self.held.size
+
+    def close(self) -> None:
+        """Close the file; everything that was written stays."""
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _one(self, query: str) -> Any:
+        return self._database.execute(query).fetchone()
+
+    def _measured(self) -> Held:
+        with _told(self.path):
+            first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
+            pages, free = self._one("SELECT * FROM pragma_page_count, pragma_freelist_count")
+        oldest, oldest_ms, before = first or (self._oldest, 0, self._total)
+        self._oldest = oldest
+        return Held(
+            oldest=oldest,
+            size=self._total - before,
+            oldest_ms=oldest_ms,
+            several=first is not None and oldest < self._newest,
+            last_ms=self.ledger.last_ms,
+            below=self.below,
+            file=pages * PAGE_BYTES,
+            free=free * PAGE_BYTES,
+            wal=self._wal.stat().st_size if self._wal.exists() else 0,
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with _told(self.path):
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
+                    self._database.execute("ROLLBACK")
+                raise
+
+
+class PartitionView:
+    """The reading side of one partition's file, for any thread, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+
+    def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
+        """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
+        with self._turn, _told(self.path, writing=False):
+            cursor = self._open().execute(_SELECT, (offset,))
+            rows: list[tuple[Any, ...]] = []
+            size = 0
+            for row in cursor:
+                if rows and size + len(row[8]) > max_bytes:
+                    break
+                rows.append(row)
+                size += len(row[8])
+                if size >= max_bytes:
+                    break
+            cursor.close()  # what is open keeps the write-ahead log from starting over
+            return [_stored(row, self.path) for row in rows]
+
+    def offset_at(self, millis: int) -> int | None:
+        """The first offset appended at or after that time; None where none was."""
+        with self._turn, _told(self.path, writing=False):
+            return _halve(self._open(), millis)
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        with self._turn:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._database = _connect(self.path, "ro")
+        return self._database
+
+
+def create(path: Path, stream: str, number: int) -> None:
+    """Make the file of an empty partition; raises StoreError where the disk does not take it."""
+    database = _connect(path, "rwc")
+    try:
+        with _told(path, writing=False):
+            database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            database.execute(f"PRAGMA user_version = {FORMAT}")
+            database.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+            database.executemany(
+                "INSERT INTO meta VALUES (?,?)",
+                [("stream", stream), ("partition", number), ("oldest", 0)],
+            )
+            database.execute("PRAGMA journal_mode = WAL")
+    finally:
+        database.close()
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Open a file; threads take turns with the connection, which is left to the caller."""
+    try:
+        return sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=10.0,
+        )
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"{path} cannot be opened ({error}); put the file back or mend its rights"
+        ) from error
+
+
+def _check(database: sqlite3.Connection, path: Path, stream: str, number: int) -> None:
+    application = database.execute("PRAGMA application_id").fetchone()[0]
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if application != _APPLICATION:
+        raise StoreError(
+            f"{path} is no file of a log (application id {application:#x}); put the partition's "
+            f"own file there"
+        )
+    if version > FORMAT:
+        raise StoreError(
+            f"{path} has format {version}, and this s4node reads formats up to {FORMAT}; use the "
+            f"newer s4node that wrote it"
+        )
+    meta = dict(database.execute("SELECT name, value FROM meta"))
+    if (meta.get("stream"), meta.get("partition")) != (stream, number):
+        raise StoreError(
+            f"{path} is partition {meta.get('partition')} of stream {meta.get('stream')!r}, not "
+            f"partition {number} of {stream!r}; put each file back to its own place"
+        )
+
+
+@contextlib.contextmanager
+def _told(path: Path, writing: bool = True) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _DAMAGED:
+            raise _corrupt(path, str(error)) from error
+        if writing and code in _FULL:
+            raise NoRoom(f"{path}: {error}") from error
+        raise StoreError(f"{path} cannot be used ({error}); see to its disk and rights") from error
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise _corrupt(path, str(error)) from error
+
+
+def _corrupt(path: Path, what: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path} is damaged ({what}); put back a copy of the file, or trim the stream beyond what "
+        f"is damaged"
+    )
+
+
+def _row(entry: Entry, total: int) -> tuple[Any, ...]:
+    frame = entry.frame
+    head = _encoder.encode(
+        (
+            frame.encoding,
+            frame.routing,
+            frame.created_ms,
+            frame.sections,
+            frame.order,
+            frame.headers,
+        )
+    )
+    size = len(head) + len(frame.body) + _ROW_BYTES
+    numbers = (entry.start, entry.first, frame.count, entry.appended_ms, frame.first)
+    return (
+        *numbers[:4],
+        total + size,
+        size,
+        frame.producer,
+        frame.first,
+        _checksum(numbers, head, frame.body),
+        head,
+        frame.body,
+    )
+
+
+def _checksum(numbers: tuple[int, int, int, int, int], head: bytes, body: bytes) -> int:
+    return crc32(body, crc32(head, crc32(_NUMBERS.pack(*numbers))))
+
+
+def _stored(row: tuple[Any, ...], path: Path) -> StoredFrame:
+    start, first, count, appended_ms, producer, number, checksum, head, body = row
+    if _checksum((start, first, count, appended_ms, number), head, body) != checksum:
+        raise _corrupt(path, f"the frame at offset {start} has another checksum")
+    decoded = _head_decoder.decode(head)
+    return StoredFrame(
+        start,
+        first,
+        count,
+        appended_ms,
+        producer,
+        number,
+        decoded.encoding,
+        decoded.routing,
+        decoded.created_ms,
+        decoded.sections,
+        decoded.order,
+        decoded.headers,
+        body,
+    )
+
+
+def _halve(database: sqlite3.Connection, millis: int) -> int | None:
+    """Where the first row starts that was appended at that time or later; None without one."""
+    low, high = database.execute("SELECT min(start), max(start) FROM frames").fetchone()
+    at = "SELECT start, appended_ms FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
+    if low is None or database.execute(at, (high,)).fetchone()[1] < millis:
+        return None
+    while low < high:  # the row that starts at `high` is late enough, those before `low` are not
+        middle = (low + high) // 2
+        start, appended_ms = database.execute(at, (middle,)).fetchone()
+        if appended_ms >= millis:
+            high = start
+        else:
+            low = middle + 1
+    return int(high)

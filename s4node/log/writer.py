@@ -1,0 +1,444 @@
+"""The one writer of the log: a thread that commits what has come, in groups.
+
+Rules
+- What came while the last commit was under way is written together, one transaction a partition;
+  then its callbacks run, all in one call into trio's thread.
+- A group takes a frame of each producer in turn, so that who sends much holds the others up for a
+  group at most.
+- A disk that is full, or a quota that is used up, is waited for: nothing of that partition is
+  answered, and the same frames are tried again after a pause. It is logged once, and once when it
+  is over. What can be written elsewhere goes on.
+- A damaged file fails the frames of its own partition and no others.
+- Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
+  than ``HOUSEKEEPING_SECONDS`` at a time.
+- Everything named ``_w_...`` belongs to the writer's thread; the queues are under the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import structlog
+import trio
+
+from s4node.errors import S4Error, StoreError
+from s4node.log.ledger import Appended, Incoming, Known
+from s4node.log.partition import NoRoom, PartitionFile
+from s4node.log.retention import Keep, Work, admitted, next_step
+from s4node.schema import TypeDecl
+
+_log = structlog.get_logger()
+
+GROUP_BYTES = 4 << 20
+"""The bytes that are written together, about."""
+
+QUEUE_BYTES = 16 << 20
+"""The bytes that may be queued, about: the writer's ``room`` when nothing is."""
+
+FRAME_BYTES = 256
+"""What a frame counts beside its body."""
+
+RETRY_SECONDS = 0.25
+"""The pause until a partition that found no room is tried again."""
+
+TICK_SECONDS = 1.0
+"""How often an idle writer looks whether there is something to delete."""
+
+HOUSEKEEPING_SECONDS = 0.02
+"""Housekeeping begins so long after it has ended, and ends after half of it, while frames come."""
+
+FORGET_SECONDS = 60.0
+"""How often the writer looks for producers to forget."""
+
+Answer: TypeAlias = Appended | S4Error
+Done: TypeAlias = Callable[[Answer], None]
+
+
+class Standing(NamedTuple):
+    """A partition as it stands on the disk, and what has changed there since the last one."""
+
+    oldest: int
+    upcoming: int
+    size: int
+    disk: int
+    last_ms: int
+    producers: Mapping[str, Known] = {}
+    types: Mapping[int, TypeDecl] = {}
+    forgotten: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        file: PartitionFile,
+        producers: Mapping[str, Known] = {},
+        types: Mapping[int, TypeDecl] = {},
+        forgotten: Sequence[str] = (),
+    ) -> Standing:
+        """As the file says."""
+        held, ledger = file.held, file.ledger
+        return cls(
+            held.oldest, ledger.upcoming, held.size, held.disk, ledger.last_ms,
+            producers, types, forgotten,
+        )  # fmt: skip
+
+
+class Waiting(NamedTuple):
+    """A frame in the queue."""
+
+    frame: Incoming
+    done: Done
+
+    @property
+    def weight(self) -> int:
+        """What it counts in the queue, in bytes."""
+        return len(self.frame.body) + len(self.frame.order) + FRAME_BYTES
+
+
+class Lane:
+    """One partition as the writer has it; ``told`` is called in trio's thread."""
+
+    __slots__ = (
+        "asked", "broken", "doubtful", "file", "keep", "queues", "resume_at", "told", "trouble",
+    )  # fmt: skip
+
+    def __init__(self, file: PartitionFile, keep: Keep, told: Callable[[Standing], None]) -> None:
+        self.file = file
+        self.keep = keep
+        self.told = told
+        self.queues: dict[str, deque[Waiting]] = {}  # by producer, the next one first
+        self.asked: list[tuple[int, Done]] = []  # trims under way
+        self.broken = False  # no housekeeping: its file is damaged
+        self.doubtful = False  # what is in the file may be more than its book says
+        self.resume_at = 0.0
+        self.trouble = ""
+
+
+class Delivery:
+    """What a group has come to, to be told in trio's thread."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Done, Answer]] = []
+        self.standings: list[tuple[Lane, Standing]] = []
+        self.weight = 0
+
+
+class LogWriter:
+    """Writes the frames of all partitions of a folder, in a thread of its own.
+
+    ``append``, ``trim`` and ``wait_room`` are called in trio's thread, where it is made. ``clock``
+    is Unix time in seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
+    """
+
+    def __init__(
+        self,
+        quota: int = 0,
+        producer_expiry: float = 3600.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.trouble = ""
+        """Why appending waits; empty where it does not."""
+        self._quota = quota
+        self._expiry = producer_expiry
+        self._clock = clock
+        self._token = trio.lowlevel.current_trio_token()
+        self._parked = trio.lowlevel.ParkingLot()
+        self._queued = 0
+        self._wake = threading.Condition()
+        self._ready: dict[Lane, None] = {}
+        self._asked: list[tuple[Lane, int, Done]] = []
+        self._lanes: list[Lane] = []
+        self._closing = False
+        self._failed: S4Error | None = None
+        self._w_kept_at = self._w_forgot_at = time.monotonic()
+        self._w_last = -1  # the partition of the last step of housekeeping
+        self._w_more = False  # there is more of it to do
+        self._w_trouble = ""
+        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
+        self._thread.start()
+
+    # --- trio's side ------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be queued; appending at 0 or less works, and should be left."""
+        return QUEUE_BYTES - self._queued
+
+    async def wait_room(self) -> None:
+        """Wait until there is room; who waits longest is first. Cancelling leaves nothing."""
+        while self.room <= 0:
+            await self._parked.park()
+
+    def add(self, lane: Lane) -> None:
+        """Look after one more partition."""
+        with self._wake:
+            self._lanes.append(lane)
+
+    def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
+        """Queue a frame; ``done`` is called with its answer once it is on the disk."""
+        waiting = Waiting(frame, done)
+        with self._wake:
+            if self._failed is None:
+                self._queued += waiting.weight
+                lane.queues.setdefault(frame.producer, deque()).append(waiting)
+                self._ready[lane] = None
+                self._wake.notify()
+                return
+        self._token.run_sync_soon(done, self._failed)
+
+    def trim(self, lane: Lane, below: int, done: Done) -> None:
+        """Delete rows that end at or below an offset; ``done`` is called when they are gone."""
+        with self._wake:
+            if self._failed is None:
+                self._asked.append((lane, below, done))
+                self._wake.notify()
+                return
+        self._token.run_sync_soon(done, self._failed)
+
+    async def aclose(self) -> None:
+        """Write what is queued, as far as the disk takes it, and end the thread.
+
+        What it does not take is answered with a StoreError, as is all that is appended later.
+        """
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await trio.to_thread.run_sync(self._thread.join)
+
+    # --- the thread's side ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure = StoreError("the log is closed; append before it is")
+        try:
+            while self._round():
+                pass
+        except Exception as error:
+            _log.exception("the log's writer has failed")
+            failure = StoreError(f"the log's writer has failed ({error!r}); start the node again")
+            failure.__cause__ = error
+        self._end(failure)
+
+    def _round(self) -> bool:
+        """Write a group and keep house; False when all is done and the log is to close."""
+        group, asked, closing = self._next_group()
+        try:
+            delivery = Delivery()
+            for lane, below, done in asked:
+                lane.file.ask(below)
+                lane.asked.append((below, done))
+            for lane, frames in group.items():
+                self._write(lane, frames, delivery)
+            if not closing:
+                self._keep_house(delivery, busy=bool(group))
+        except Exception:
+            for lane, frames in group.items():
+                self._put_back(lane, frames)
+            raise
+        self._deliver(delivery)
+        with self._wake:
+            return not closing or bool(self._due())
+
+    def _next_group(
+        self,
+    ) -> tuple[dict[Lane, list[Waiting]], list[tuple[Lane, int, Done]], bool]:
+        """Wait until there is something to do, or a tick has passed: frames, trims, whether to
+        close."""
+        with self._wake:
+            if not self._due() and not self._asked and not self._closing:
+                pause = RETRY_SECONDS if self._ready else TICK_SECONDS
+                self._wake.wait(HOUSEKEEPING_SECONDS / 2 if self._w_more else pause)
+            asked, self._asked = self._asked, []
+            return self._take(self._due()), asked, self._closing
+
+    def _due(self) -> list[Lane]:
+        """The partitions that have frames and may be tried."""
+        now = time.monotonic()
+        return [lane for lane in self._ready if lane.resume_at <= now]
+
+    def _take(self, lanes: Sequence[Lane]) -> dict[Lane, list[Waiting]]:
+        """The frames of the next group by partition; a frame of each producer in turn."""
+        group: dict[Lane, list[Waiting]] = {lane: [] for lane in lanes}
+        taken = 0
+        while taken < GROUP_BYTES and lanes:
+            for lane in lanes:
+                for producer in list(lane.queues):
+                    queue = lane.queues.pop(producer)
+                    waiting = queue.popleft()
+                    group[lane].append(waiting)
+                    taken += waiting.weight
+                    if queue:
+                        lane.queues[producer] = queue  # behind the others
+                    if taken >= GROUP_BYTES:
+                        break
+                if taken >= GROUP_BYTES:
+                    break
+            lanes = [lane for lane in lanes if lane.queues]
+        for lane in group:
+            del self._ready[lane]
+            if lane.queues:
+                self._ready[lane] = None
+        return {lane: frames for lane, frames in group.items() if frames}
+
+    def _put_back(self, lane: Lane, frames: Sequence[Waiting]) -> None:
+        with self._wake:
+            for waiting in reversed(frames):
+                lane.queues.setdefault(waiting.frame.producer, deque()).appendleft(waiting)
+            self._ready[lane] = None
+
+    def _write(self, lane: Lane, frames: list[Waiting], delivery: Delivery) -> None:
+        file = lane.file
+        used = sum(other.file.held.disk for other in self._lanes) if self._quota else 0
+        count = admitted([w.weight for w in frames], file.held.free, used, self._quota)
+        if count < len(frames):
+            self._blocked(lane, frames[count:], self._over_quota(used))
+            del frames[count:]
+        else:
+            lane.resume_at, lane.trouble = 0.0, ""
+        if not frames:
+            return
+        try:
+            if lane.doubtful:
+                file.load()
+                lane.doubtful = False
+            plan = file.ledger.plan(
+                [waiting.frame for waiting in frames], int(self._clock() * 1000)
+            )
+            file.write(plan)
+        except NoRoom as error:
+            lane.doubtful = True
+            self._blocked(lane, frames, _full(error))
+            return
+        except S4Error as error:
+            delivery.answers += [(waiting.done, error) for waiting in frames]
+        else:
+            answers = zip(frames, plan.answers, strict=True)
+            delivery.answers += [(waiting.done, answer) for waiting, answer in answers]
+            delivery.standings.append((lane, Standing.of(file, plan.producers, plan.types)))
+        delivery.weight += sum(waiting.weight for waiting in frames)
+
+    def _blocked(self, lane: Lane, frames: Sequence[Waiting], trouble: str) -> None:
+        self._put_back(lane, frames)
+        lane.resume_at = time.monotonic() + RETRY_SECONDS
+        lane.trouble = trouble
+
+    def _over_quota(self, used: int) -> str:
+        return (
+            f"the log's files take up {used} bytes and would exceed s4.log.quotaBytes "
+            f"({self._quota}), although nothing is kept longer than it has to be; raise the quota, "
+            f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
+        )
+
+    def _keep_house(self, delivery: Delivery, busy: bool) -> None:
+        """Some steps of housekeeping."""
+        began = time.monotonic()
+        self._w_more = busy and began - self._w_kept_at < HOUSEKEEPING_SECONDS
+        if self._w_more:
+            return
+        with self._wake:
+            lanes = [lane for lane in self._lanes if not lane.broken]
+        now_ms = int(self._clock() * 1000)
+        if began - self._w_forgot_at > FORGET_SECONDS:
+            self._w_forgot_at = began
+            self._forget(lanes, now_ms - int(self._expiry * 1000), delivery)
+        self._tell_trouble(lanes)
+        changed: dict[Lane, None] = {}
+        keeps = [lane.keep for lane in lanes]
+        while True:
+            held = [lane.file.held for lane in lanes]
+            step = next_step(held, keeps, now_ms, bool(self._w_trouble), self._w_last)
+            if step is None:
+                break
+            lane, self._w_last = lanes[step.partition], step.partition
+            if not self._do(lane, step.work, now_ms, delivery):
+                break  # the disk is full, or somebody reads: the next tick will do
+            changed[lane] = None
+            if time.monotonic() - began > HOUSEKEEPING_SECONDS / 2:
+                self._w_more = True
+                break
+        delivery.standings += [(lane, Standing.of(lane.file)) for lane in changed]
+        for lane in lanes:
+            if lane.asked and lane.file.trimmed:
+                oldest = lane.file.held.oldest
+                delivery.answers += [(done, Appended(oldest, 0, 0)) for _, done in lane.asked]
+                lane.asked.clear()
+        self._w_kept_at = time.monotonic()
+
+    def _do(self, lane: Lane, work: Work, now_ms: int, delivery: Delivery) -> bool:
+        """One step; False if it came to nothing for now."""
+        file = lane.file
+        try:
+            if work is Work.DELETE:
+                file.delete(lane.keep, now_ms)
+                done = True
+            else:
+                done = file.shrink() if work is Work.SHRINK else file.cut_wal()
+        except NoRoom as error:
+            lane.doubtful = True
+            lane.trouble = lane.trouble or _full(error)
+            return False
+        except S4Error as error:
+            _log.error("nothing more is deleted from a file of the log", why=str(error))
+            delivery.answers += [(answer, error) for _, answer in lane.asked]
+            lane.asked.clear()
+            lane.broken = True
+            return False
+        if not lane.queues:
+            lane.trouble = ""
+        return done
+
+    def _forget(self, lanes: Sequence[Lane], before_ms: int, delivery: Delivery) -> None:
+        for lane in lanes:
+            silent = lane.file.ledger.silent_since(before_ms)
+            if silent:
+                with contextlib.suppress(S4Error, NoRoom):  # the next time, then
+                    lane.file.forget(silent)
+                    delivery.standings.append((lane, Standing.of(lane.file, forgotten=silent)))
+
+    def _tell_trouble(self, lanes: Sequence[Lane]) -> None:
+        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
+        if trouble and not self._w_trouble:
+            _log.error("appending to the log waits", why=trouble)
+        elif self._w_trouble and not trouble:
+            _log.info("appending to the log goes on")
+        self._w_trouble = trouble
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Tell all of a group in one call."""
+        trouble = self._w_trouble
+        if not delivery.answers and not delivery.standings and trouble == self.trouble:
+            return
+
+        def tell() -> None:
+            self._queued -= delivery.weight
+            self.trouble = trouble
+            for lane, standing in delivery.standings:
+                lane.told(standing)
+            for done, answer in delivery.answers:
+                done(answer)
+            if self.room > 0:
+                self._parked.unpark_all()
+
+        with contextlib.suppress(trio.RunFinishedError):  # nobody is left who could be told
+            self._token.run_sync_soon(tell)
+
+    def _end(self, failure: S4Error) -> None:
+        """Answer all that is left, and all that comes."""
+        delivery = Delivery()
+        with self._wake:
+            self._failed = failure
+            for lane in self._lanes:
+                for queue in lane.queues.values():
+                    delivery.answers += [(waiting.done, failure) for waiting in queue]
+                    delivery.weight += sum(waiting.weight for waiting in queue)
+                delivery.answers += [(done, failure) for _, done in lane.asked]
+            delivery.answers += [(done, failure) for _, _, done in self._asked]
+        self._w_trouble = str(failure) if failure.__cause__ else ""
+        self._deliver(delivery)
+
+
+def _full(error: NoRoom) -> str:
+    return f"the disk takes nothing more ({error}); make room on it, or keep less"

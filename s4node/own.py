@@ -1,0 +1,47 @@
+"""Parts of one's own: what a setting names as ``package.module:Class``. Pure.
+
+Rules
+- What cannot be imported or made says which setting named it, and why.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from s4node.errors import ConfigError
+
+
+def found(named: str, setting: str, what: str) -> Any:
+    """What ``named`` is; ``what`` calls it for messages. Raises ConfigError if it is nowhere."""
+    module, _, name = named.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} {named!r} of {setting} cannot be imported: {type(error).__name__}: {error}; "
+            f"name it as package.module:Class, importable where the node runs"
+        ) from error
+
+
+def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
+    """``named`` called with ``arguments``; raises ConfigError if it cannot be had or raises."""
+    maker = found(named, setting, what)
+    try:
+        return maker(*arguments)
+    except Exception as error:
+        given = ", ".join(type(argument).__name__ for argument in arguments) or "nothing"
+        raise ConfigError(
+            f"{what} {named!r} of {setting} cannot be made: {type(error).__name__}: {error}; it is "
+            f"called with {given}"
+        ) from error
+
+
+def lacking(part: object, methods: tuple[str, ...], named: str, setting: str, what: str) -> None:
+    """Raise ConfigError if ``part`` has not all of these methods."""
+    missing = [name for name in methods if not callable(getattr(part, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{what} {named!r} of {setting} has no {', '.join(missing)}; it needs "
+            f"{', '.join(methods)}"
+        )

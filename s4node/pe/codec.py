@@ -1,0 +1,143 @@
+"""The state of PE instances as bytes, and how it outlives changes of the class. Pure.
+
+Rules
+- What is saved is what the class declares: its annotated attributes with defaults, in their order.
+- A saved instance says under which version of the class it was saved. Versions are numbered as
+  they come, and kept with the state.
+- An attribute that is new gets its default. One that is gone, or has another type, is refused by
+  name, unless the class has ``migrate``, which is given what was saved and returns what it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import get_annotations
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from s4node.errors import GraphError, StateError
+from s4node.pe.element import ProcessingElement
+from s4node.schema import words
+
+Fields = tuple[tuple[str, str], ...]
+"""The attributes of one version of a class, each with its type in words."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_anything = msgspec.msgpack.Decoder().decode
+
+
+class ElementCodec:
+    """Saves and restores instances of one PE class.
+
+    ``versions`` are those under which there is state, the oldest first; the class's own is added
+    if it is new. Raises GraphError where the class has state that cannot be saved, StateError
+    where what was saved does not fit it any more.
+    """
+
+    def __init__(self, cls: type[ProcessingElement], versions: Sequence[Fields] = ()) -> None:
+        self._name = cls.__name__
+        self._types = _types_of(cls)
+        self.fields: Fields = tuple(
+            (name, _words(cls, name, kind)) for name, kind in self._types.items()
+        )
+        self._migrate: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(
+            cls, "migrate", None
+        )
+        self.versions: tuple[Fields, ...] = tuple(versions)
+        if self.fields not in self.versions:
+            self.versions = (*self.versions, self.fields)
+        self._version = self.versions.index(self.fields)
+        self._decoders = {
+            name: msgspec.msgpack.Decoder(kind).decode for name, kind in self._types.items()
+        }
+        row = msgspec.defstruct(
+            "Row", [("version", int), *self._types.items()], array_like=True, gc=False
+        )
+        self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(row).decode
+        for fields in self.versions:
+            if not self._migrate:
+                self._check(fields)
+
+    def encode(self, instance: ProcessingElement) -> bytes:
+        """The instance's state; raises StateError for a value that cannot be saved."""
+        try:
+            return _encode([self._version, *(getattr(instance, name) for name in self._types)])
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise StateError(f"{self._name} {instance.key!r} cannot be saved: {error}") from error
+
+    def restore(self, instance: ProcessingElement, data: bytes) -> None:
+        """Give the instance the state that was saved."""
+        try:
+            row = self._row(data)
+            if row.version == self._version:
+                for name in self._types:
+                    setattr(instance, name, getattr(row, name))
+                return
+        except msgspec.MsgspecError:
+            pass  # it is of another version, or damaged
+        for name, value in self._older(data).items():
+            setattr(instance, name, value)
+
+    def _older(self, data: bytes) -> dict[str, Any]:
+        try:
+            version, *values = _raw_list(data)
+            fields = self.versions[_anything(version)]
+            saved = dict(zip((name for name, _ in fields), values, strict=True))
+            if self._migrate is None:
+                return {name: self._decoders[name](raw) for name, raw in saved.items()}
+            plain = {name: _anything(raw) for name, raw in saved.items()}
+        except (msgspec.MsgspecError, ValueError, IndexError, TypeError) as error:
+            raise StateError(f"saved state of {self._name} cannot be read: {error}") from error
+        migrated = self._migrate(plain)
+        try:
+            return {
+                name: msgspec.convert(value, self._types[name]) for name, value in migrated.items()
+            }
+        except (KeyError, msgspec.ValidationError) as error:
+            raise StateError(
+                f"{self._name}.migrate returned what is no state of it: {error}; return a dict of "
+                f"its attributes"
+            ) from error
+
+    def _check(self, saved: Fields) -> None:
+        own = dict(self.fields)
+        for name, kind in saved:
+            if name not in own:
+                reason = f"saved state has an attribute {name}: {kind}, which it no longer has"
+            elif own[name] != kind:
+                reason = f"attribute {name} is {own[name]}, and was saved as {kind}"
+            else:
+                continue
+            raise StateError(
+                f"PE class {self._name}: {reason}; keep it, or give the class a static method "
+                f"migrate(saved: dict) -> dict"
+            )
+
+
+def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:
+    """The state's attributes with their types; an attribute whose default was changed keeps its."""
+    hints: dict[str, Any] = {}
+    try:
+        for base in reversed(cls.__mro__):
+            if base is not ProcessingElement:
+                hints |= get_annotations(base, eval_str=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise GraphError(
+            f"PE class {cls.__name__}: the types of its state cannot be resolved ({error}); "
+            f"import them at the top of the module"
+        ) from error
+    return {name: hints.get(name, Any) for name in cls._state}
+
+
+def _words(cls: type[ProcessingElement], name: str, kind: Any) -> str:
+    try:
+        msgspec.msgpack.Decoder(kind)
+        return words(inspect.type_info(kind))
+    except (TypeError, ValueError, NameError) as error:
+        raise GraphError(
+            f"PE class {cls.__name__}: attribute {name} is {kind!r}, which cannot be saved: "
+            f"{error}; use numbers, text, lists, dicts, sets, dataclasses, msgspec structs"
+        ) from error

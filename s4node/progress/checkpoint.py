@@ -1,0 +1,134 @@
+"""Checkpoints: what is kept of a task's progress, and of the job that it belongs to. Pure.
+
+Rules
+- A checkpoint holds an offset for each partition that its task reads: the event to go on with.
+- Offsets fit the job that wrote them. What decides which task gets which event (the number of
+  tasks, grouper, hasher, keys, partitions of the inputs) is kept beside them, and a job that
+  differs is refused: it would skip events, or have keys whose past is elsewhere.
+- Inputs may come and go. What a task once read stays in its checkpoint, so that an input which
+  comes back goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from s4node.errors import CheckpointError
+
+KEY_ENCODING = "utf8-msgpack/4096"
+"""How keys become bytes and groups; another way would be another word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The progress of a task: the offset to go on with by ``(system, stream, partition)``.
+
+    ``written_ms`` is when it was written (Unix time).
+    """
+
+    offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    written_ms: int = 0
+
+    def over(self, before: Checkpoint) -> Checkpoint:
+        """This one, with what only ``before`` knows."""
+        return Checkpoint({**before.offsets, **self.offsets}, self.written_ms)
+
+    def rows(self) -> list[list[Any]]:
+        """As it is written."""
+        return [[*ssp, offset] for ssp, offset in self.offsets.items()]
+
+    @classmethod
+    def of(cls, rows: Any, written_ms: int) -> Checkpoint:
+        """From what was written; raises CheckpointError if it is nothing of that kind."""
+        try:
+            offsets = {
+                (str(system), str(stream), int(partition)): int(offset)
+                for system, stream, partition, offset in rows
+            }
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"what was kept is no checkpoint ({error})") from error
+        return cls(offsets, written_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class JobGuard:
+    """What the offsets of a job depend on.
+
+    ``counts`` are the partitions of the inputs by ``system.stream``; those that are ``rerouted``
+    may get more, for each of their events goes to the task of its key wherever it is read.
+    """
+
+    tasks: int
+    grouper: str
+    hasher: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    rerouted: frozenset[str] = frozenset()
+    keys: str = KEY_ENCODING
+
+    def problems(self, before: JobGuard) -> list[str]:
+        """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
+        found = []
+        if self.tasks != before.tasks:
+            found.append(
+                f"it had {before.tasks} tasks and would have {self.tasks}: keys would move away "
+                f"from their past; set s4.cluster.partitions = {before.tasks}"
+                + ("" if self.tasks < before.tasks else self._culprits(before))
+            )
+        for word, mine, its in (
+            ("job.systemstreampartition.grouper.factory", self.grouper, before.grouper),
+            ("s4.hasher", self.hasher, before.hasher),
+        ):
+            if mine != its:
+                found.append(
+                    f"it was written with {word} = {its}, which is now {mine}; set it back"
+                )
+        if self.keys != before.keys:
+            found.append(
+                f"its keys were encoded as {before.keys}, and this program encodes {self.keys}; "
+                f"run the version of s4node that wrote it"
+            )
+        for stream, count in self.counts.items():
+            known = before.counts.get(stream, count)
+            if count < known:
+                found.append(
+                    f"{stream} had {known} partitions and has {count}: progress in the others "
+                    f"would be for nothing; give it {known} again"
+                )
+            elif count > known and stream not in self.rerouted:
+                found.append(
+                    f"{stream} had {known} partitions and has {count}: its producers now put keys "
+                    f"where other tasks read; give the input stream a key in the app, or begin anew"
+                )
+        return found
+
+    def _culprits(self, before: JobGuard) -> str:
+        grown = [name for name, count in self.counts.items() if count > before.tasks]
+        return f" (and {', '.join(grown)} has more partitions than that)" if grown else ""
+
+    def over(self, before: JobGuard) -> JobGuard:
+        """This one, with the inputs that only ``before`` knows."""
+        return JobGuard(
+            self.tasks, self.grouper, self.hasher, {**before.counts, **self.counts},
+            self.rerouted, self.keys,
+        )  # fmt: skip
+
+    def to_row(self) -> dict[str, Any]:
+        """As it is written; what may get more partitions is the program's, not the file's."""
+        return {
+            "tasks": self.tasks, "grouper": self.grouper, "hasher": self.hasher,
+            "counts": dict(self.counts), "keys": self.keys,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, row: Any) -> JobGuard:
+        """From what was written; raises CheckpointError if it is nothing of that kind."""
+        try:
+            counts = {str(name): int(count) for name, count in row["counts"].items()}
+            return cls(
+                int(row["tasks"]), str(row["grouper"]), str(row["hasher"]), counts,
+                keys=str(row["keys"]),
+            )  # fmt: skip
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"what was kept is no job ({error!r})") from error

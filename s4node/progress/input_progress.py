@@ -1,0 +1,174 @@
+"""How far a task has processed one partition of an input. Pure.
+
+Rules
+- ``safe`` is the offset to go on at after a crash: everything below is fully processed, dropped on
+  purpose, or kept elsewhere; it never passes anything else.
+- A batch is completed piece by piece: an event counts as soon as its task says so, whatever happens
+  to the rest of its batch.
+- The events of a batch may be processed by several tasks; the batch still counts here, once each of
+  its parts does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from s4node.event import EventBatch
+from s4node.progress.low_watermark import LowWatermark
+
+if TYPE_CHECKING:
+    from s4node.systems.system import SystemStreamPartition
+
+Refused = Callable[["InputReceipt", int, str], None]
+"""Called with a batch's receipt, an offset and a reason, for an event that cannot be processed."""
+
+
+class InputProgress:
+    """The progress of one task in ``ssp``, read from ``start`` on.
+
+    ``committed`` is the offset that a restart would go on at, None while there is none.
+    ``on_refused`` is told of events that a task, whichever it was, could not process.
+    """
+
+    __slots__ = ("_low", "committed", "on_refused", "ssp", "start")
+
+    def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
+        self.ssp = ssp
+        self.start = start
+        self.committed: int | None = None
+        self.on_refused = on_refused
+        self._low = LowWatermark(start)
+
+    @property
+    def safe(self) -> int:
+        """Everything below is done."""
+        return self._low.safe
+
+    def complete(self, first: int, end: int) -> None:
+        """The offsets ``first <= n < end`` are done."""
+        self._low.complete(first, end)
+
+
+class InputReceipt:
+    """What the offsets ``first <= n < end`` of an input owe to the progress.
+
+    They are done when each of its ``parts`` is. ``batch`` holds their events.
+    """
+
+    __slots__ = ("_early", "_held", "batch", "end", "first", "parts", "progress")
+
+    def __init__(
+        self, progress: InputProgress, first: int, end: int, batch: EventBatch, parts: int = 1
+    ) -> None:
+        self.progress = progress
+        self.first = first
+        self.end = end
+        self.batch = batch
+        self.parts = parts
+        self._early: list[tuple[int, int]] = []
+        self._held: set[int] = set()
+
+    def done(self) -> None:
+        """One part is fully processed; with the last, all that was not said before is."""
+        self.parts -= 1
+        if self.parts:
+            return
+        at = self.first
+        for first, end in sorted(self._early):
+            if first > at:
+                self.progress.complete(at, first)
+            at = end
+        if at < self.end:
+            self.progress.complete(at, self.end)
+
+    def passed(self, first: int, end: int) -> None:
+        """These offsets are done already, but for those that are held."""
+        for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
+            self._completed(first, number)
+            first = number + 1
+        self._completed(first, end)
+
+    def _completed(self, first: int, end: int) -> None:
+        if first < end:
+            self.progress.complete(first, end)
+            if self._early and self._early[-1][1] == first:
+                self._early[-1] = self._early[-1][0], end
+            else:
+                self._early.append((first, end))
+
+    def hold(self, number: int) -> None:
+        """This offset is not done before ``release``, whatever the task says."""
+        self.parts += 1
+        self._held.add(number)
+
+    def release(self, number: int) -> None:
+        """An offset that was held is done."""
+        self._held.discard(number)
+        self._completed(number, number + 1)
+        self.done()
+
+    def part(self, numbers: Sequence[int]) -> PartReceipt:
+        """For the part that holds these offsets, in order."""
+        return PartReceipt(self, numbers)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """An event cannot be processed."""
+        self.progress.on_refused(self, number, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped for overload, by another member of the app."""
+        for each in range(number, number + count):
+            self.refuse(each, reason)
+
+    def describe(self, number: int) -> str:
+        """The offset, for messages."""
+        return f"{number}"
+
+
+class PartReceipt:
+    """What a part of a batch owes: the offsets ``numbers`` and no others."""
+
+    __slots__ = ("_numbers", "_whole")
+
+    def __init__(self, whole: InputReceipt, numbers: Sequence[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def done(self) -> None:
+        """The part is fully processed."""
+        self._whole.done()
+
+    def passed(self, first: int, end: int) -> None:
+        """Those of the part's offsets that are in this range are done already."""
+        for start, stop in _runs(self._numbers, first, end):
+            self._whole.passed(start, stop)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """An event cannot be processed."""
+        self._whole.refuse(number, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped for overload."""
+        self._whole.shed(number, count, reason)
+
+    def describe(self, number: int) -> str:
+        """The offset, for messages."""
+        return self._whole.describe(number)
+
+
+def _runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The numbers in a range, as ranges without holes."""
+    at = bisect_left(numbers, first)
+    start = stop = -1
+    while at < len(numbers) and numbers[at] < end:
+        number = numbers[at]
+        if number != stop:
+            if stop >= 0:
+                yield start, stop
+            start = number
+        stop = number + 1
+        at += 1
+    if stop >= 0:
+        yield start, stop

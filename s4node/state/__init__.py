@@ -1,0 +1,1 @@
+"""What tasks keep: key-value stores and PE instances, in one database a task."""

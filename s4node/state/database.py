@@ -1,0 +1,166 @@
+"""A task's database: RocksDB in a folder of its own.
+
+Rules
+- Writes are whole commits: one atomic batch each. Reads may come from any thread.
+- A process that is killed loses no commit. What a power cut loses is the setting ``s4.state.sync``:
+  without it up to the last moments that the system had not written to disk.
+- One process at a time; a folder that another one has open is refused.
+- What RocksDB raises is told as what it means: StoreCorrupt for damage, StateError for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
+
+from s4node.errors import StateError, StoreCorrupt
+from s4node.state.rows import META, task_row
+
+FORMAT = b"1"
+"""The version of what is in the rows; another one is refused."""
+
+_VERSION_ROW = task_row(META, b"format")
+_CHUNK = 64
+
+
+class Database:
+    """The rows of one task. ``cache_bytes`` of blocks that were read stay in memory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sync: bool = False,
+        cache_bytes: int = 8 << 20,
+        write_buffer_bytes: int = 8 << 20,
+    ) -> None:
+        self.folder = folder
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(write_buffer_bytes)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(64)
+        blocks = BlockBasedOptions()
+        blocks.set_block_cache(Cache(cache_bytes))
+        blocks.set_bloom_filter(10, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options.set_block_based_table_factory(blocks)
+        self._options = options
+        self._write_options = WriteOptions()
+        self._write_options.sync = sync
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db = Rdict(str(folder), options)
+            version = self._db.get(_VERSION_ROW)
+            if version is None:
+                self._db[_VERSION_ROW] = FORMAT
+        if version not in (None, FORMAT):
+            self.close()
+            raise StateError(
+                f"{folder} has the format {version!r}, which this version does not know; "
+                f"use the version of s4node that wrote it, or a newer one"
+            )
+
+    def get(self, row: bytes) -> bytes | None:
+        """The row's value, None if there is none."""
+        try:
+            return self._db.get(row)
+        except Exception as error:
+            raise _meaning(self.folder, error) from error
+
+    def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        """The values of several rows, in one call."""
+        try:
+            return self._db.get(list(rows))  # type: ignore[return-value]
+        except Exception as error:
+            raise _meaning(self.folder, error) from error
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows from ``start`` to before ``end``, in order, as they are when it is read.
+
+        It reads ahead a few rows at a time, so that others may write meanwhile.
+        """
+        while True:
+            chunk = self.chunk(start, end, _CHUNK)
+            yield from chunk
+            if len(chunk) < _CHUNK:
+                return
+            start = chunk[-1][0] + b"\x00"
+
+    def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
+        """Up to so many rows from ``start`` to before ``end``."""
+        found: list[tuple[bytes, bytes]] = []
+        with _told(self.folder):
+            it = self._db.iter()
+            it.seek(start)
+            while it.valid() and len(found) < rows:
+                key = it.key()
+                if key >= end:
+                    break
+                found.append((key, it.value()))
+                it.next()
+            it.status()
+        return found
+
+    def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> int:
+        """Write all rows or none, deleting where the value is None; returns the bytes written.
+
+        Call it in a thread: it may take long.
+        """
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for row, value in rows:
+            if value is None:
+                delete(row)
+            else:
+                put(row, value)
+        size: int = batch.size_in_bytes()
+        with _told(self.folder):
+            self._db.write(batch, self._write_options)
+        return size
+
+    def verify(self) -> None:
+        """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened."""
+        with _told(self.folder):
+            for file in self._db.live_files():
+                path = self.folder / file["name"].lstrip("/")
+                if not path.exists() or path.stat().st_size != file["size"]:
+                    raise StoreCorrupt(f"{path} is missing or has lost its end")
+
+    def checkpoint(self, folder: Path) -> None:
+        """Make ``folder``, which must not exist, a copy of all that is written; by hard links."""
+        with _told(self.folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._db.flush()
+            Checkpoint(self._db).create_checkpoint(str(folder))
+
+    def close(self) -> None:
+        """Give the folder back."""
+        self._db.close()
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Say what an error of RocksDB means."""
+    try:
+        yield
+    except (StateError, StoreCorrupt):
+        raise
+    except Exception as error:
+        raise _meaning(folder, error) from error
+
+
+def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
+    if isinstance(error, OSError):
+        return StateError(f"{folder} cannot be used: {error.strerror or error}")
+    text = str(error)
+    if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
+        return StoreCorrupt(
+            f"{folder} is damaged: {text}; the last good checkpoint can take its place"
+        )
+    if "lock" in text.lower():
+        return StateError(f"{folder} is in use by another process: {text}; stop that one first")
+    return StateError(f"{folder} cannot be read or written: {text}")

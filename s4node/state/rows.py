@@ -1,0 +1,115 @@
+"""The rows of a task's database: where each is, and what has changed since the last commit. Pure.
+
+Rules
+- A row's key is its key group (2 bytes), its table (2 bytes), and the key in the table. So another
+  number of tasks is only another slicing of the same rows. What belongs to the task as a whole is
+  in a group of its own, behind all others.
+- Changes stay here until a commit takes them; the database only ever holds whole commits. A row
+  that was changed is read from here.
+- One set of changes at a time is on its way to the database, and is read from as well meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from s4node.keys import KEY_GROUPS
+
+TASK_GROUP = 0xFFFF
+"""The group of what belongs to no key."""
+
+META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED = range(5)
+"""Tables of every task."""
+
+FIRST_TABLE = 16
+"""From here on tables are given to stores and PEs, by name."""
+
+_PREFIX = struct.Struct(">HH")
+PREFIX_BYTES = _PREFIX.size
+
+assert KEY_GROUPS <= TASK_GROUP
+
+
+def prefix(group: int, table: int) -> bytes:
+    """How the keys of a table's rows in a group begin."""
+    return _PREFIX.pack(group, table)
+
+
+def task_row(table: int, key: bytes) -> bytes:
+    """The key of a row that belongs to no key group."""
+    return _PREFIX.pack(TASK_GROUP, table) + key
+
+
+class Changes:
+    """What has changed since the last commit: a value for each row, None where it is gone."""
+
+    __slots__ = ("_dirty", "_leaving", "bytes")
+
+    def __init__(self) -> None:
+        self._dirty: dict[bytes, bytes | None] = {}
+        self._leaving: dict[bytes, bytes | None] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._dirty)
+
+    def put(self, row: bytes, value: bytes | None) -> None:
+        """A row has this value from now on."""
+        self._dirty[row] = value
+        self.bytes += len(row) + (len(value) if value is not None else 0)
+
+    def find(self, row: bytes, unchanged: object) -> object:
+        """The row's value or None; ``unchanged`` where the database knows."""
+        found = self._dirty.get(row, unchanged)
+        return self._leaving.get(row, unchanged) if found is unchanged else found
+
+    def between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes | None]]:
+        """The changed rows from ``start`` to before ``end``, in order."""
+        found = {k: v for k, v in list(self._leaving.items()) if start <= k < end}
+        found.update((k, v) for k, v in list(self._dirty.items()) if start <= k < end)
+        return sorted(found.items())
+
+    def begin(self) -> None:
+        """A commit begins with all changes until now; they stay readable until ``written``."""
+        assert not self._leaving, "a commit is under way"
+        self._dirty, self._leaving = {}, self._dirty
+        self.bytes = 0
+
+    def add(self, row: bytes, value: bytes | None) -> None:
+        """This was so when the commit under way began, and belongs to it."""
+        self._leaving[row] = value
+
+    def rows(self) -> list[tuple[bytes, bytes | None]]:
+        """What the commit under way is to write."""
+        return list(self._leaving.items())
+
+    def written(self) -> None:
+        """The database holds what the commit was to write."""
+        self._leaving = {}
+
+    def failed(self) -> None:
+        """The commit was not written: the next one takes what was in it."""
+        self._dirty = {**self._leaving, **self._dirty}
+        self._leaving = {}
+
+
+def merged(
+    stored: Iterator[tuple[bytes, bytes]], changed: list[tuple[bytes, bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Rows of the database and changed ones, both in order, as one; what is gone is left out."""
+    at = 0
+    for row, value in stored:
+        while at < len(changed) and changed[at][0] < row:
+            if (new := changed[at][1]) is not None:
+                yield changed[at][0], new
+            at += 1
+        if at < len(changed) and changed[at][0] == row:
+            if (new := changed[at][1]) is not None:
+                yield row, new
+            at += 1
+        else:
+            yield row, value
+    for changed_row, new in changed[at:]:
+        if new is not None:
+            yield changed_row, new

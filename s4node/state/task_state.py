@@ -1,0 +1,140 @@
+"""The state of one task: its database, the stores in it, and what the next commit will write.
+
+Rules
+- A commit is one atomic batch: what changed in stores and instances, and the positions of the
+  inputs that belong to it. So after a crash state and positions fit each other.
+- ``begin_commit`` is called while nothing of the task is under way, and only takes what is there.
+  Instances are encoded after that, in slices; then ``write`` goes to a thread.
+- One commit at a time; one that fails is part of the next.
+- Tables get their numbers by name, once, and keep them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from s4node.keys import KEY_GROUPS, Hasher, Key
+from s4node.state.database import Database
+from s4node.state.instances import Codec, SavedInstances
+from s4node.state.rows import (
+    FIRST_TABLE,
+    META,
+    POSITIONS,
+    TASK_GROUP,
+    Changes,
+    prefix,
+    task_row,
+)
+from s4node.state.store import KeyValueStore, StoreSpec
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+_TABLE = b"table:"
+
+
+class TaskState:
+    """What a task keeps in ``database``. ``groups`` are the key groups of its keys."""
+
+    def __init__(
+        self,
+        database: Database,
+        hasher: Hasher,
+        groups: range = range(KEY_GROUPS),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.database = database
+        self.changes = Changes()
+        self._hasher = hasher
+        self._groups = groups
+        self._now = now
+        self._tables = {
+            row[len(task_row(META, _TABLE)) :].decode(): _decode(value)
+            for row, value in self._task_rows(META)
+            if row.startswith(task_row(META, _TABLE))
+        }
+        self.stores: dict[str, KeyValueStore[Any, Any]] = {}
+        self.instances: dict[str, SavedInstances] = {}
+        self.commits = 0
+        self.bytes_written = 0
+
+    def table(self, name: str) -> int:
+        """The number of a table; a new one from the next commit on."""
+        number = self._tables.get(name)
+        if number is None:
+            number = max(self._tables.values(), default=FIRST_TABLE - 1) + 1
+            self._tables[name] = number
+            self.set_meta("table:" + name, number)
+        return number
+
+    def store(self, spec: StoreSpec[Any, Any]) -> KeyValueStore[Any, Any]:
+        """The task's store of this declaration."""
+        if spec.name not in self.stores:
+            self.stores[spec.name] = KeyValueStore(
+                spec,
+                self.table(f"store {spec.name}"),
+                self.database,
+                self.changes,
+                self._hasher,
+                self._groups,
+                self._now,
+            )
+        return self.stores[spec.name]
+
+    def saved(self, name: str, live: dict[Key, Any], codec: Codec) -> SavedInstances:
+        """Where the instances of a prototype are kept."""
+        saved = self.instances[name] = SavedInstances(
+            self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher
+        )
+        return saved
+
+    def meta(self, name: str) -> Any:
+        """A fact about the task as a whole; None where it was never set."""
+        data = self.database.get(task_row(META, name.encode()))
+        return None if data is None else _decode(data)
+
+    def set_meta(self, name: str, value: Any) -> None:
+        """Keep a fact with the next commit."""
+        self.changes.put(task_row(META, name.encode()), _encode(value))
+
+    def positions(self) -> dict[str, int]:
+        """Where each input goes on, as of the last commit."""
+        start = len(task_row(POSITIONS, b""))
+        return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
+
+    def begin_commit(self, positions: Mapping[str, int]) -> None:
+        """What has changed until now is the next commit, together with these positions."""
+        for place, offset in positions.items():
+            self.changes.put(task_row(POSITIONS, place.encode()), _encode(offset))
+        self.changes.begin()
+        for instances in self.instances.values():
+            instances.begin()
+
+    def encode(self, limit: int) -> int:
+        """Encode up to ``limit`` instances of the commit; returns how many are left."""
+        left = 0
+        for instances in self.instances.values():
+            left += instances.save(limit)
+        return left
+
+    def write(self) -> None:
+        """Write the commit; in a thread. Raises StateError, and nothing was written."""
+        self.bytes_written += self.database.write(self.changes.rows())
+
+    def end_commit(self, *, written: bool) -> None:
+        """The commit has been written, or has failed."""
+        if written:
+            self.commits += 1
+            self.changes.written()
+        else:
+            self.changes.failed()
+
+    def close(self) -> None:
+        """Give the database back; what was not committed is gone."""
+        self.database.close()
+
+    def _task_rows(self, table: int) -> Iterator[tuple[bytes, bytes]]:
+        return self.database.scan(prefix(TASK_GROUP, table), prefix(TASK_GROUP, table + 1))

@@ -1,0 +1,43 @@
+"""Live sockets as a source: streams that producers feed, and nobody can read again.
+
+Rules
+- Every live stream has as many partitions as the app has tasks: producers find the right one.
+- There is nothing before what comes: any other startpoint is refused. What a producer still keeps
+  it sends again by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from s4node.errors import StartpointError, UnknownStream
+from s4node.event import LIVE
+from s4node.progress.startpoint import Startpoint, Upcoming
+from s4node.systems.system import SystemStreamPartition
+
+
+class LiveSource:
+    """The input ``streams`` of an app of ``partitions`` tasks that come over its sockets."""
+
+    name = LIVE
+
+    def __init__(self, streams: Collection[str], partitions: int) -> None:
+        self._streams = streams
+        self._partitions = partitions
+
+    async def partitions(self, stream: str) -> int:
+        """As many as there are tasks."""
+        if stream not in self._streams:
+            known = ", ".join(self._streams) or "none"
+            raise UnknownStream(f"no live input stream {stream!r}; the app has: {known}")
+        return self._partitions
+
+    async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
+        """0, for what comes next is all there is; raises StartpointError for anything else."""
+        await self.partitions(ssp.stream)
+        if isinstance(startpoint, Upcoming):
+            return 0
+        raise StartpointError(
+            f"{ssp}: {startpoint} cannot be found on live sockets, which keep nothing; begin with "
+            f"what is upcoming, or read the stream from a log"
+        )

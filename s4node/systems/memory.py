@@ -1,0 +1,338 @@
+"""A system that lives in the memory of this process: what tests read from and write to.
+
+Rules
+- Events are kept as they would be on a disk: encoded, with the declaration of their type. So they
+  are read as any version of their type, and may be what nobody can decode.
+- What a test does to it (trim, end, go away) is seen by readers as they would see it of a server.
+- It is a place and no connection: what was appended stays when it is run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from s4node.errors import EventError, InputLost, StartpointError, UnknownStream
+from s4node.event import GenericEvent
+from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.schema import EventType, TypeDecl, open_reader
+from s4node.systems.system import (
+    END_OF_STREAM,
+    Bounds,
+    EndOfStream,
+    InputBatch,
+    SystemStreamPartition,
+)
+
+BATCH_EVENTS = 100
+
+
+class _Kept(NamedTuple):
+    """One event: the declaration of its type, when it came, and a msgpack array of just it."""
+
+    declaration: TypeDecl
+    created_ms: int
+    body: bytes
+
+
+class _Partition:
+    """The events of one partition from ``oldest`` on."""
+
+    def __init__(self) -> None:
+        self.oldest = 0
+        self.kept: list[_Kept] = []
+        self.end: int | None = None
+        self.routing = ""
+
+    @property
+    def upcoming(self) -> int:
+        return self.oldest + len(self.kept)
+
+
+class MemorySystem:
+    """Streams in memory. ``reads`` counts what readers were given, by partition."""
+
+    def __init__(self, name: str = "memory", address: str = "") -> None:
+        self.name = name
+        self.address = address
+        self.reads: dict[SystemStreamPartition, int] = {}
+        self._streams: dict[str, list[_Partition]] = {}
+        self._away = False
+        self._changed = trio.lowlevel.ParkingLot()
+        self._types: dict[type, EventType] = {}
+
+    # -- what a test does to it ----------------------------------------------------------------
+
+    def create(self, stream: str, partitions: int) -> None:
+        """Make a stream, or give one that there is another number of partitions."""
+        known = self._streams.setdefault(stream, [])
+        del known[partitions:]
+        known += [_Partition() for _ in range(partitions - len(known))]
+        self._changed.unpark_all()
+
+    def delete(self, stream: str) -> None:
+        """The stream is no more."""
+        del self._streams[stream]
+        self._changed.unpark_all()
+
+    def put(self, stream: str, partition: int, *events: Any, created_ms: int | None = None) -> int:
+        """Append without waiting; returns the offset of the first event."""
+        home = self._streams[stream][partition]
+        if home.end is not None:
+            raise StartpointError(f"{self.name}.{stream}[{partition}] has ended at {home.end}")
+        now = int(time.time() * 1000) if created_ms is None else created_ms
+        first = home.upcoming
+        for event in events:
+            kind = self._kind(type(event))
+            home.kept.append(_Kept(kind.declaration, now, kind.encode([event])))
+        self._changed.unpark_all()
+        return first
+
+    def put_raw(self, stream: str, partition: int, raw: bytes, like: type = GenericEvent) -> int:
+        """Append bytes that claim to be an event of type ``like``."""
+        home = self._streams[stream][partition]
+        home.kept.append(_Kept(self._kind(like).declaration, int(time.time() * 1000), raw))
+        self._changed.unpark_all()
+        return home.upcoming - 1
+
+    def trim(self, stream: str, partition: int, below: int) -> None:
+        """Retention: what is below this offset goes."""
+        home = self._streams[stream][partition]
+        gone = min(max(0, below - home.oldest), len(home.kept))
+        del home.kept[:gone]
+        home.oldest += gone
+        self._changed.unpark_all()
+
+    def end(self, stream: str, partition: int) -> None:
+        """Nothing more comes, ever."""
+        home = self._streams[stream][partition]
+        home.end = home.upcoming
+        self._changed.unpark_all()
+
+    def routed(self, stream: str, routing: str) -> None:
+        """Say of a stream that its events are in the partitions of their keys by this rule."""
+        for home in self._streams[stream]:
+            home.routing = routing
+
+    def go_away(self) -> None:
+        """Be out of reach until :meth:`come_back`."""
+        self._away = True
+        self._changed.unpark_all()
+
+    def come_back(self) -> None:
+        """Be there again."""
+        self._away = False
+        self._changed.unpark_all()
+
+    # -- the contract --------------------------------------------------------------------------
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """See :class:`~s4node.systems.system.System`."""
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def wait_reachable(self, wanted: bool = True) -> None:
+        """Return once it can be reached, or cannot."""
+        await trio.lowlevel.checkpoint()
+        while self._away == wanted:
+            await self._changed.park()
+
+    async def partitions(self, stream: str) -> int:
+        """How many partitions the stream has."""
+        await self.wait_reachable()
+        return len(self._of(stream))
+
+    async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
+        """The oldest and the upcoming offset as of now."""
+        await self.wait_reachable()
+        home = self.home(ssp)
+        return Bounds(home.oldest, home.upcoming, home.end)
+
+    async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
+        """The offset that a startpoint means now."""
+        await self.wait_reachable()
+        home = self.home(ssp)
+        match startpoint:
+            case Oldest():
+                return home.oldest
+            case Timestamp(millis):
+                times = (kept.created_ms >= millis for kept in home.kept)
+                return next((home.oldest + i for i, it in enumerate(times) if it), home.upcoming)
+            case Specific(offset):
+                if home.oldest <= offset <= home.upcoming:
+                    return offset
+                raise StartpointError(
+                    f"{ssp} has no offset {offset}: it holds {home.oldest} to {home.upcoming - 1}; "
+                    f"choose one of those, or {home.upcoming} for what comes next"
+                )
+        return home.upcoming
+
+    async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
+        """Read a partition from ``offset`` on."""
+        await self.wait_reachable()
+        home = self.home(ssp)
+        if offset > home.upcoming:
+            raise StartpointError(
+                f"{ssp} ends at {home.upcoming}, before offset {offset}; begin there at the latest"
+            )
+        return _Reader(self, ssp, offset, types)
+
+    async def append(
+        self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
+    ) -> int:
+        """Append events; returns the offset of the first."""
+        await self.wait_reachable()
+        self.home(SystemStreamPartition(self.name, stream, partition))
+        return self.put(stream, partition, *events, created_ms=created_ms)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def home(self, ssp: SystemStreamPartition) -> _Partition:
+        """The partition itself; raises UnknownStream."""
+        known = self._of(ssp.stream)
+        if ssp.partition >= len(known):
+            raise UnknownStream(
+                f"{ssp}: stream {ssp.stream!r} of system {self.name!r} has {len(known)} partitions"
+            )
+        return known[ssp.partition]
+
+    async def wait_news(self) -> None:
+        """Return once anything has changed."""
+        await self._changed.park()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self._changed.unpark_all()
+
+    @property
+    def away(self) -> bool:
+        """Whether it is out of reach."""
+        return self._away
+
+    def _of(self, stream: str) -> list[_Partition]:
+        if stream not in self._streams:
+            known = ", ".join(self._streams) or "none"
+            raise UnknownStream(f"system {self.name!r} has no stream {stream!r}; it has: {known}")
+        return self._streams[stream]
+
+    def _kind(self, cls: type) -> EventType:
+        if cls not in self._types:
+            self._types[cls] = EventType(cls)
+        return self._types[cls]
+
+
+class _Batch(InputBatch):
+    """Kept events, not yet decoded."""
+
+    __slots__ = ("_decoders", "_kept")
+
+    def __init__(
+        self, ssp: SystemStreamPartition, first: int, kept: list[_Kept], decoders: _Decoders
+    ) -> None:
+        super().__init__(
+            ssp, first, len(kept), sum(len(one.body) for one in kept), kept[0].created_ms
+        )
+        self._kept = kept
+        self._decoders = decoders
+
+    def load(self) -> None:
+        """Decode what decodes."""
+        undecoded = []
+        numbers = []
+        for number, (declaration, _, body) in enumerate(self._kept, self.first):
+            try:
+                self.events += self._decoders.of(declaration)(body)
+                numbers.append(number)
+            except Exception as error:  # whatever an event class that checks itself may raise
+                undecoded.append((number, f"{declaration.name} does not decode: {error}", body))
+        if undecoded:
+            self.numbers = numbers
+        self.undecoded = undecoded
+        self._kept = []
+
+
+class _Decoders:
+    """How a reader reads the types that it meets."""
+
+    def __init__(self, types: Sequence[type]) -> None:
+        self._kinds = {kind.name: kind for kind in map(EventType, types)}
+        self._generic = tuple(types) == (GenericEvent,)
+        self._known: dict[int, Callable[[bytes], list[Any]]] = {}
+
+    def of(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
+        """The decoder of a type as it was written; raises EventError if none of ours reads it."""
+        found = self._known.get(declaration.fingerprint)
+        if found is None:
+            found = self._known[declaration.fingerprint] = self._make(declaration)
+        return found
+
+    def _make(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
+        if self._generic:
+            return open_reader(declaration)
+        kind = self._kinds.get(declaration.name)
+        if kind is None:
+            raise EventError(f"it is none of {', '.join(self._kinds)}")
+        refusal = kind.refusal_of(declaration)
+        if refusal is not None:
+            raise EventError(refusal)
+        return kind.decode
+
+
+class _Reader:
+    """Reads one partition."""
+
+    def __init__(
+        self, system: MemorySystem, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+    ) -> None:
+        self.ssp = ssp
+        self.position = offset
+        self._system = system
+        self._decoders = _Decoders(types)
+        self._paused = False
+
+    @property
+    def lag(self) -> int | None:
+        """Events from ``position`` to the end."""
+        return max(0, self._system.home(self.ssp).upcoming - self.position)
+
+    async def read(self) -> InputBatch | EndOfStream:
+        """The next batch, once there is one."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self._system.away:
+                await self._system.wait_reachable()
+            home = self._system.home(self.ssp)
+            if self.position < home.oldest:
+                raise InputLost(
+                    f"{self.ssp}: offset {self.position} is gone, the oldest that is there is "
+                    f"{home.oldest}: retention was faster than the reader"
+                )
+            if self.position < home.upcoming and not self._paused:
+                break
+            if home.end is not None and self.position >= home.end:
+                return END_OF_STREAM
+            await self._system.wait_news()
+        at = self.position - home.oldest
+        kept = home.kept[at : at + BATCH_EVENTS]
+        batch = _Batch(self.ssp, self.position, kept, self._decoders)
+        batch.routing = home.routing
+        self.position += len(kept)
+        reads = self._system.reads
+        reads[self.ssp] = reads.get(self.ssp, 0) + len(kept)
+        return batch
+
+    def pause(self) -> None:
+        """Give nothing more until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Give events again."""
+        self._paused = False
+        self._system.tell()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await trio.lowlevel.checkpoint()

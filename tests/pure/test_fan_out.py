@@ -1,0 +1,147 @@
+"""Which requested startpoint holds for which task."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.progress.fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out, without
+from s4node.progress.startpoint import (
+    Oldest,
+    Specific,
+    Startpoint,
+    StartpointVisitor,
+    Timestamp,
+    Upcoming,
+)
+
+A: Place = ("log", "clicks", 0)
+B: Place = ("log", "a.7.b", 0)
+NOW = 1_000_000_000
+
+
+def request(
+    name: str, place: Place, startpoint: Startpoint, created: int = NOW, task: str = ""
+) -> Request:
+    return Request(name, *place, startpoint, created, task)
+
+
+def test_a_request_for_a_partition_goes_to_every_task_that_reads_it() -> None:
+    fanned = fan_out({"t0": [A], "t1": [A, B]}, [request("1", A, Oldest())], {}, NOW)
+    assert {task: [r.id for r in waiting] for task, waiting in fanned.pending.items()} == {
+        "t0": ["1"],
+        "t1": ["1"],
+    }
+    assert fanned.spent == {"1"}
+
+
+def test_the_later_of_two_requests_holds() -> None:
+    old, new = request("1", A, Oldest(), NOW - 5), request("2", A, Specific(7), NOW, "t0")
+    fanned = fan_out({"t0": [A], "t1": [A]}, [old, new], {}, NOW)
+    assert fanned.pending == {"t0": (new,), "t1": (old,)}
+    assert fanned.spent == {"1", "2"}
+
+
+def test_of_two_of_the_same_moment_the_one_for_the_task_holds() -> None:
+    wide, own = request("1", A, Oldest()), request("2", A, Upcoming(), task="t0")
+    assert fan_out({"t0": [A]}, [own, wide], {}, NOW).pending == {"t0": (own,)}
+
+
+def test_a_request_that_is_too_old_is_not_taken_and_stays() -> None:
+    stale = request("1", A, Oldest(), NOW - EXPIRY_MS)
+    assert fan_out({"t0": [A]}, [stale], {}, NOW) == Fanned({}, frozenset())
+
+
+def test_a_request_for_what_nobody_reads_stays() -> None:
+    assert fan_out({"t0": [A]}, [request("1", B, Oldest())], {}, NOW) == Fanned({}, frozenset())
+
+
+def test_what_is_pending_for_another_partition_is_kept() -> None:
+    waiting = request("1", A, Specific(4), NOW - 9)
+    new = request("2", B, Oldest())
+    fanned = fan_out({"t0": [A, B]}, [new], {"t0": [waiting]}, NOW)
+    assert fanned.pending == {"t0": (waiting, new)}
+
+
+def test_what_is_pending_gives_way_to_a_later_request_only() -> None:
+    waiting = request("1", A, Specific(4), NOW)
+    earlier, later = request("0", A, Oldest(), NOW - 1), request("2", A, Oldest(), NOW + 1)
+    assert fan_out({"t0": [A]}, [earlier], {"t0": [waiting]}, NOW).pending == {"t0": (waiting,)}
+    assert fan_out({"t0": [A]}, [later], {"t0": [waiting]}, NOW).pending == {"t0": (later,)}
+
+
+def test_what_was_consumed_is_over() -> None:
+    one, two = request("1", A, Oldest()), request("2", B, Oldest())
+    assert without((one, two), {"1", "9"}) == (two,)
+
+
+def test_a_request_is_one_json_object() -> None:
+    made = request("1", B, Timestamp(5), task="t 0")
+    text = msgspec.json.encode(made)
+    assert b'"startpoint":{"kind":"timestamp","millis":5}' in text
+    assert msgspec.json.decode(text, type=Request) == made
+
+
+class Words(StartpointVisitor[str, str]):
+    def oldest(self, given: str, startpoint: Oldest) -> str:
+        return f"{given} from the oldest"
+
+    def upcoming(self, given: str, startpoint: Upcoming) -> str:
+        return f"{given} from now"
+
+    def timestamp(self, given: str, startpoint: Timestamp) -> str:
+        return f"{given} from {startpoint.millis} ms"
+
+    def specific(self, given: str, startpoint: Specific) -> str:
+        return f"{given} from {startpoint.offset}"
+
+
+def test_a_visitor_is_called_by_the_kind() -> None:
+    kinds: list[Startpoint] = [Oldest(), Upcoming(), Timestamp(3), Specific(9)]
+    assert [kind.apply("clicks", Words()) for kind in kinds] == [
+        "clicks from the oldest",
+        "clicks from now",
+        "clicks from 3 ms",
+        "clicks from 9",
+    ]
+
+
+places = st.sampled_from([A, B, ("live", "x", 3)])
+tasks = st.sampled_from(["t0", "t1", "t2"])
+requests = st.lists(
+    st.builds(
+        lambda n, place, age, task: request(str(n), place, Oldest(), NOW - age, task),
+        st.integers(),
+        places,
+        st.sampled_from([0, 1, 1000, EXPIRY_MS - 1, EXPIRY_MS, EXPIRY_MS + 1]),
+        st.one_of(st.just(""), tasks),
+    ),
+    max_size=8,
+    unique_by=lambda r: r.id,
+)
+
+
+@given(st.dictionaries(tasks, st.lists(places, unique=True)), requests, requests)
+def test_each_partition_of_a_task_gets_the_latest_that_fits(
+    model: dict[str, list[Place]], first: list[Request], second: list[Request]
+) -> None:
+    before = fan_out(model, first, {}, NOW)
+    after = fan_out(model, second, before.pending, NOW)
+    for task, read in model.items():
+        for place in read:
+            fitting = [
+                r
+                for r in (*first, *second)
+                if r.place == place and r.task in ("", task) and NOW - r.created_ms < EXPIRY_MS
+            ]
+            held = [r for r in after.pending.get(task, ()) if r.place == place]
+            assert [r.rank for r in held] == [max(r.rank for r in fitting)] if fitting else not held
+    assert not any(NOW - r.created_ms >= EXPIRY_MS for w in after.pending.values() for r in w)
+
+
+@given(st.dictionaries(tasks, st.lists(places, unique=True)), requests)
+def test_a_second_start_changes_nothing(model: dict[str, list[Place]], made: list[Request]) -> None:
+    once = fan_out(model, made, {}, NOW)
+    left = [r for r in made if r.id not in once.spent]
+    assert fan_out(model, left, once.pending, NOW).pending == once.pending

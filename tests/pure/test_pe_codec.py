@@ -1,0 +1,165 @@
+"""The state of PE instances as bytes, before and after their class has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node import App, GenericEvent, ProcessingElement
+from s4node.errors import GraphError, StateError
+from s4node.pe.codec import ElementCodec
+
+
+def instance(cls: type[ProcessingElement], **state: Any) -> Any:
+    app = App()
+    element = app.create_pe(cls)
+    app.create_input_stream("s", element, key="k")
+    app.freeze()
+    made = element._prototype.make("joe", None)
+    for name, value in state.items():
+        setattr(made, name, value)
+    return made
+
+
+@dataclass
+class Place:
+    city: str
+    seen: set[int]
+
+
+class Visits(ProcessingElement):
+    count: int = 0
+    places: dict[str, Place] = {}  # noqa: RUF012 - an instance gets a copy
+    names: list[str] = []  # noqa: RUF012
+    mean: float = 0.0
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.dictionaries(st.text(), st.builds(Place, st.text(), st.sets(st.integers(0, 99)))),
+    st.floats(allow_nan=False),
+)
+def test_state_comes_back_as_it_was(count: int, places: dict[str, Place], mean: float) -> None:
+    codec = ElementCodec(Visits)
+    saved = instance(Visits, count=count, places=places, mean=mean)
+    other = instance(Visits)
+    codec.restore(other, codec.encode(saved))
+    assert (other.count, other.places, other.names, other.mean) == (count, places, [], mean)
+
+
+def test_the_bytes_on_disk_never_change() -> None:
+    codec = ElementCodec(Visits)
+    data = codec.encode(instance(Visits, count=3, names=["a"], places={"x": Place("Y", {1})}))
+    assert data == (
+        b"\x95\x00\x03\x81\xa1x\x82\xa4city\xa1Y\xa4seen\x91\x01\x91\xa1a\xcb" + bytes(8)
+    )
+
+
+class Old(ProcessingElement):
+    count: int = 0
+    name: str = "?"
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+
+OLD = (("count", "int"), ("name", "str"))
+
+
+def test_a_new_attribute_gets_its_default() -> None:
+    class New(ProcessingElement):
+        count: int = 0
+        best: float = 7.5
+        name: str = "?"
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    data = ElementCodec(Old).encode(instance(Old, count=5, name="joe"))
+    codec = ElementCodec(New, [OLD])
+    restored = instance(New)
+    codec.restore(restored, data)
+    assert (restored.count, restored.name, restored.best) == (5, "joe", 7.5)
+    assert codec.versions == (OLD, (("count", "int"), ("best", "float"), ("name", "str")))
+    assert codec.encode(restored)[1] == 1
+
+
+def test_a_class_that_has_not_changed_needs_no_new_version() -> None:
+    assert ElementCodec(Old, [OLD]).versions == (OLD,)
+
+
+def test_an_attribute_of_another_type_is_refused_by_name() -> None:
+    class New(ProcessingElement):
+        count: str = ""
+        name: str = "?"
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    with pytest.raises(StateError, match="PE class New: attribute count is str, and was saved as"):
+        ElementCodec(New, [OLD])
+
+
+def test_an_attribute_that_is_gone_is_refused_by_name() -> None:
+    class New(ProcessingElement):
+        count: int = 0
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    with pytest.raises(StateError, match="has an attribute name: str, which it no longer has"):
+        ElementCodec(New, [OLD])
+
+
+def test_migrate_turns_what_was_saved_into_what_is_now() -> None:
+    class New(ProcessingElement):
+        total: float = 0.0
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+        @staticmethod
+        def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+            return {"total": float(saved["count"])}
+
+    data = ElementCodec(Old).encode(instance(Old, count=5))
+    restored = instance(New)
+    ElementCodec(New, [OLD]).restore(restored, data)
+    assert restored.total == 5.0
+
+
+def test_a_migrate_that_returns_nonsense_is_told() -> None:
+    class New(ProcessingElement):
+        total: float = 0.0
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+        @staticmethod
+        def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+            return {"sum": 1.0}
+
+    data = ElementCodec(Old).encode(instance(Old))
+    with pytest.raises(StateError, match=r"New\.migrate returned what is no state of it: 'sum'"):
+        ElementCodec(New, [OLD]).restore(instance(New), data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x91\x09", b"\x93\x00\x01", b"\x93\x00\xa1x\x01", b"\xc1"])
+def test_damaged_bytes_are_told(data: bytes) -> None:
+    with pytest.raises(StateError, match="saved state of Old cannot be read"):
+        ElementCodec(Old).restore(instance(Old), data)
+
+
+def test_a_value_that_cannot_be_saved_names_the_instance() -> None:
+    with pytest.raises(StateError, match="Old 'joe' cannot be saved"):
+        ElementCodec(Old).encode(instance(Old, name=object()))
+
+
+def test_a_type_that_cannot_be_saved_is_refused_at_the_start() -> None:
+    class Bad(ProcessingElement):
+        lock: complex = 0j
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    with pytest.raises(GraphError, match=r"attribute lock is <class 'complex'>"):
+        ElementCodec(Bad)

@@ -1,0 +1,303 @@
+"""Key-value stores of a task, over a real database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from s4node.errors import StateError, StoreCorrupt
+from s4node.keys import crc32
+from s4node.state.database import Database
+from s4node.state.ordered import encode
+from s4node.state.rows import FIRST_TABLE, META, Changes, task_row
+from s4node.state.store import KeyValueStore, StoreSpec
+
+
+class Profile(msgspec.Struct, frozen=True):
+    name: str
+    visits: int = 0
+
+
+class Kept:
+    """A store with its database, and commits when the test says so."""
+
+    def __init__(self, folder: Path, spec: StoreSpec[Any, Any], **named: Any) -> None:
+        self.database = Database(folder)
+        self.changes = Changes()
+        self.store = KeyValueStore(spec, FIRST_TABLE, self.database, self.changes, crc32, **named)
+
+    def commit(self) -> None:
+        self.changes.begin()
+        self.database.write(self.changes.rows())
+        self.changes.written()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path / "task", StoreSpec("profiles", str, Profile))
+    yield made
+    made.database.close()
+
+
+def test_what_is_put_is_there_at_once_and_after_a_commit(kept: Kept) -> None:
+    kept.store.put("joe", Profile("Joe", 3))
+    assert kept.store.get("joe") == Profile("Joe", 3)
+    kept.commit()
+    assert kept.store.get("joe") == Profile("Joe", 3)
+    assert "ann" not in kept.store
+
+
+def test_a_delete_hides_what_was_committed(kept: Kept) -> None:
+    kept.store.put("joe", Profile("Joe"))
+    kept.commit()
+    kept.store.delete("joe")
+    assert kept.store.get("joe") is None
+    assert list(kept.store.all()) == []
+    kept.commit()
+    assert kept.store.get("joe", Profile("nobody")) == Profile("nobody")
+
+
+def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
+    spec = StoreSpec("profiles", str, Profile)
+    first = Kept(tmp_path / "task", spec)
+    first.store.put("joe", Profile("Joe"))
+    first.commit()
+    first.store.put("joe", Profile("Joe", 99))
+    first.database.close()  # as a crash: the change was only in memory
+    second = Kept(tmp_path / "task", spec)
+    assert second.store.get("joe") == Profile("Joe")
+    second.database.close()
+
+
+def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
+    kept.store.put("joe", Profile("Joe"))
+    kept.changes.begin()
+    assert kept.store.get("joe") == Profile("Joe")
+    kept.store.put("joe", Profile("Joe", 2))
+    kept.database.write(kept.changes.rows())
+    kept.changes.written()
+    assert kept.store.get("joe") == Profile("Joe", 2)
+
+
+def test_a_commit_that_failed_is_part_of_the_next(kept: Kept) -> None:
+    kept.store.put("joe", Profile("Joe"))
+    kept.store.put("ann", Profile("Ann"))
+    kept.changes.begin()
+    kept.store.put("joe", Profile("Joe", 2))
+    kept.changes.failed()
+    kept.commit()
+    assert dict(kept.store.all()) == {"ann": Profile("Ann"), "joe": Profile("Joe", 2)}
+
+
+def test_several_at_once(kept: Kept) -> None:
+    kept.store.put_many({"a": Profile("A"), "b": Profile("B"), "c": Profile("C")})
+    kept.commit()
+    kept.store.put("c", Profile("C", 1))
+    kept.store.delete_many(["b"])
+    assert kept.store.get_many(["a", "b", "c", "d"]) == {"a": Profile("A"), "c": Profile("C", 1)}
+
+
+def test_if_one_of_several_cannot_be_kept_none_is(kept: Kept) -> None:
+    with pytest.raises(StateError, match="cannot be kept"):
+        kept.store.put_many([("a", Profile("A")), ("b", object())])
+    assert kept.store.get("a") is None
+
+
+def test_a_range_of_tuples_is_in_order(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("visits", tuple, int))
+    for at in (9, 3, 300, -1, 7):
+        kept.store.put(("joe", at), at)
+        kept.store.put(("ann", at), -at)
+        if at == 3:
+            kept.commit()
+    assert [value for _, value in kept.store.range(("joe", -1), ("joe", 300))] == [-1, 3, 7, 9]
+    kept.database.close()
+
+
+def test_a_range_over_all_keys_is_in_order(kept: Kept) -> None:
+    for n in range(200):
+        kept.store.put(f"{n:03}", Profile(str(n)))
+        if n == 120:
+            kept.commit()
+    kept.store.delete("050")
+    found = [key for key, _ in kept.store.range("040", "140")]
+    assert found == [f"{n:03}" for n in range(40, 140) if n != 50]
+
+
+def test_a_wrong_key_or_value_is_refused_by_name(kept: Kept) -> None:
+    with pytest.raises(StateError, match="store 'profiles': 7 is a int; its keys are str"):
+        kept.store.put(7, Profile("seven"))
+    with pytest.raises(StateError, match="None put for 'joe'; use delete"):
+        kept.store.put("joe", None)
+
+
+def test_a_value_of_an_older_class_gets_the_new_fields_defaults(tmp_path: Path) -> None:
+    first = Kept(tmp_path / "task", StoreSpec("profiles", str, dict))
+    first.store.put("joe", {"name": "Joe"})
+    first.commit()
+    first.database.close()
+    second = Kept(tmp_path / "task", StoreSpec("profiles", str, Profile))
+    assert second.store.get("joe") == Profile("Joe", 0)
+    second.database.close()
+
+
+def test_what_has_lived_its_time_is_gone_and_then_deleted(tmp_path: Path) -> None:
+    now = [1000.0]
+    kept = Kept(tmp_path / "task", StoreSpec("seen", str, int, ttl=60), now=lambda: now[0])
+    kept.store.put("old", 1)
+    now[0] += 30
+    kept.store.put("young", 2)
+    kept.commit()
+    now[0] += 31
+    assert kept.store.get("old") is None
+    assert dict(kept.store.all()) == {"young": 2}
+    assert kept.store.expire(100) == b""
+    kept.commit()
+    rows = [r for r, _ in kept.database.scan(b"", b"\xff\xff\x00\x00")]
+    assert len(rows) == 1
+    kept.database.close()
+
+
+def test_expiring_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    now = [0.0]
+    kept = Kept(tmp_path / "task", StoreSpec("seen", int, int, ttl=1), now=lambda: now[0])
+    kept.store.put_many((n, n) for n in range(50))
+    kept.commit()
+    now[0] = 2.0
+    looks, at = 0, b""
+    while True:
+        looks += 1
+        at = kept.store.expire(20, at)
+        if not at:
+            break
+    kept.commit()
+    assert looks == 3
+    assert kept.database.chunk(b"", b"\xff\xff\x00\x00", 10) == []
+    kept.database.close()
+
+
+def test_a_folder_in_use_is_refused(kept: Kept, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from s4node.state.database import Database\n"
+        "Database(Path(sys.argv[1]))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "task")], capture_output=True, text=True
+    )
+    assert other.returncode == 1
+    assert "in use by another process" in other.stderr
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("numbers", int, bytes))
+    kept.store.put_many((n, bytes(100)) for n in range(2000))
+    kept.commit()
+    kept.database.checkpoint(tmp_path / "copy")
+    kept.database.close()
+    (table,) = (tmp_path / "copy").glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    table.write_bytes(data)
+
+    def read() -> None:
+        list(Database(tmp_path / "copy").scan(b"", b"\xff\xff\xff"))
+
+    with pytest.raises(StoreCorrupt, match="copy is damaged"):
+        read()
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    database = Database(tmp_path / "task")
+    database.write([(task_row(META, b"format"), b"99")])
+    database.close()
+    with pytest.raises(StateError, match="has the format b'99'"):
+        Database(tmp_path / "task")
+
+
+def test_a_checkpoint_is_a_database_of_its_own(kept: Kept, tmp_path: Path) -> None:
+    kept.store.put("joe", Profile("Joe"))
+    kept.commit()
+    kept.database.checkpoint(tmp_path / "copy")
+    kept.store.put("joe", Profile("Joe", 2))
+    kept.commit()
+    copy = Database(tmp_path / "copy")
+    row = crc32("joe") % 4096
+    (found,) = copy.scan(row.to_bytes(2, "big"), (row + 1).to_bytes(2, "big"))
+    assert found[0].endswith(encode("joe"))
+    assert msgspec.msgpack.decode(found[1], type=Profile) == Profile("Joe")
+    copy.close()
+
+
+class AgainstADict(RuleBasedStateMachine):
+    """Whatever is done, in whatever order: the store is a dict that commits."""
+
+    folder: Path
+    count = 0
+
+    @initialize()
+    def begin(self) -> None:
+        AgainstADict.count += 1
+        self.kept = Kept(self.folder / str(AgainstADict.count), StoreSpec("s", str, int))
+        self.model: dict[str, int] = {}
+        self.taken = False
+
+    keys = st.text("ab\x00é", max_size=3)
+
+    @rule(key=keys, value=st.integers(-5, 5))
+    def put(self, key: str, value: int) -> None:
+        self.kept.store.put(key, value)
+        self.model[key] = value
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        self.kept.store.delete(key)
+        self.model.pop(key, None)
+
+    @rule()
+    def take(self) -> None:
+        if not self.taken:
+            self.kept.changes.begin()
+            self.taken = True
+
+    @rule(fails=st.booleans())
+    def write(self, fails: bool) -> None:
+        if self.taken:
+            self.taken = False
+            if fails:
+                self.kept.changes.failed()
+            else:
+                self.kept.database.write(self.kept.changes.rows())
+                self.kept.changes.written()
+
+    @rule(start=keys, end=keys)
+    def range(self, start: str, end: str) -> None:
+        expected = sorted((k, v) for k, v in self.model.items() if start <= k < end)
+        assert list(self.kept.store.range(start, end)) == expected
+
+    @invariant()
+    def the_same_as_the_dict(self) -> None:
+        if hasattr(self, "model"):
+            assert dict(self.kept.store.all()) == self.model
+            assert self.kept.store.get_many(self.model) == self.model
+
+    def teardown(self) -> None:
+        if hasattr(self, "kept"):
+            self.kept.database.close()
+
+
+def test_a_store_is_a_dict_that_commits(tmp_path: Path) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    machine = type("Machine", (AgainstADict,), {"folder": tmp_path})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+    )

@@ -1,0 +1,224 @@
+"""The state of a task: one commit is stores, instances and positions together. Real databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from s4node.keys import Key, crc32
+from s4node.state.database import Database
+from s4node.state.store import StoreSpec
+from s4node.state.task_state import TaskState
+
+
+class Number:
+    """Stands for a PE instance: a counter."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+
+class Digits:
+    def encode(self, instance: Number) -> bytes:
+        return str(instance.value).encode()
+
+
+class Life:
+    """A task from its start on, as a container would use its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = TaskState(Database(folder), crc32)
+        self.live: dict[Key, Number] = {}
+        self.saved = self.state.saved("Count", self.live, Digits())
+        self.store = self.state.store(StoreSpec("seen", str, int))
+
+    def count(self, *keys: Key) -> None:
+        """Process a batch: one event a key."""
+        missing = {key for key in keys if key not in self.live}
+        for key, data in self.saved.find(missing).items():
+            self.live[key] = Number(int(data))
+        self.saved.touch(set(keys))
+        for key in keys:
+            self.live.setdefault(key, Number()).value += 1
+
+    def commit(self, positions: dict[str, int]) -> None:
+        self.state.begin_commit(positions)
+        while self.state.encode(2):
+            pass
+        self.state.write()
+        self.state.end_commit(written=True)
+
+
+def test_a_commit_is_stores_instances_and_positions_together(tmp_path: Path) -> None:
+    first = Life(tmp_path / "t")
+    first.count("joe", "ann", "joe")
+    first.store.put("last", 3)
+    first.commit({"log.clicks[0]": 3})
+    first.count("joe")
+    first.store.put("last", 4)
+    first.state.close()  # without a commit
+    second = Life(tmp_path / "t")
+    assert second.state.positions() == {"log.clicks[0]": 3}
+    assert second.store.get("last") == 3
+    second.count("joe", "new")
+    assert {key: number.value for key, number in second.live.items()} == {"joe": 3, "new": 1}
+    second.state.close()
+
+
+def test_what_changes_after_a_commit_began_is_not_part_of_it(tmp_path: Path) -> None:
+    first = Life(tmp_path / "t")
+    first.count("joe", "ann")
+    first.store.put("last", 2)
+    first.state.begin_commit({"log.clicks[0]": 2})
+    first.count("joe", "bob")  # joe is encoded as it was, before it is touched
+    first.store.put("last", 4)
+    while first.state.encode(1):
+        pass
+    first.state.write()
+    first.state.end_commit(written=True)
+    first.state.close()
+    second = Life(tmp_path / "t")
+    second.count("joe", "ann", "bob")
+    assert {key: number.value for key, number in second.live.items()} == {
+        "joe": 2,
+        "ann": 2,
+        "bob": 1,
+    }
+    assert second.store.get("last") == 2
+    second.state.close()
+
+
+def test_an_instance_that_left_the_cache_comes_back_as_it_was(tmp_path: Path) -> None:
+    life = Life(tmp_path / "t")
+    life.count("joe", "joe")
+    life.saved.evict("joe")
+    del life.live["joe"]
+    life.count("joe")
+    assert life.live["joe"].value == 3
+    life.state.close()
+
+
+def test_an_instance_that_was_removed_begins_anew(tmp_path: Path) -> None:
+    life = Life(tmp_path / "t")
+    life.count("joe")
+    life.commit({})
+    life.saved.forget("joe")
+    del life.live["joe"]
+    life.count("joe")
+    assert life.live["joe"].value == 1
+    life.state.close()
+
+
+def test_tables_keep_their_numbers(tmp_path: Path) -> None:
+    first = Life(tmp_path / "t")
+    numbers = {name: first.state.table(name) for name in ("pe Count", "store seen", "pe More")}
+    first.commit({})
+    first.state.close()
+    second = TaskState(Database(tmp_path / "t"), crc32)
+    assert second.table("pe More") == numbers["pe More"]
+    assert {name: second.table(name) for name in numbers} == numbers
+    assert second.table("store other") not in numbers.values()
+    second.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_commit_that_failed_is_in_the_next(tmp_path: Path, fails: bool) -> None:
+    life = Life(tmp_path / "t")
+    life.count("joe")
+    life.state.begin_commit({"log.clicks[0]": 1})
+    while life.state.encode(9):
+        pass
+    if not fails:
+        life.state.write()
+    life.state.end_commit(written=not fails)
+    life.count("ann")
+    life.commit({"log.clicks[0]": 2})
+    life.state.close()
+    second = Life(tmp_path / "t")
+    second.count("joe", "ann")
+    assert {key: n.value for key, n in second.live.items()} == {"joe": 2, "ann": 2}
+    assert second.state.positions() == {"log.clicks[0]": 2}
+    second.state.close()
+
+
+class Crashes(RuleBasedStateMachine):
+    """Batches, evictions, removals, commits in slices, and crashes, in any order."""
+
+    folder: Path
+    lives = 0
+    keys = st.sampled_from(["a", "b", "c", "d"])
+
+    @initialize()
+    def begin(self) -> None:
+        Crashes.lives += 1
+        self.place = self.folder / str(Crashes.lives)
+        self.life = Life(self.place)
+        self.now: dict[Any, int] = {}
+        self.committed: dict[Any, int] = {}
+        self.under_way: dict[Any, int] | None = None
+
+    @rule(batch=st.lists(keys, min_size=1, max_size=3))
+    def count(self, batch: list[str]) -> None:
+        self.life.count(*batch)
+        for key in batch:
+            self.now[key] = self.now.get(key, 0) + 1
+        assert all(self.life.live[key].value == self.now[key] for key in batch)
+
+    @rule(key=keys)
+    def evict(self, key: str) -> None:
+        if key in self.life.live:
+            self.life.saved.evict(key)
+            del self.life.live[key]
+
+    @rule(key=keys)
+    def remove(self, key: str) -> None:
+        if key in self.life.live:
+            self.life.saved.forget(key)
+            del self.life.live[key]
+            del self.now[key]
+
+    @rule()
+    def begin_commit(self) -> None:
+        if self.under_way is None:
+            self.life.state.begin_commit({})
+            self.under_way = dict(self.now)
+
+    @rule(limit=st.integers(1, 3))
+    def encode(self, limit: int) -> None:
+        if self.under_way is not None:
+            self.life.state.encode(limit)
+
+    @rule(written=st.booleans())
+    def end_commit(self, written: bool) -> None:
+        if self.under_way is not None:
+            while self.life.state.encode(2):
+                pass
+            if written:
+                self.life.state.write()
+                self.committed = self.under_way
+            self.life.state.end_commit(written=written)
+            self.under_way = None
+
+    @rule()
+    def crash(self) -> None:
+        self.life.state.close()
+        self.life = Life(self.place)
+        self.now, self.under_way = dict(self.committed), None
+        found = self.life.saved.find(["a", "b", "c", "d"])
+        assert {key: int(data) for key, data in found.items()} == self.committed
+
+    def teardown(self) -> None:
+        if hasattr(self, "life"):
+            self.life.state.close()
+
+
+def test_after_any_crash_there_is_the_last_commit(tmp_path: Path) -> None:
+    run_state_machine_as_test(
+        type("Machine", (Crashes,), {"folder": tmp_path}),
+        settings=settings(max_examples=60, stateful_step_count=30, deadline=None),
+    )
