@@ -124,6 +124,18 @@ class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
 
 
+class LifecycleError(S4Error):
+    """A listener of the container's life raised; its own exception is the cause."""
+
+
+class ContainerStopped(S4Error):  # noqa: N818
+    """The container was stopped at once rather than in order; never raised, told to listeners."""
+
+
+class MetricError(S4Error):
+    """A metric's name is used for two kinds of metrics."""
+
+
 class WouldBlock(S4Error):  # noqa: N818
     """The ``_nowait`` call found no room; nothing was sent."""
 

@@ -48,6 +48,9 @@ from s4node.systems.system import (
 
 log = structlog.get_logger("s4node.inputs")
 
+_GRACE_SECONDS = 1.0
+"""After how long a system that cannot be reached is told of."""
+
 
 class Tasks(Protocol):
     """What consumers need of the container's tasks."""
@@ -150,8 +153,8 @@ class Consumers:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled; raises what cannot be gone on from."""
         async with trio.open_nursery() as self._nursery:
-            for name in {stream.system for stream in self._streams.values()}:
-                self._nursery.start_soon(self._watch, self._systems[name])
+            for system in self._systems:
+                self._nursery.start_soon(watch, system)
             self._nursery.start_soon(self._monitor)
             task_status.started()
             await trio.sleep_forever()
@@ -407,14 +410,6 @@ class Consumers:
 
     # -- watching ----------------------------------------------------------------------------
 
-    async def _watch(self, system: System) -> None:
-        """Tell once that a system has gone, and that it is back."""
-        while True:
-            await system.wait_reachable(False)
-            log.warning("an input cannot be reached; it is waited for", system=system.name)
-            await system.wait_reachable()
-            log.info("an input can be reached again", system=system.name)
-
     async def _monitor(self) -> None:
         """Notice a number of partitions that changes."""
         while True:
@@ -442,6 +437,18 @@ async def _close(reader: PartitionReader | None) -> None:
     if reader is not None:
         with trio.CancelScope(shield=True):
             await reader.aclose()
+
+
+async def watch(system: System) -> None:
+    """Tell once that a system cannot be reached, and that it is back."""
+    while True:
+        with trio.move_on_after(_GRACE_SECONDS) as grace:
+            await system.wait_reachable()
+        if grace.cancelled_caught:
+            log.warning("an input cannot be reached; it is waited for", system=system.name)
+            await system.wait_reachable()
+            log.info("an input can be reached again", system=system.name)
+        await system.wait_reachable(False)
 
 
 def default_offset(config: Config, system: str, stream: str) -> str:

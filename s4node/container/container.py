@@ -45,7 +45,7 @@ from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
-from s4node.container.model import JobModel, model_of
+from s4node.container.model import JobModel, check_containers, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
@@ -140,12 +140,13 @@ class Container:
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
+        check_containers(config[settings.CONTAINER_COUNT], app.partitions)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
 
     def _inputs(self) -> list[tuple[str, str]]:
-        return [(stream.system, stream.name) for stream in replayable(self.app)]
+        return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""

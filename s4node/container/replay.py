@@ -20,7 +20,7 @@ from s4node.app import App
 from s4node.config import Config
 from s4node.container.binding import replayable
 from s4node.container.committer import Committer, folder_of
-from s4node.container.consumers import Consumers, default_offset
+from s4node.container.consumers import Consumers, default_offset, watch
 from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
@@ -72,6 +72,7 @@ class Replay:
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
+                nursery.start_soon(watch, each)
             for system, stream in named:
                 replay.counts[system, stream] = await replay.systems[system].partitions(stream)
             if letters is not None:

@@ -253,7 +253,7 @@ class Task:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self._batch
         if batch is not None:
-            if self._may is None or self._may_run(batch.source):
+            if self._may is None or self._may_run(batch.stream):
                 return True
             self._batch = None  # the others go on meanwhile
             self._chooser(batch.source).update(batch.source, batch)
@@ -331,8 +331,8 @@ class Task:
         batch = self._batch
         assert batch is not None
         events = batch.events
-        if batch.source in self._rates:
-            limit = max(1, min(limit, self.allowance(batch.source)))
+        if batch.stream in self._rates:
+            limit = max(1, min(limit, self.allowance(batch.stream)))
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         return batch, events
@@ -363,7 +363,7 @@ class Task:
         batch = self._batch
         assert batch is not None
         self.hand_on(batch.stream)
-        for executor in self._rates.get(batch.source, ()):
+        for executor in self._rates.get(batch.stream, ()):
             executor.left(count)
         before = batch.at
         batch.at += count

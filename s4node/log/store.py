@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -268,9 +269,9 @@ class LogStream:
 class LogStore:
     """The streams of one folder; see :func:`open_log`."""
 
-    def __init__(self, settings: LogSettings) -> None:
+    def __init__(self, settings: LogSettings, clock: Callable[[], float]) -> None:
         self.settings = settings
-        self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry)
+        self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry, clock)
         self._files = Files(settings, self._writer, trio.CapacityLimiter(READING_THREADS))
         self._streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
@@ -366,15 +367,19 @@ class LogStore:
 
 
 @asynccontextmanager
-async def open_log(settings: LogSettings) -> AsyncIterator[LogStore]:
+async def open_log(
+    settings: LogSettings, clock: Callable[[], float] = time.time
+) -> AsyncIterator[LogStore]:
     """Open the folder's streams, which is made if it is missing, and close them at the end.
+
+    ``clock`` gives Unix time in seconds.
 
     Raises StoreError where another process has the folder or its files are not usable,
     StoreCorrupt where one is damaged.
     """
     lock = await trio.to_thread.run_sync(_lock, settings.folder)
     try:
-        log = LogStore(settings)
+        log = LogStore(settings, clock)
         try:
             await log.open()
             yield log

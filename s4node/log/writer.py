@@ -11,7 +11,13 @@ Rules
 - A damaged file fails the frames of its own partition and no others.
 - Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
   than ``HOUSEKEEPING_SECONDS`` at a time.
+- A second thread works the write-ahead logs off, which is where the waiting for the disk is.
 - Everything named ``_w_...`` belongs to the writer's thread; the queues are under the lock.
+
+With 16 KiB pages a frame of 32 KiB takes two pages of its own beside its row. Against 4 and 64 KiB
+that wrote 1.5 times as many of them, with groups of 16; a file mapped into memory changed nothing.
+Working off 4 MiB in the writer's thread stopped it for 11 ms; doing it beside the writing made it a
+quarter faster over all, and stops nothing until a single partition takes some 200 MB/s.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 import structlog
@@ -28,7 +35,7 @@ import trio
 
 from s4node.errors import S4Error, StoreError
 from s4node.log.ledger import Appended, Incoming, Known
-from s4node.log.partition import NoRoom, PartitionFile
+from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step
 from s4node.schema import TypeDecl
 
@@ -158,8 +165,13 @@ class LogWriter:
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # there is more of it to do
         self._w_trouble = ""
-        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
-        self._thread.start()
+        self._unworked: SimpleQueue[PartitionFile | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._run, "log writer"), (self._work_off, "log checkpoints"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # --- trio's side ------------------------------------------------------------------------------
 
@@ -207,7 +219,8 @@ class LogWriter:
         with self._wake:
             self._closing = True
             self._wake.notify()
-        await trio.to_thread.run_sync(self._thread.join)
+        for thread in self._threads:
+            await trio.to_thread.run_sync(thread.join)
 
     # --- the thread's side ------------------------------------------------------------------------
 
@@ -220,7 +233,13 @@ class LogWriter:
             _log.exception("the log's writer has failed")
             failure = StoreError(f"the log's writer has failed ({error!r}); start the node again")
             failure.__cause__ = error
+        self._unworked.put(None)
         self._end(failure)
+
+    def _work_off(self) -> None:
+        """The second thread."""
+        while (file := self._unworked.get()) is not None:
+            file.work_off()
 
     def _round(self) -> bool:
         """Write a group and keep house; False when all is done and the log is to close."""
@@ -291,13 +310,11 @@ class LogWriter:
 
     def _write(self, lane: Lane, frames: list[Waiting], delivery: Delivery) -> None:
         file = lane.file
-        used = sum(other.file.held.disk for other in self._lanes) if self._quota else 0
-        count = admitted([w.weight for w in frames], file.held.free, used, self._quota)
+        lane.resume_at, lane.trouble = 0.0, ""
+        count = self._admitted(file, frames)
         if count < len(frames):
-            self._blocked(lane, frames[count:], self._over_quota(used))
+            self._blocked(lane, frames[count:], self._over_quota())
             del frames[count:]
-        else:
-            lane.resume_at, lane.trouble = 0.0, ""
         if not frames:
             return
         try:
@@ -318,6 +335,9 @@ class LogWriter:
             answers = zip(frames, plan.answers, strict=True)
             delivery.answers += [(waiting.done, answer) for waiting, answer in answers]
             delivery.standings.append((lane, Standing.of(file, plan.producers, plan.types)))
+            if file.unworked > WAL_BYTES:
+                file.unworked = 0
+                self._unworked.put(file)
         delivery.weight += sum(waiting.weight for waiting in frames)
 
     def _blocked(self, lane: Lane, frames: Sequence[Waiting], trouble: str) -> None:
@@ -325,9 +345,27 @@ class LogWriter:
         lane.resume_at = time.monotonic() + RETRY_SECONDS
         lane.trouble = trouble
 
-    def _over_quota(self, used: int) -> str:
+    @property
+    def _used(self) -> int:
+        return sum(lane.file.held.disk for lane in self._lanes)
+
+    def _admitted(self, file: PartitionFile, frames: Sequence[Waiting]) -> int:
+        """How many of the frames the quota lets be written."""
+        if not self._quota:
+            return len(frames)
+        weights = [waiting.weight for waiting in frames]
+        count = admitted(weights, file.held.free, self._used, self._quota)
+        if count < len(frames):  # before it waits: write-ahead logs are not worth their room
+            for lane in self._lanes:
+                if lane.file.held.wal:
+                    with contextlib.suppress(S4Error, NoRoom):
+                        lane.file.cut_wal()
+            count = admitted(weights, file.held.free, self._used, self._quota)
+        return count
+
+    def _over_quota(self) -> str:
         return (
-            f"the log's files take up {used} bytes and would exceed s4.log.quotaBytes "
+            f"the log's files take up {self._used} bytes and would exceed s4.log.quotaBytes "
             f"({self._quota}), although nothing is kept longer than it has to be; raise the quota, "
             f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
         )
@@ -376,9 +414,8 @@ class LogWriter:
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()
-        except NoRoom as error:
+        except NoRoom:  # who appends will say so
             lane.doubtful = True
-            lane.trouble = lane.trouble or _full(error)
             return False
         except S4Error as error:
             _log.error("nothing more is deleted from a file of the log", why=str(error))
@@ -386,8 +423,6 @@ class LogWriter:
             lane.asked.clear()
             lane.broken = True
             return False
-        if not lane.queues:
-            lane.trouble = ""
         return done
 
     def _forget(self, lanes: Sequence[Lane], before_ms: int, delivery: Delivery) -> None:

@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--partitions", metavar="N",
                      help="partition tasks of the app (default: as many as nodes)")  # fmt: skip
     run.add_argument("--nodes", type=_count, metavar="N",
-                     help="share the partitions among N container processes")  # fmt: skip
+                     help="share the partitions among N container processes "
+                          "(job.container.count)")  # fmt: skip
     _serving_options(run)
 
     node = _command(
@@ -287,35 +288,38 @@ def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) ->
 
     from s4node.config import Config
 
-    overrides = {name.replace("_", "."): value for name, value in extra.items() if value}
+    overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"-p {setting}: write KEY=VALUE")
         overrides[key.strip()] = value.strip()
+    overrides |= {name.replace("_", "."): value for name, value in extra.items() if value}
     return Config.load([Path(file) for file in files], overrides)
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    from s4node.config import CONTAINER_COUNT
+
     config = _load(
         parsed.config,
         parsed.settings,
         s4_listener_address=parsed.listen,
         s4_cluster_partitions=parsed.partitions,
+        job_container_count=str(parsed.nodes or ""),
     )
-    if parsed.nodes is None:
+    if not config[CONTAINER_COUNT]:
         return _serve(parsed.app, config, as_json=parsed.json)
     return _launch(parsed, config)
 
 
 def _launch(parsed: argparse.Namespace, config: Config) -> int:
-    from s4node.config import CLUSTER_PARTITIONS
+    from s4node.config import CLUSTER_PARTITIONS, CONTAINER_COUNT
     from s4node.ops.launch import Launched, launch
 
-    origins = {entry.name: entry.origin for entry in config.items()}
-    if origins[CLUSTER_PARTITIONS.name] == "default":
-        settings = [*parsed.settings, f"{CLUSTER_PARTITIONS.name}={parsed.nodes}"]
-        config = _load(parsed.config, settings, s4_listener_address=parsed.listen)
+    count = config[CONTAINER_COUNT]
+    if config.origin(CLUSTER_PARTITIONS) == "default":
+        config = config.with_({CLUSTER_PARTITIONS.name: str(count)})
 
     def announce(done: Launched) -> None:
         if parsed.json:
@@ -329,7 +333,7 @@ def _launch(parsed: argparse.Namespace, config: Config) -> int:
         for name, address in done.containers.items():
             print(f"  {name} at {address}", file=sys.stderr, flush=True)
 
-    return launch(parsed.app, parsed.nodes, config, announce)
+    return launch(parsed.app, count, config, announce)
 
 
 def _node(parsed: argparse.Namespace) -> int:

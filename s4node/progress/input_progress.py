@@ -104,8 +104,7 @@ class InputReceipt:
         self._held.add(number)
 
     def release(self, number: int) -> None:
-        """An offset that was held is done."""
-        self._held.discard(number)
+        """An offset that was held is done; its task may yet say so, too."""
         self._completed(number, number + 1)
         self.done()
 
