@@ -163,7 +163,7 @@ class PartReceipt:
         self._whole.shed(number, count, reason)
 
     def describe(self, number: int) -> str:
-        """Partition and offset, for messages: the part may be with the task of another partition."""
+        """Partition and offset, for messages: its task may be that of another partition."""
         return f"{self.ssp}:{self._whole.describe(number)}"
 
 
