@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from s4node.config import Config
 from s4node.errors import (
@@ -25,7 +26,7 @@ from s4node.errors import (
     UnknownStream,
 )
 from s4node.log.ledger import Appended, Incoming
-from s4node.log.store import LogSettings, LogStore, open_log
+from s4node.log.store import LogPartition, LogSettings, LogStore, open_log
 from s4node.log.writer import QUEUE_BYTES, Answer
 from s4node.systems.system import Bounds
 from tests.harness import ROOT, until
@@ -250,6 +251,20 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         partition = log.stream("clicks").partitions[0]
     with pytest.raises(StoreError, match="the log is closed"):
         await append(partition, numbered("a", 0, 1))
+
+
+async def test_who_reads_or_waits_when_the_log_closes_is_told_so(tmp_path: Path) -> None:
+    async def wait(partition: LogPartition) -> None:
+        with pytest.raises(StoreError, match=r"nothing more comes to log stream clicks\[0\]"):
+            await partition.wait_beyond(5)
+
+    async with trio.open_nursery() as nursery, opened(tmp_path) as log:
+        partition = log.stream("clicks").partitions[0]
+        await append(partition, numbered("a", 0, 5))
+        nursery.start_soon(wait, partition)
+        await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(StoreError, match="is closed"):
+        await partition.read(0, 1)
 
 
 async def test_a_writer_that_fails_answers_everything_and_says_why(
@@ -661,6 +676,23 @@ async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, see
                 assert events(rows) == model[rows[0].start : rows[-1].end]
             ends = sorted({oldest, *(row.end for row in await read_all(partition))})
             assert events(await read_all(partition)) == model[oldest:]
+
+
+async def test_a_stream_that_the_disk_has_no_room_for_leaves_nothing_behind(
+    small_disk: Path,
+) -> None:
+    async with open_log(LogSettings(small_disk / "log")) as log:
+        with pytest.raises(StoreError, match=r"\.new-clicks/.*(full|I/O)"):
+            await log.create("clicks", 200)
+        assert [path.name for path in (small_disk / "log").iterdir()] == ["lock"]
+        await log.create("clicks", 2)
+
+
+async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/log cannot be used .*s4\.log\.folder"):
+        async with open_log(LogSettings(tmp_path / "file" / "log")):
+            pass
 
 
 # --- retention and quota -------------------------------------------------------------------------

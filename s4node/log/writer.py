@@ -36,7 +36,7 @@ import trio
 from s4node.errors import S4Error, StoreError
 from s4node.log.ledger import Appended, Incoming, Known
 from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
-from s4node.log.retention import Keep, Work, admitted, next_step
+from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.schema import TypeDecl
 
 _log = structlog.get_logger()
@@ -387,7 +387,8 @@ class LogWriter:
         keeps = [lane.keep for lane in lanes]
         while True:
             held = [lane.file.held for lane in lanes]
-            step = next_step(held, keeps, now_ms, bool(self._w_trouble), self._w_last)
+            pressed = bool(self._w_trouble) or tight(self._used, self._quota)
+            step = next_step(held, keeps, now_ms, pressed, self._w_last)
             if step is None:
                 break
             lane, self._w_last = lanes[step.partition], step.partition
