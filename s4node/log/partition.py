@@ -147,6 +147,8 @@ class PartitionFile:
                 _check(self._database, path, stream, number)
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(self._synchronous)
+                # some builds overwrite what is deleted: deleting would cost as much as writing
+                self._database.execute("PRAGMA secure_delete = OFF")
                 self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
                 self.load()
         except NoRoom as error:
