@@ -363,6 +363,8 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
         "s4.producer.expiry": "3000",
     }
     assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full", 3.0)
+    for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
+        assert LogSettings.of(Config.of({"s4.log.retention.ms": text})).retention_ms == millis
 
 
 # --- what can be wrong with files ----------------------------------------------------------------

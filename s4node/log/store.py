@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -82,7 +83,7 @@ class LogSettings:
         """As the configuration says."""
         return cls(
             Path(config[LOG_FOLDER]).expanduser().absolute(),
-            int(config[LOG_RETENTION_MS] * 1000),
+            math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # none is for ever
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],

@@ -162,6 +162,7 @@ class LogWriter:
         self._closing = False
         self._failed: S4Error | None = None
         self._w_kept_at = self._w_forgot_at = time.monotonic()
+        self._w_used = 0  # bytes of all files, where there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # there is more of it to do
         self._w_trouble = ""
@@ -249,6 +250,7 @@ class LogWriter:
             for lane, below, done in asked:
                 lane.file.ask(below)
                 lane.asked.append((below, done))
+            self._measure()
             for lane, frames in group.items():
                 self._write(lane, frames, delivery)
             if not closing:
@@ -317,6 +319,7 @@ class LogWriter:
             del frames[count:]
         if not frames:
             return
+        before = file.held.disk
         try:
             if lane.doubtful:
                 file.load()
@@ -335,6 +338,7 @@ class LogWriter:
             answers = zip(frames, plan.answers, strict=True)
             delivery.answers += [(waiting.done, answer) for waiting, answer in answers]
             delivery.standings.append((lane, Standing.of(file, plan.producers, plan.types)))
+            self._w_used += file.held.disk - before
             if file.unworked > WAL_BYTES:
                 file.unworked = 0
                 self._unworked.put(file)
@@ -345,27 +349,28 @@ class LogWriter:
         lane.resume_at = time.monotonic() + RETRY_SECONDS
         lane.trouble = trouble
 
-    @property
-    def _used(self) -> int:
-        return sum(lane.file.held.disk for lane in self._lanes)
+    def _measure(self) -> None:
+        if self._quota:
+            self._w_used = sum(lane.file.held.disk for lane in self._lanes)
 
     def _admitted(self, file: PartitionFile, frames: Sequence[Waiting]) -> int:
         """How many of the frames the quota lets be written."""
         if not self._quota:
             return len(frames)
         weights = [waiting.weight for waiting in frames]
-        count = admitted(weights, file.held.free, self._used, self._quota)
+        count = admitted(weights, file.held.free, self._w_used, self._quota)
         if count < len(frames):  # before it waits: write-ahead logs are not worth their room
             for lane in self._lanes:
                 if lane.file.held.wal:
                     with contextlib.suppress(S4Error, NoRoom):
                         lane.file.cut_wal()
-            count = admitted(weights, file.held.free, self._used, self._quota)
+            self._measure()
+            count = admitted(weights, file.held.free, self._w_used, self._quota)
         return count
 
     def _over_quota(self) -> str:
         return (
-            f"the log's files take up {self._used} bytes and would exceed s4.log.quotaBytes "
+            f"the log's files take up {self._w_used} bytes and would exceed s4.log.quotaBytes "
             f"({self._quota}), although nothing is kept longer than it has to be; raise the quota, "
             f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
         )
@@ -387,7 +392,8 @@ class LogWriter:
         keeps = [lane.keep for lane in lanes]
         while True:
             held = [lane.file.held for lane in lanes]
-            pressed = bool(self._w_trouble) or tight(self._used, self._quota)
+            self._measure()
+            pressed = bool(self._w_trouble) or tight(self._w_used, self._quota)
             step = next_step(held, keeps, now_ms, pressed, self._w_last)
             if step is None:
                 break
