@@ -235,6 +235,33 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
         assert told.index("little") < 100  # two groups of the first
 
 
+async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: Path) -> None:
+    async with opened(tmp_path, 4) as log:
+        *busy, quiet = log.stream("clicks").partitions
+        told: list[int] = []
+        sent = 0
+
+        def more(partition: LogPartition) -> None:
+            """Keep the partition's queue full until the quiet one has been served."""
+            nonlocal sent
+
+            def done(answer: Answer) -> None:
+                told.append(partition.number)
+                if 3 not in told:
+                    more(partition)
+
+            sent += 1
+            name = f"{partition.number}-{sent}"
+            partition.append(numbered(name, 0, 100, width=10_000), done)
+
+        for partition in busy:
+            for _ in range(5):
+                more(partition)
+        quiet.append(numbered("a", 0, 1), lambda answer: told.append(3))
+        await until(lambda: 3 in told and len(told) == sent + 1)
+        assert told.index(3) <= 2 * 15
+
+
 async def test_closing_writes_what_was_queued(tmp_path: Path) -> None:
     answers: list[Answer] = []
     async with opened(tmp_path) as log:
@@ -462,6 +489,8 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
             await append(damaged, numbered("a", 200, 10, width=5000))
         with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
             await damaged.trim(200)
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(150)
         assert len(await read_all(damaged)) == 10
         assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
         assert await sound.trim(210) == 210
@@ -821,6 +850,19 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
         assert max(most, disk(tmp_path)) <= 8 * MIB
         await until(lambda: not log.trouble)
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
+
+
+async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: Path) -> None:
+    settings = LogSettings(tmp_path, retention_bytes=MIB, quota_bytes=8 * MIB)
+    async with open_log(settings) as log:
+        partition = (await log.create("clicks", 1)).partitions[0]
+        for n in range(1000):
+            while log.room <= 0:
+                await log.wait_room()
+            await append(partition, numbered("a", n * 10, 10, width=3000))
+            assert not log.trouble
+        assert partition.bounds.upcoming == 10_000
+        assert disk(tmp_path) <= 8 * MIB
 
 
 async def test_a_stream_that_the_quota_has_no_room_for_is_not_made(tmp_path: Path) -> None:
