@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from s4node.app import App
+from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
@@ -50,6 +51,7 @@ class Partitions:
         readers: Readers,
         members: Members | None,
         settings: TaskSettings,
+        choosers: ChooserSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -61,6 +63,7 @@ class Partitions:
         self._readers = readers
         self._members = members
         self._settings = settings
+        self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
         self._inner = [
@@ -87,6 +90,7 @@ class Partitions:
                 settings=self._settings,
                 inputs=inputs,
             )
+        bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
             self._app,
             partition,
@@ -99,6 +103,8 @@ class Partitions:
             name=name,
             processor=processor,
             settings=self._settings,
+            chooser=self._choosers.make(self._app.parameters, bootstrap),
+            bootstrap=bootstrap,
         )
         if isinstance(processor, StreamTaskProcessor):
             task.starts = processor.context.starts
@@ -150,6 +156,10 @@ class Partitions:
     def inner_streams(self) -> int:
         """How many streams lead from the app to itself."""
         return len(self._inner)
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do that it had not before."""
+        self._loop.wake(task)
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""

@@ -18,7 +18,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
-from s4node.container.binding import replayable
+from s4node.container.binding import live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, default_offset, watch
 from s4node.container.model import AppKind, JobModel
@@ -180,8 +180,9 @@ class Replay:
         """A task may only say where its own inputs begin."""
         for ssp, startpoint in _wishes(task).items():
             if ssp.system == LIVE:
-                live = [s.name for s in self._app.streams.values() if _is_live(s)]
-                await LiveSource(live, len(self._model.tasks)).resolve(ssp, startpoint)
+                await LiveSource(live_of(self._app), len(self._model.tasks)).resolve(
+                    ssp, startpoint
+                )
             elif ssp not in ssps:
                 raise StartpointError(
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
@@ -241,23 +242,19 @@ def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
     return starts
 
 
-def _is_live(stream: object) -> bool:
-    return isinstance(stream, InputStream) and stream.is_live
-
-
 def kind_of(app: App) -> AppKind:
     """What of an app finds its task by partition number."""
     fed = [stream for stream in app.streams.values() if not isinstance(stream, OutputStream)]
     return AppKind(
         keyed=[stream.name for stream in fed if stream.key is not None],
         internal=[stream.name for stream in fed if not isinstance(stream, InputStream)],
-        live=[stream.name for stream in fed if _is_live(stream)],
+        live=live_of(app),
     )
 
 
 async def check_live(app: App, config: Config) -> None:
     """Raise StartpointError where a live input is to begin anywhere but with what comes."""
-    live = [stream.name for stream in app.streams.values() if _is_live(stream)]
+    live = live_of(app)
     source = LiveSource(live, app.partitions)
     for name in live:
         if default_offset(config, LIVE, name) != "upcoming":
