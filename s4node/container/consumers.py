@@ -25,6 +25,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
+from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
@@ -65,6 +66,10 @@ class Tasks(Protocol):
 
     def offer_soon(self, batch: EventBatch) -> None:
         """Queue a batch with the task of its partition, here or with another member."""
+        ...
+
+    def wake(self, task: Task) -> None:
+        """A task of this container may have something to do."""
         ...
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
@@ -204,7 +209,29 @@ class Consumers:
                 if taker.kept == taker.next:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
+                await self._bootstrap(taker, system)
                 self._join(taker, system)
+
+    async def _bootstrap(self, taker: _Taker, system: System) -> None:
+        """Tell a task that bootstraps how far it has to read, and how far it is."""
+        task, ssp = taker.task, taker.ssp
+        bootstrap = task.bootstrap
+        if bootstrap is None or ssp.stream not in bootstrap.streams:
+            return
+
+        def on_safe(safe: int) -> None:
+            if bootstrap.reached(ssp, safe):
+                taker.progress.on_safe = None
+                self._caught_up(task, bootstrap)
+
+        taker.progress.on_safe = on_safe
+        if bootstrap.begins(ssp, taker.next, await system.bounds(ssp)):
+            self._caught_up(task, bootstrap)
+
+    def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
+        if not bootstrap.streams:
+            log.info("bootstrapped: the other inputs go on", task=task.name)
+        self._tasks.wake(task)
 
     def _join(self, taker: _Taker, system: System) -> None:
         feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))
@@ -311,7 +338,7 @@ class Consumers:
         """The next batch once there is room for it; None where the reader must begin anew."""
         stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
         if any(stage.full for stage in stages):
-            await self._wait(lambda: all(stage.roomy for stage in stages))
+            await self.wait(lambda: all(stage.roomy for stage in stages))
         await self.rejects.wait_room()
         try:
             return await reader.read()
@@ -354,7 +381,7 @@ class Consumers:
         """Queue the events of a batch with the tasks of their keys, as there is room."""
         (taker,) = feed.takers.values()
         stage = taker.task.stages[feed.ssp]
-        await self._wait(lambda: not stage.depth)  # what is whole may yet be given back
+        await self.wait(lambda: not stage.depth)  # what is whole may yet be given back
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(
@@ -366,7 +393,7 @@ class Consumers:
             if part.partition == home:
                 self._tasks.feed(taker.task, part)
                 continue
-            await self._wait(partial(self._tasks.has_room, part.stream, part.partition))
+            await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
             self._tasks.offer_soon(part)
 
     def _end(self, feed: _Feed) -> None:
@@ -385,7 +412,8 @@ class Consumers:
 
     # -- room --------------------------------------------------------------------------------
 
-    async def _wait(self, condition: Callable[[], bool]) -> None:
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition is true, which is looked at between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self._waiting[lot] = condition
@@ -395,7 +423,7 @@ class Consumers:
                 del self._waiting[lot]
 
     def released(self) -> None:
-        """Between two turns: let go on who found it too full."""
+        """Between two turns, or when a consumer was heard: let go on who waits for something."""
         for lot, condition in list(self._waiting.items()):
             if condition():
                 lot.unpark()

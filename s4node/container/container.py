@@ -11,6 +11,8 @@ Rules
   that it still is one: neither does it take what came meanwhile, nor process what waits.
 - What the app reads from systems is known before anything is made of it: it says how many tasks
   there are. A task claims its progress before it starts, and its inputs are read when it has.
+- Tasks and on_close are closed after a failure, too, and listeners are told of every step of the
+  start and of the end: see lifecycle.
 - Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
   admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all.
 - Only this room knows both the app's side and the sockets. This module knows the parts, and lets
@@ -22,7 +24,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,12 +43,14 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks
-from s4node.container.binding import replayable
+from s4node.container.binding import live_of, replayable
+from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
+from s4node.container.lifecycle import Closing, Lifecycle, Step, listeners_of
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
-from s4node.container.model import JobModel, check_containers, model_of
+from s4node.container.model import JobModel, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
@@ -73,7 +77,8 @@ they have stopped sending."""
 class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
 
-    With an ``enrolment`` it is a member. Call :meth:`run` once. ``tasks``, ``ports`` and
+    With an ``enrolment`` it is a member. ``listeners`` are told of its life, with those that the
+    settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``, ``ports`` and
     ``senders`` are for those who look.
     """
 
@@ -84,12 +89,16 @@ class Container:
         *,
         node: str = "",
         enrolment: Enrolment | None = None,
+        listeners: Sequence[object] = (),
     ) -> None:
         self.app = app
         self.config = config
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
         self.enrolment = enrolment
+        self._listeners = listeners
+        self._closings: list[Closing] = []
+        self._began = False  # on_start was called
         self.view = View.alone(0)
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
@@ -116,6 +125,8 @@ class Container:
         self.members: Members | None = None
         self.replay: Replay | None = None
         self.model: JobModel
+        self._choosers: ChooserSettings
+        self._lifecycle: Lifecycle
         self.partitioner: Partitioner
         self.partitions: Partitions
         self.inputs: Inputs
@@ -150,12 +161,15 @@ class Container:
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
-        check_containers(config[settings.CONTAINER_COUNT], app.partitions)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
         if self.log is not None:
             self.log.check_names()
+        self._choosers = ChooserSettings.of(config)
+        listeners = [*listeners_of(config), *self._listeners]
+        self._lifecycle = Lifecycle(listeners, config[settings.CONTAINER_END_TIMEOUT])
+        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
 
     def _inputs(self) -> list[tuple[str, str]]:
         return [(each.system, each.name) for each in replayable(self.app) if each.whole]
@@ -164,15 +178,26 @@ class Container:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
         if self.log is None:
             await self.prepare()  # its errors come as they are
-            self._make()
+            await self._run()
+            return
+        async with trio.open_nursery() as serving:  # the app may read from the log itself
+            await serving.start(self.log.run)
+            await serving.start(self.listener.serve)
+            serving.start_soon(self._answer_early)
+            await self.prepare()
+            await self._run()
+            serving.cancel_scope.cancel()
+
+    async def _run(self) -> None:
+        self._make()
+        async with self._lifecycle.living():
+            self._lifecycle.closes("files", self.pipeline.close)
+            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
+            await self._live()
+
+    async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
-            if self.log is not None:
-                await outer.start(self.log.run)
-                await outer.start(self.listener.serve)
-                outer.start_soon(self._answer_early)
-                await self.prepare()
-                self._make()
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
@@ -225,14 +250,24 @@ class Container:
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
             with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
-                await hooks.call(self.app, self.app.on_close)
+                await self._close_tasks()
             if closing.cancelled_caught:
-                log.warning("on_close did not end in time", app=self.app.name)
+                log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
-        self.pipeline.close()
+
+    async def _close_tasks(self) -> None:
+        """Have the tasks and then the app close; after a failure the lifecycle does it."""
+        for closing in reversed(self._closings):
+            await closing()
+
+    async def _close_app(self) -> None:
+        if self._began:
+            await hooks.call(self.app, self.app.on_close)
 
     async def _start(self) -> None:
+        self._began = True
         await hooks.call(self.app, self.app.on_start)
+        await self._lifecycle.started()
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitioner.partitions)  # fmt: skip
         self.ready.set()
@@ -318,13 +353,18 @@ class Container:
         gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
         if self.replay is not None:
             await self.replay.claim(gained, *await self._ownership(view))
+        await self._lifecycle.reached(Step.READERS)
+        await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
+            self._closings.append(self._lifecycle.closes(f"task {task.name}", task.close))
             await task.start()
+        await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
             self.inputs.open(task.partition, task.stages)
             self.loop.wake(task)
         if self.replay is not None:
             await self.replay.read(gained)
+        await self._lifecycle.reached(Step.LOOP)
         self.view = view
         if self.members is None:
             return
@@ -420,6 +460,7 @@ class Container:
             self.readers,
             self.members,
             TaskSettings.of(config),
+            self._choosers,
         )
         self.inputs = Inputs(
             app,
@@ -473,6 +514,8 @@ class Container:
         self.outputs.heard()
         if self.members is not None:
             self.members.heard()
+        if self.replay is not None:
+            self.replay.consumers.released()
         self._room()
         if self.members is not None and self.members.waiting:
             self.loop.nudge()  # there may be room for what waits

@@ -18,11 +18,11 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
-from s4node.container.binding import replayable
+from s4node.container.binding import live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, default_offset, watch
 from s4node.container.model import AppKind, JobModel
-from s4node.container.outputs import Outputs
+from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
@@ -52,6 +52,7 @@ class Replay:
         self._app = app
         self._config = config
         self._outputs: Outputs
+        self._partitions: Partitions
         self._model: JobModel
         self._kept: dict[int, Checkpoint] = {}
 
@@ -117,6 +118,7 @@ class Replay:
         config = self._config
         self._model = model
         self._outputs = outputs
+        self._partitions = partitions
         self.rejects = Rejects(
             drop=config[settings.DROP_UNDECODED],
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
@@ -135,7 +137,7 @@ class Replay:
         self.committer = Committer(
             folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
             self.consumers.progress,
-            outputs.sent,
+            self._sent,
             timeout=config[settings.COMMIT_TIMEOUT],
         )
 
@@ -178,8 +180,9 @@ class Replay:
         """A task may only say where its own inputs begin."""
         for ssp, startpoint in _wishes(task).items():
             if ssp.system == LIVE:
-                live = [s.name for s in self._app.streams.values() if _is_live(s)]
-                await LiveSource(live, len(self._model.tasks)).resolve(ssp, startpoint)
+                await LiveSource(live_of(self._app), len(self._model.tasks)).resolve(
+                    ssp, startpoint
+                )
             elif ssp not in ssps:
                 raise StartpointError(
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
@@ -191,6 +194,12 @@ class Replay:
         for task in tasks:
             self.committer.commit(task)
         await self.committer.finish()
+
+    def _sent(self) -> Sent | _Emitted:
+        """All that the tasks have put on streams so far."""
+        if not self._partitions.inner_streams:
+            return self._outputs.sent()
+        return _Emitted(self._outputs, self._partitions, self.consumers)
 
     async def _keep(self, ssp: SystemStreamPartition, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
@@ -205,13 +214,32 @@ class Replay:
         await home.append(rest, ssp.partition % await home.partitions(rest), [letter])
 
 
+class _Emitted:
+    """What the tasks of an app with streams of its own had put on streams at some moment.
+
+    An event that leads from stream to stream of the app is followed as far as there are streams;
+    round and round in a cycle it is not.
+    """
+
+    def __init__(self, outputs: Outputs, partitions: Partitions, consumers: Consumers) -> None:
+        self._outputs = outputs
+        self._partitions = partitions
+        self._consumers = consumers
+        self._marks = partitions.marks()
+
+    async def wait_settled(self) -> None:
+        """Return when all of it was processed, and what left by that has its verdict."""
+        for _ in range(self._partitions.inner_streams):
+            if not self._marks:
+                break
+            await self._consumers.wait(lambda: all(passed() for passed in self._marks))
+            self._marks = self._partitions.marks()
+        await self._outputs.sent().wait_settled()
+
+
 def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
     starts: dict[SystemStreamPartition, Startpoint] = task.starts
     return starts
-
-
-def _is_live(stream: object) -> bool:
-    return isinstance(stream, InputStream) and stream.is_live
 
 
 def kind_of(app: App) -> AppKind:
@@ -220,13 +248,13 @@ def kind_of(app: App) -> AppKind:
     return AppKind(
         keyed=[stream.name for stream in fed if stream.key is not None],
         internal=[stream.name for stream in fed if not isinstance(stream, InputStream)],
-        live=[stream.name for stream in fed if _is_live(stream)],
+        live=live_of(app),
     )
 
 
 async def check_live(app: App, config: Config) -> None:
     """Raise StartpointError where a live input is to begin anywhere but with what comes."""
-    live = [stream.name for stream in app.streams.values() if _is_live(stream)]
+    live = live_of(app)
     source = LiveSource(live, app.partitions)
     for name in live:
         if default_offset(config, LIVE, name) != "upcoming":
