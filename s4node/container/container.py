@@ -151,6 +151,21 @@ class Container:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
         await self.prepare()
         self._make()
+        try:
+            await self._live()
+        except BaseException:
+            await self._close_tasks()
+            raise
+
+    async def _close_tasks(self) -> None:
+        """Close the tasks after a failure, which is more to the point than what they raise."""
+        with trio.move_on_after(_FAREWELL_SECONDS, shield=True):
+            try:
+                await self.partitions.close()
+            except Exception:
+                log.exception("a task could not be closed", app=self.app.name)
+
+    async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             await self.outputs.start(outer)
@@ -202,6 +217,7 @@ class Container:
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
             with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
+                await self.partitions.close()
                 await hooks.call(self.app, self.app.on_close)
             if closing.cancelled_caught:
                 log.warning("on_close did not end in time", app=self.app.name)

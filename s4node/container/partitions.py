@@ -77,7 +77,7 @@ class Partitions:
             processor = StreamTaskProcessor(
                 self._app,
                 partition,
-                trio.current_time,
+                trio.lowlevel.current_clock().current_time,  # tasks may run in threads
                 name=name,
                 settings=self._settings,
                 inputs=inputs,
@@ -99,6 +99,19 @@ class Partitions:
             task.starts = processor.context.starts
         self._loop.adopt(task)
         return task
+
+    async def close(self) -> None:
+        """Close all tasks; one that raises skips no other, and the first error is raised."""
+        failure: Exception | None = None
+        for task in self.tasks.values():
+            try:
+                await task.close()
+            except Exception as error:
+                if failure is not None:
+                    log.error("a task could not be closed", task=task.name, exc_info=error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     # -- what consumers feed -----------------------------------------------------------------
 

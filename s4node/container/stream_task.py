@@ -25,7 +25,7 @@ from s4node.container.gate import Op
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
-from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error
+from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
 from s4node.event import LIVE, EventBatch
 from s4node.pe.instances import Instances
 from s4node.progress.startpoint import Specific, Startpoint
@@ -328,7 +328,7 @@ class StreamTaskProcessor:
             raise error
         hook = "process" if self._begin is None else "process_async"
         if not self._ignore(error):
-            raise self._blame(hook, error, f"event at {batch.position(index)}") from error
+            raise self._blame(hook, error, batch.position(index)) from error
 
     def _ignore(self, error: BaseException) -> bool:
         """Count an exception that is to be ignored; False if it is not."""
@@ -340,11 +340,9 @@ class StreamTaskProcessor:
                 return True
         return False
 
-    def _blame(self, hook: str, error: BaseException, place: str = "no event") -> ProcessingError:
+    def _blame(self, hook: str, error: BaseException, position: str = "") -> TaskError:
         what = type(getattr(self, "task", None) or self._app.factory).__name__
-        return ProcessingError(
-            self._app.name, f"{hook} of task {self._name!r} ({what})", None, place, error
-        )
+        return TaskError(self._app.name, self._name, hook, what, position, error)
 
     def _check(self, result: object) -> None:
         """Plain methods return nothing that would have to be awaited."""
