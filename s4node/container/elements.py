@@ -93,6 +93,11 @@ class Elements:
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
     @property
+    def starts(self) -> Mapping[Any, Any]:
+        """PEs do not know where their events come from."""
+        return {}
+
+    @property
     def windowable(self) -> bool:
         """PEs have timers of their own."""
         return False

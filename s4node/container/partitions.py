@@ -23,7 +23,7 @@ from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
 from s4node.container.readers import Readers
-from s4node.container.stream_task import StreamTaskProcessor
+from s4node.container.stream_task import processor_of
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
@@ -31,7 +31,6 @@ from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
 from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import TaskApp
 
 log = structlog.get_logger("s4node.container")
 
@@ -72,16 +71,10 @@ class Partitions:
         """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
-        processor = None
-        if isinstance(self._app, TaskApp):
-            processor = StreamTaskProcessor(
-                self._app,
-                partition,
-                trio.lowlevel.current_clock().current_time,  # tasks may run in threads
-                name=name,
-                settings=self._settings,
-                inputs=inputs,
-            )
+        clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
+        processor = processor_of(
+            self._app, partition, clock, name=name, settings=self._settings, inputs=inputs
+        )
         task = self.tasks[partition] = Task(
             self._app,
             partition,
@@ -95,8 +88,6 @@ class Partitions:
             processor=processor,
             settings=self._settings,
         )
-        if isinstance(processor, StreamTaskProcessor):
-            task.starts = processor.context.starts
         self._loop.adopt(task)
         return task
 

@@ -48,6 +48,11 @@ class Processor(Protocol):
         ...
 
     @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where inputs are to begin, by SSP."""
+        ...
+
+    @property
     def windowable(self) -> bool:
         """Whether there is anything to run at a window."""
         ...

@@ -20,6 +20,7 @@ from operator import length_hint
 from typing import Any
 
 from s4node import graph
+from s4node.app import App
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Op
 from s4node.container.processor import Mode
@@ -182,6 +183,11 @@ class StreamTaskProcessor:
         self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
 
     # -- how ---------------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where the task has said that its inputs begin."""
+        return self.context.starts
 
     @property
     def windowable(self) -> bool:
@@ -480,6 +486,24 @@ class StreamTaskProcessor:
             raise self._blame(name, error) from error
         finally:
             emitted.reset(token)
+
+
+def processor_of(
+    app: App,
+    partition: int,
+    clock: Callable[[], float],
+    *,
+    name: str,
+    settings: TaskSettings,
+    inputs: Sequence[SystemStreamPartition] = (),
+    metrics: Any = None,
+) -> StreamTaskProcessor | None:
+    """The processor of a partition of an app of tasks; None for an app of PEs."""
+    if not isinstance(app, TaskApp):
+        return None
+    return StreamTaskProcessor(
+        app, partition, clock, name=name, settings=settings, inputs=inputs, metrics=metrics
+    )
 
 
 class _NoKey(Exception):  # noqa: N818 - it stands for the key

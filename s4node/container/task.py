@@ -60,7 +60,8 @@ class Task:
     ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
-    app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment.
+    app's PEs. ``chooser`` is for what comes from outside. ``on_commit(task)`` takes the task's
+    progress as it is at that moment; ``starts`` is where its inputs begin, by its own wish.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Task:
         name: str = "",
         processor: Processor | None = None,
         settings: TaskSettings | None = None,
+        chooser: MessageChooser[Any] | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -90,7 +92,7 @@ class Task:
         self.ready = False
         self.processed = 0
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
-        self.starts: dict[Any, Any] = {}
+        self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
         self._lives = False
@@ -108,7 +110,7 @@ class Task:
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
         self._alone = not self._inner
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
-        self._outer_chooser: MessageChooser[Any] = RoundRobin()
+        self._outer_chooser: MessageChooser[Any] = chooser or RoundRobin()
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
