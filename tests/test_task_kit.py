@@ -122,11 +122,9 @@ def test_what_is_to_be_ignored_is_counted_and_anything_else_is_raised() -> None:
         test.send("clicks", Click("odd"), Click("ada"))
         assert test.ignored == {"ValueError": 1}
         assert test.task().clicks == 2
-    with (
-        AppTest(Counting) as test,
-        pytest.raises(TaskError, match="ValueError at clicks.0.@0: odd"),
-    ):
-        test.send("clicks", Click("odd"))
+    with AppTest(Counting) as test:
+        with pytest.raises(TaskError, match=r"process .* ValueError at clicks\[0\]@0: odd"):
+            test.send("clicks", Click("odd"))
 
 
 def test_async_tasks_wait_on_the_test_s_clock() -> None:
@@ -134,7 +132,7 @@ def test_async_tasks_wait_on_the_test_s_clock() -> None:
 
     class Slow:
         async def process(self, envelope: Envelope, *_: Any) -> None:
-            await trio.sleep(10 - envelope.offset)
+            await trio.sleep([10, 9, 8, 4, 0.5][envelope.offset])
             done.append((test.now, envelope.offset))
 
     with AppTest(Counting(Slow), settings={"task.max.concurrency": "3"}) as test:
@@ -142,7 +140,7 @@ def test_async_tasks_wait_on_the_test_s_clock() -> None:
         test.advance(seconds=8)
         assert done == [(8.0, 2)]
         test.advance(seconds=20)
-        assert [offset for _, offset in done] == [2, 1, 0, 4, 3]
+        assert [offset for _, offset in done] == [2, 1, 4, 0, 3]
 
 
 def test_callbacks_may_come_from_the_test_or_from_a_thread() -> None:

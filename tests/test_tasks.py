@@ -504,7 +504,7 @@ async def test_in_every_mode_windows_and_commits_are_alone_and_see_all_that_was_
     system: MemorySystem, settings: dict[str, str], mode: str
 ) -> None:
     """The task writes plain attributes, without a lock, in process and in window."""
-    fill(system, 2, 150)
+    system.create("clicks", 2)
     make, values = MODES[mode]
     commits: list[int] = []
 
@@ -546,6 +546,9 @@ async def test_in_every_mode_windows_and_commits_are_alone_and_see_all_that_was_
                 before(one)
 
             task.on_commit = commit
+        fill(system, 2, 75)
+        await until(lambda: all(user.windows and user.windows[-1] == 75 for user in app.tasks))
+        fill(system, 2, 75)
         await until(lambda: all(user.entered == 150 for user in app.tasks))
         await until(lambda: all(user.windows and user.windows[-1] == 150 for user in app.tasks))
     assert len(commits) >= 2
