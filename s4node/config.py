@@ -494,9 +494,31 @@ LOG_QUOTA_BYTES = Setting(
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
-    "What a power cut may take. full: nothing that was acknowledged, for a wait for the disk at "
-    "every commit. normal: the last commits, some MiB a partition; the files stay sound. none: it "
-    "may damage the files. A process that dies, however it does, loses nothing with any of them.",
+    "What a power cut may take: with full nothing that was acknowledged, for a wait for the disk "
+    "at every commit; with normal the last commits, some MiB a partition, while the files stay "
+    "sound. With none it may damage the files. A process that dies loses nothing with any of them.",
+)
+
+LIFECYCLE_LISTENERS = Setting(
+    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
+    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
+    "package.module:Class.",
+)
+
+_METRICS = "Metrics"
+
+METRICS_REPORTERS = Setting(
+    _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
+    "Who is given the metrics of a container: console prints a table, jsonl writes a JSON object a "
+    "line for the container and each of its tasks. Empty is nobody.",
+)
+METRICS_INTERVAL = Setting(
+    _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
+    "The time between two reports. There is one more at the end.",
+)
+METRICS_FILE = Setting(
+    _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
+    "The file that jsonl appends to; containers may share it. Empty is stderr.",
 )
 
 _LOGGER = "Logging"

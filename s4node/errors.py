@@ -73,11 +73,11 @@ class TaskError(ProcessingError):
     def __init__(
         self, app: str, task: str, hook: str, cls: str, position: str, cause: BaseException
     ) -> None:
-        place = f" at {position}" if position else ""
+        place = f"; event at {position}" if position else ""
         S4Error.__init__(
             self,
-            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}"
-            f"{place}: {cause}. The container stops here: mend the task, catch the exception in "
+            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}: {cause}"
+            f"{place}. The container stops here: mend the task, catch the exception in "
             f"it, or name it in task.ignored.exceptions",
         )
         self.app = app
@@ -147,6 +147,18 @@ class ProgressUnwritten(CheckpointError):  # noqa: N818
 
 class TaskFenced(S4Error):  # noqa: N818
     """Another container owns this task by now; what this one does no longer counts."""
+
+
+class LifecycleError(S4Error):
+    """A listener of the container's life raised; its own exception is the cause."""
+
+
+class ContainerStopped(S4Error):  # noqa: N818
+    """The container was stopped at once rather than in order; never raised, told to listeners."""
+
+
+class MetricError(S4Error):
+    """A metric's name is used for two kinds of metrics."""
 
 
 class WouldBlock(S4Error):  # noqa: N818

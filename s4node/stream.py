@@ -169,6 +169,8 @@ class InputStream(Stream):
 
     kind = "input"
     system = LIVE
+    whole = True
+    """Whether all its partitions are read, or only those that the settings broadcast."""
 
     @property
     def is_live(self) -> bool:

@@ -91,6 +91,29 @@ async def test_partitions_are_shared_by_several_processes_behind_one_address(
             await gone(pid)
 
 
+async def test_the_setting_says_how_many_containers_share_them_and_the_option_wins_over_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "three.properties").write_text("job.container.count = 3\n")
+    async with launched(tmp_path, "--config", "three.properties", "--partitions", "6") as process:
+        await until(lambda: sum(" at tcp://" in line for line in process.stderr) == 4)
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == len(USERS))
+        assert len(counts(process)) == 3
+    async with launched(tmp_path, "--config", "three.properties", "--nodes", "2") as process:
+        await until(lambda: sum(" at tcp://" in line for line in process.stderr) == 3)
+
+
+async def test_containers_with_nothing_to_do_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    command = ("run", "counter.py", "--nodes", "3", "--partitions", "2", "--listen", ANY_PORT)
+    done = await run_s4(*command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "job.container.count = 3, but the app has 2 tasks, and some containers would" in (
+        done.stderr
+    )
+
+
 async def test_a_killed_container_s_partitions_are_taken_over_and_it_comes_back_as_a_spare(
     tmp_path: Path,
 ) -> None:

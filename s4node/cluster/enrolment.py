@@ -19,7 +19,8 @@ class Enrolment:
     """A container of ``app`` on ``cluster``, unique there by the name ``member``.
 
     ``expected`` is how many members the first assignment waits for, ``gather_timeout`` (seconds)
-    for how long. ``node`` and ``version`` are for those who look.
+    for how long, ``containers`` how many members get partitions (0 for all). ``node`` and
+    ``version`` are for those who look.
     """
 
     session: Session
@@ -27,6 +28,7 @@ class Enrolment:
     app: str
     member: str
     expected: int = 1
+    containers: int = 0
     gather_timeout: float = GATHER_SECONDS
     node: str = ""
     version: str = ""
@@ -41,6 +43,7 @@ class Enrolment:
             address=address,
             partitions=partitions,
             expected=self.expected,
+            containers=self.containers,
             gather_timeout=self.gather_timeout,
             node=self.node,
             version=self.version,

@@ -56,6 +56,7 @@ class Membership:
         address: str,
         partitions: int,
         expected: int = 1,
+        containers: int = 0,
         gather_timeout: float = GATHER_SECONDS,
         node: str = "",
         version: str = "",
@@ -73,6 +74,7 @@ class Membership:
             partitions=partitions,
         )
         self._expected = expected
+        self._containers = containers
         self._gather_timeout = gather_timeout
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
@@ -187,7 +189,7 @@ class Membership:
             for candidate, member in zip(group.candidates, group.members, strict=True)
             if member.value.partitions == self._info.partitions
         ]
-        after = assign(self._info.partitions, members, before and before.value)
+        after = assign(self._info.partitions, members, before and before.value, self._containers)
         if before is not None and after is before.value:
             return False
         with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see

@@ -4,6 +4,8 @@ Rules
 - The setting ``task.inputs`` wins over what the app says, for the streams that it names.
 - An app of tasks need not declare its inputs: those that it or the settings name are declared for
   it, and carry GenericEvents.
+- A stream that only ``task.broadcast.inputs`` names is read in those partitions alone; of others
+  all partitions are read.
 - A stream is called in the app as it is in its system; so no two systems can bring the same name.
 """
 
@@ -48,7 +50,9 @@ def bind(app: App, config: Config) -> None:
                 f"{name!r}; it has: {', '.join(known) or 'none'}"
             )
             continue
+        named_only = (system, name) not in named and stream.system != system
         stream.system = system
+        stream.whole = not named_only
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -57,6 +61,12 @@ def replayable(app: App) -> list[InputStream]:
     """The input streams that are read from systems."""
     inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
     return [stream for stream in inputs if not stream.is_live]
+
+
+def live_of(app: App) -> list[str]:
+    """The names of the input streams that producers send to."""
+    inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
+    return [stream.name for stream in inputs if stream.is_live]
 
 
 def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:

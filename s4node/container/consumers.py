@@ -25,6 +25,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
+from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
@@ -48,6 +49,9 @@ from s4node.systems.system import (
 
 log = structlog.get_logger("s4node.inputs")
 
+_GRACE_SECONDS = 1.0
+"""After how long a system that cannot be reached is told of."""
+
 
 class Tasks(Protocol):
     """What consumers need of the container's tasks."""
@@ -62,6 +66,10 @@ class Tasks(Protocol):
 
     def offer_soon(self, batch: EventBatch) -> None:
         """Queue a batch with the task of its partition, here or with another member."""
+        ...
+
+    def wake(self, task: Task) -> None:
+        """A task of this container may have something to do."""
         ...
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
@@ -150,8 +158,8 @@ class Consumers:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled; raises what cannot be gone on from."""
         async with trio.open_nursery() as self._nursery:
-            for name in {stream.system for stream in self._streams.values()}:
-                self._nursery.start_soon(self._watch, self._systems[name])
+            for system in self._systems:
+                self._nursery.start_soon(watch, system)
             self._nursery.start_soon(self._monitor)
             task_status.started()
             await trio.sleep_forever()
@@ -201,7 +209,29 @@ class Consumers:
                 if taker.kept == taker.next:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
+                await self._bootstrap(taker, system)
                 self._join(taker, system)
+
+    async def _bootstrap(self, taker: _Taker, system: System) -> None:
+        """Tell a task that bootstraps how far it has to read, and how far it is."""
+        task, ssp = taker.task, taker.ssp
+        bootstrap = task.bootstrap
+        if bootstrap is None or ssp.stream not in bootstrap.streams:
+            return
+
+        def on_safe(safe: int) -> None:
+            if bootstrap.reached(ssp, safe):
+                taker.progress.on_safe = None
+                self._caught_up(task, bootstrap)
+
+        taker.progress.on_safe = on_safe
+        if bootstrap.begins(ssp, taker.next, await system.bounds(ssp)):
+            self._caught_up(task, bootstrap)
+
+    def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
+        if not bootstrap.streams:
+            log.info("bootstrapped: the other inputs go on", task=task.name)
+        self._tasks.wake(task)
 
     def _join(self, taker: _Taker, system: System) -> None:
         feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))
@@ -407,14 +437,6 @@ class Consumers:
 
     # -- watching ----------------------------------------------------------------------------
 
-    async def _watch(self, system: System) -> None:
-        """Tell once that a system has gone, and that it is back."""
-        while True:
-            await system.wait_reachable(False)
-            log.warning("an input cannot be reached; it is waited for", system=system.name)
-            await system.wait_reachable()
-            log.info("an input can be reached again", system=system.name)
-
     async def _monitor(self) -> None:
         """Notice a number of partitions that changes."""
         while True:
@@ -442,6 +464,18 @@ async def _close(reader: PartitionReader | None) -> None:
     if reader is not None:
         with trio.CancelScope(shield=True):
             await reader.aclose()
+
+
+async def watch(system: System) -> None:
+    """Tell once that a system cannot be reached, and that it is back."""
+    while True:
+        with trio.move_on_after(_GRACE_SECONDS) as grace:
+            await system.wait_reachable()
+        if grace.cancelled_caught:
+            log.warning("an input cannot be reached; it is waited for", system=system.name)
+            await system.wait_reachable()
+            log.info("an input can be reached again", system=system.name)
+        await system.wait_reachable(False)
 
 
 def default_offset(config: Config, system: str, stream: str) -> str:

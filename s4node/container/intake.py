@@ -65,7 +65,8 @@ class TaskBatch(InputBatch):
 
 def load(source: InputBatch) -> None:
     """Decode a batch unless that was done."""
-    if not source.events and not source.undecoded:
+    if not source.loaded:
+        source.loaded = True
         source.load()
 
 

@@ -109,6 +109,7 @@ def model_of(
             f"the inputs make {len(groups)} tasks, and an app has at most {KEY_GROUPS}; read fewer "
             f"partitions, or write a grouper that puts several in one task"
         )
+    check_containers(config[settings.CONTAINER_COUNT], len(groups))
     tasks = tuple(
         TaskModel(index, name, tuple(sorted({*ssps, *broadcast})), frozenset(broadcast))
         for index, (name, ssps) in enumerate(groups.items())

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from s4node.app import App
-from s4node.container.chooser import MessageChooser, RoundRobin
+from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -60,8 +60,9 @@ class Task:
     ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
-    app's PEs. ``chooser`` is for what comes from outside. ``on_commit(task)`` takes the task's
-    progress as it is at that moment; ``starts`` is where its inputs begin, by its own wish.
+    app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
+    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
+    is where its inputs begin, by its own wish.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Task:
         processor: Processor | None = None,
         settings: TaskSettings | None = None,
         chooser: MessageChooser[Any] | None = None,
+        bootstrap: Bootstrap | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -95,7 +97,6 @@ class Task:
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
-        self._lives = False
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -110,7 +111,8 @@ class Task:
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
         self._alone = not self._inner
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
-        self._outer_chooser: MessageChooser[Any] = chooser or RoundRobin()
+        self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
+        self.bootstrap = bootstrap
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
@@ -235,8 +237,13 @@ class Task:
 
     @property
     def waiting(self) -> bool:
-        """Whether batches wait that are not at hand."""
+        """Whether batches wait that are not at hand.
+
+        What waits for a bootstrap that will not end any more is left to who sent it.
+        """
         batch = self._batch
+        if self._given_back and self.bootstrap is not None and self.bootstrap.streams:
+            return any(source in self._inner for source in self._offered)
         return len(self._offered) > (batch is not None and batch.source in self._offered)
 
     def _choose(self) -> bool:
@@ -561,16 +568,13 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
-        self._lives = True
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
 
     async def close(self) -> None:
-        """Have the processor end its life, if it has begun; once."""
-        if self._lives:
-            self._lives = False
-            await self.processor.close()
+        """Have the processor end its life, however far it has come."""
+        await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
         """Counts since the start."""

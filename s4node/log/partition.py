@@ -8,8 +8,13 @@ Rules
   index.
 - A group of frames is one transaction, with the numbers of its producers and the declarations of
   its types: after any crash the file holds all of it or nothing.
+- A process that dies loses nothing that was committed, with any ``sync``: it is with the kernel by
+  then. A power cut loses nothing with ``full``; with ``normal`` what was committed since the
+  write-ahead log was last worked off, but the file is sound; with ``none`` it may damage the file.
 - Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
   survives the last row.
+- The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
+  another thread, so that a commit seldom waits for the disk.
 - Every row has a checksum. What does not fit is said, never guessed at: StoreCorrupt.
 """
 
@@ -21,6 +26,7 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -40,13 +46,16 @@ PAGE_BYTES = 16_384
 """A page of the database."""
 
 WAL_BYTES = 4 << 20
-"""At this length the write-ahead log is worked off into the database."""
+"""So much in the write-ahead log is worked off into the database beside the writing."""
+
+MAX_WAL_BYTES = 16 << 20
+"""So much is worked off at once, while the writer waits: it writes faster than the disk."""
 
 _APPLICATION = 0x53344C47  # "S4LG"
 _SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
 _ROW_BYTES = 64  # what a row takes beside head and body, about
 _STEP_ROWS = 128  # rows deleted at once
-_STEP_PAGES = 64  # pages given back at once
+_STEP_PAGES = 16  # pages given back at once
 
 _SCHEMA = """
 CREATE TABLE frames (
@@ -128,15 +137,19 @@ class PartitionFile:
         self.path = path
         self.below = 0
         """Rows that end there or before are to be deleted: somebody asked."""
+        self.unworked = 0
+        """Bytes written since the write-ahead log was last worked off, about."""
+        self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
         self._wal = path.with_name(f"{path.name}-wal")
         self._database = _connect(path, "rw")
         try:
             with _told(path, writing=False):
                 _check(self._database, path, stream, number)
                 self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}")
-                self._database.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
-                self._database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+                self._database.execute(self._synchronous)
+                # some builds overwrite what is deleted: deleting would cost as much as writing
+                self._database.execute("PRAGMA secure_delete = OFF")
+                self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
                 self.load()
         except NoRoom as error:
             self._database.close()
@@ -190,6 +203,7 @@ class PartitionFile:
                     ],
                 )
         self.ledger.settle(plan)
+        self.unworked += total - self._total + PAGE_BYTES
         self._total = total
         if rows:
             self._newest = plan.entries[-1].start
@@ -223,10 +237,18 @@ class PartitionFile:
         self.held = self._measured()
         return self.held.free < before
 
+    def work_off(self) -> None:
+        """Work the write-ahead log off, as far as nobody reads it; for another thread."""
+        database = _connect(self.path, "rw")
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(database):  # the writer will
+            database.execute(self._synchronous)
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
     def cut_wal(self) -> bool:
-        """Work the write-ahead log off and empty its file; returns False while a reader uses it."""
+        """Work the write-ahead log off and empty its file; returns False while others use it."""
         with _told(self.path):
             busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        self.unworked = 0
         self.held = self._measured()
         return not busy
 
@@ -270,7 +292,7 @@ class PartitionFile:
             several=first is not None and oldest < self._newest,
             last_ms=self.ledger.last_ms,
             below=self.below,
-            file=pages * PAGE_BYTES,
+            file=max(pages * PAGE_BYTES, self.path.stat().st_size),  # it shrinks with the log
             free=free * PAGE_BYTES,
             wal=self._wal.stat().st_size if self._wal.exists() else 0,
         )
@@ -295,6 +317,7 @@ class PartitionView:
         self.path = path
         self._turn = threading.Lock()
         self._database: sqlite3.Connection | None = None
+        self._closed = False
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
@@ -310,7 +333,13 @@ class PartitionView:
                 if size >= max_bytes:
                     break
             cursor.close()  # what is open keeps the write-ahead log from starting over
-            return [_stored(row, self.path) for row in rows]
+            frames = [_stored(row, self.path) for row in rows]
+        for one, next_one in pairwise(frames):
+            if one.end != next_one.start:
+                raise _corrupt(self.path, f"no frame has the offset {one.end}")
+        if frames and frames[0].end <= offset:
+            raise _corrupt(self.path, f"no frame has the offset {offset}")
+        return frames
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that time; None where none was."""
@@ -318,13 +347,16 @@ class PartitionView:
             return _halve(self._open(), millis)
 
     def close(self) -> None:
-        """Close the connection; a later call opens another."""
+        """Close the connection; reading raises StoreError from now on."""
         with self._turn:
+            self._closed = True
             if self._database is not None:
                 self._database.close()
                 self._database = None
 
     def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreError(f"{self.path} is closed; read from the log before it is")
         if self._database is None:
             self._database = _connect(self.path, "ro")
         return self._database
@@ -357,7 +389,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
             uri=True,
             isolation_level=None,
             check_same_thread=False,
-            timeout=10.0,
+            timeout=1.0,
         )
     except sqlite3.Error as error:
         raise StoreError(
@@ -404,8 +436,8 @@ def _told(path: Path, writing: bool = True) -> Iterator[None]:
 
 def _corrupt(path: Path, what: str) -> StoreCorrupt:
     return StoreCorrupt(
-        f"{path} is damaged ({what}); put back a copy of the file, or trim the stream beyond what "
-        f"is damaged"
+        f"{path} is damaged ({what}); put back a copy of the file, trim the stream beyond what is "
+        f"damaged, or take its folder away to go on without it"
     )
 
 

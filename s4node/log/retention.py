@@ -6,7 +6,8 @@ Rules
   nothing that is to be kept.
 - The newest frame of a partition goes only when it is asked for.
 - Work is done in small steps, partitions in turn: first deleting, then giving pages back to the
-  disk, then cutting the write-ahead logs.
+  disk, then cutting the write-ahead logs. While something waits for room, or close to a quota, they
+  are cut first, after every step: deleting and giving back write to them.
 - Pages that came free are kept for what is appended next, some MiB of them: moving pages to shrink
   a file that will grow again at once is work for nothing. A partition at rest keeps none, nor does
   any while something waits for room.
@@ -82,6 +83,10 @@ class Work(Enum):
     CUT_WAL = "cut the write-ahead log"
 
 
+_ORDER = (Work.DELETE, Work.SHRINK, Work.CUT_WAL)
+_PRESSED = (Work.CUT_WAL, Work.DELETE, Work.SHRINK)
+
+
 class Step(NamedTuple):
     """What to do next, and in which partition."""
 
@@ -112,23 +117,33 @@ def next_step(
 ) -> Step | None:
     """The next step of housekeeping; None if there is nothing to do.
 
-    ``pressed``: something waits for room. ``after`` is the partition of the last step: those behind
-    it come first.
+    ``pressed``: something waits for room, or the quota is :func:`tight`. ``after`` is the partition
+    of the last step: those behind it come first.
     """
+
+    def at_rest(at: Held) -> bool:
+        return pressed or now_ms - at.last_ms > REST_MS
+
     turn = [(after + 1 + index) % len(held) for index in range(len(held))]
-    for index in turn:
-        if _overdue(held[index], keeps[index], now_ms):
-            return Step(index, Work.DELETE)
-    for index in turn:
-        at = held[index]
-        at_rest = pressed or now_ms - at.last_ms > REST_MS
-        if at.free > (0 if at_rest else max(SLACK_BYTES, at.file // 16)):
-            return Step(index, Work.SHRINK)
-    for index in turn:
-        at = held[index]
-        if at.wal and (pressed or now_ms - at.last_ms > REST_MS):
-            return Step(index, Work.CUT_WAL)
+    due = {
+        Work.CUT_WAL: (index for index in turn if held[index].wal and at_rest(held[index])),
+        Work.DELETE: (index for index in turn if _overdue(held[index], keeps[index], now_ms)),
+        Work.SHRINK: (
+            index
+            for index in turn
+            if held[index].free > (0 if at_rest(held[index]) else _slack(held[index]))
+        ),
+    }
+    for work in _PRESSED if pressed else _ORDER:
+        partition = next(due[work], None)
+        if partition is not None:
+            return Step(partition, work)
     return None
+
+
+def tight(used: int, quota: int) -> bool:
+    """Whether the files are so close to the quota that housekeeping must not let them grow."""
+    return quota > 0 and used > quota - 4 * RESERVE_BYTES
 
 
 def admitted(weights: Sequence[int], free: int, used: int, quota: int) -> int:
@@ -145,6 +160,10 @@ def admitted(weights: Sequence[int], free: int, used: int, quota: int) -> int:
         if max(0, grown - free) + grown > room:  # the file, and its write-ahead log
             return count
     return len(weights)
+
+
+def _slack(held: Held) -> int:
+    return max(SLACK_BYTES, held.file // 16)
 
 
 def _overdue(held: Held, keep: Keep, now_ms: int) -> bool:

@@ -277,6 +277,7 @@ async def _enrolled(
             app=begin.app,
             member=begin.member,
             expected=begin.expected,
+            containers=config[settings.CONTAINER_COUNT],
             gather_timeout=config[settings.CLUSTER_GATHER_TIMEOUT],
             node=begin.node,
             version=begin.version,

@@ -29,16 +29,18 @@ class InputProgress:
     """The progress of one task in ``ssp``, read from ``start`` on.
 
     ``committed`` is the offset that a restart would go on at, None while there is none.
-    ``on_refused`` is told of events that a task, whichever it was, could not process.
+    ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "ssp", "start")
+    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start")
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp
         self.start = start
         self.committed: int | None = None
         self.on_refused = on_refused
+        self.on_safe: Callable[[int], None] | None = None
         self._low = LowWatermark(start)
 
     @property
@@ -49,6 +51,8 @@ class InputProgress:
     def complete(self, first: int, end: int) -> None:
         """The offsets ``first <= n < end`` are done."""
         self._low.complete(first, end)
+        if self.on_safe is not None:
+            self.on_safe(self._low.safe)
 
 
 class InputReceipt:
@@ -69,6 +73,11 @@ class InputReceipt:
         self.parts = parts
         self._early: list[tuple[int, int]] = []
         self._held: set[int] = set()
+
+    @property
+    def ssp(self) -> SystemStreamPartition:
+        """Where the events were read."""
+        return self.progress.ssp
 
     def done(self) -> None:
         """One part is fully processed; with the last, all that was not said before is."""
@@ -104,8 +113,7 @@ class InputReceipt:
         self._held.add(number)
 
     def release(self, number: int) -> None:
-        """An offset that was held is done."""
-        self._held.discard(number)
+        """An offset that was held is done; its task may yet say so, too."""
         self._completed(number, number + 1)
         self.done()
 
@@ -136,6 +144,11 @@ class PartReceipt:
         self._whole = whole
         self._numbers = numbers
 
+    @property
+    def ssp(self) -> SystemStreamPartition:
+        """Where the events were read."""
+        return self._whole.ssp
+
     def done(self) -> None:
         """The part is fully processed."""
         self._whole.done()
@@ -154,8 +167,8 @@ class PartReceipt:
         self._whole.shed(number, count, reason)
 
     def describe(self, number: int) -> str:
-        """The offset, for messages."""
-        return self._whole.describe(number)
+        """Partition and offset, for messages: its task may be that of another partition."""
+        return f"{self.ssp}:{self._whole.describe(number)}"
 
 
 def _runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -60,11 +60,11 @@ class InputBatch(EventBatch):
 
     Events that are yet to be decoded are counted by ``size``; ``load`` decodes them into
     ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There
-    the batch has holes, and ``numbers``. ``routing`` is ``hasher:key`` where each of the events was
+    the batch has holes, and ``numbers``. ``loaded`` is for whoever shares it among tasks. ``routing`` is ``hasher:key`` where each of the events was
     put into the partition of its key by that rule, as in the frames of the wire; else empty.
     """
 
-    __slots__ = ("routing", "undecoded")
+    __slots__ = ("loaded", "routing", "undecoded")
 
     routing: str
     undecoded: Sequence[tuple[int, str, bytes]]
@@ -76,6 +76,7 @@ class InputBatch(EventBatch):
         self.source = ssp
         self.size = size
         self.created_ms = created_ms
+        self.loaded = False
         self.routing = ""
         self.undecoded = ()
 

@@ -1,0 +1,1 @@
+"""What a container and its tasks measure, and those who report it."""

@@ -1,0 +1,165 @@
+"""Metrics of one's own: counters, gauges and timers of a task.
+
+Rules
+- A metric is made where it is first asked for; asking again gives the same one. One name is one
+  kind of metric.
+- Counting is safe from any thread. It costs a lock, so count per event, not per comparison.
+- Nothing is sent or computed when something is counted: values are read when they are reported.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from s4node.errors import MetricError
+from s4node.metrics.snapshot import MetricsSnapshot, Value
+
+M = TypeVar("M", "Counter", "Gauge", "Timer")
+
+GROUP = "app"
+"""The group of metrics for which none is named."""
+
+
+class Counter:
+    """A number that is counted up, or down."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._lock = threading.Lock()
+
+    @property
+    def value(self) -> int:
+        """The count."""
+        return self._value
+
+    def increment(self, by: int = 1) -> None:
+        """Count up."""
+        with self._lock:
+            self._value += by
+
+    def decrement(self, by: int = 1) -> None:
+        """Count down."""
+        self.increment(-by)
+
+    def values(self, name: str) -> Iterator[tuple[str, Value]]:
+        """What is reported."""
+        yield name, self._value
+
+
+class Gauge:
+    """A value that is set, or found by a function when it is reported.
+
+    The function is called in the container's loop, so it must be quick; where it raises, the value
+    is a text that says so.
+    """
+
+    def __init__(self) -> None:
+        self._value: Value = 0
+        self.function: Callable[[], Value] | None = None
+
+    @property
+    def value(self) -> Value:
+        """The value as it is now."""
+        if self.function is None:
+            return self._value
+        try:
+            return self.function()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def set(self, value: Value) -> None:
+        """Set the value: a number, or a short text."""
+        self._value = value
+
+    def values(self, name: str) -> Iterator[tuple[str, Value]]:
+        """What is reported."""
+        yield name, self.value
+
+
+class Timer:
+    """How often something was done, and how long that took.
+
+    It is reported as ``<name>`` (nanoseconds in the mean), ``<name>-max`` and ``<name>-count``,
+    since the start.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.longest = 0.0
+        self._lock = threading.Lock()
+
+    def update(self, seconds: float) -> None:
+        """It was done once, and took so long."""
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+            self.longest = max(self.longest, seconds)
+
+    @contextmanager
+    def time(self) -> Iterator[None]:
+        """Measure a block, whether it raises or not."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.update(time.perf_counter() - began)
+
+    def values(self, name: str) -> Iterator[tuple[str, Value]]:
+        """What is reported."""
+        with self._lock:
+            count, seconds, longest = self.count, self.seconds, self.longest
+        yield name, round(seconds / count * 1e9) if count else 0
+        yield f"{name}-max", round(longest * 1e9)
+        yield f"{name}-count", count
+
+
+class MetricsRegistry:
+    """The metrics of one ``source``: a task, such as ``TaskName-Partition 0``."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._metrics: dict[tuple[str, str], Counter | Gauge | Timer] = {}
+        self._lock = threading.Lock()
+
+    def counter(self, name: str, group: str = GROUP) -> Counter:
+        """The counter of this name; raises MetricError where the name is another kind's."""
+        return self._metric(Counter, name, group)
+
+    def gauge(
+        self, name: str, function: Callable[[], Value] | None = None, group: str = GROUP
+    ) -> Gauge:
+        """The gauge of this name, from now on with this function if there is one."""
+        gauge = self._metric(Gauge, name, group)
+        if function is not None:
+            gauge.function = function
+        return gauge
+
+    def timer(self, name: str, group: str = GROUP) -> Timer:
+        """The timer of this name."""
+        return self._metric(Timer, name, group)
+
+    def _metric(self, kind: type[M], name: str, group: str) -> M:
+        with self._lock:
+            metric = self._metrics.get((group, name))
+            if metric is None:
+                metric = self._metrics[group, name] = kind()
+        if not isinstance(metric, kind):
+            raise MetricError(
+                f"metric {name!r} of {self.source!r} is a {type(metric).__name__.lower()} already; "
+                f"give the {kind.__name__.lower()} another name"
+            )
+        return metric
+
+    def snapshot(self) -> MetricsSnapshot:
+        """The values as they are now."""
+        with self._lock:
+            metrics = list(self._metrics.items())
+        groups: dict[str, dict[str, Value]] = {}
+        for (group, name), metric in metrics:
+            groups.setdefault(group, {}).update(metric.values(name))
+        return MetricsSnapshot(self.source, groups)

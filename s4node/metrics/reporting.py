@@ -1,0 +1,107 @@
+"""Reporting: takes the values every so often and gives them to the reporters.
+
+Rules
+- Each reporter has a trio task and a thread of its own; a slow one misses reports, and holds up
+  neither the others nor the container.
+- The last report is of the container's end. Who takes longer for it than a second is left alone.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from s4node import __version__
+from s4node.metrics.reporter import MetricsReporter
+from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
+
+log = structlog.get_logger("s4node.metrics")
+
+_LAST_SECONDS = 1.0
+
+
+class Reporting:
+    """Reports the values of ``take`` every ``interval`` seconds, to reporters by name.
+
+    ``failures`` counts by reporter what has failed.
+    """
+
+    def __init__(
+        self,
+        reporters: Sequence[tuple[str, MetricsReporter]],
+        take: Callable[[], Sequence[MetricsSnapshot]],
+        *,
+        interval: float,
+        job: str,
+        container: str,
+    ) -> None:
+        self.failures = {name: 0 for name, _ in reporters}
+        self._reporters = reporters
+        self._take = take
+        self._interval = interval
+        self._job = job
+        self._container = container
+        self._host = socket.gethostname()
+        self._since_ms = _now_ms()
+
+    def report(self) -> MetricsReport:
+        """The values as they are now."""
+        return MetricsReport(
+            self._job,
+            self._container,
+            self._host,
+            __version__,
+            self._since_ms,
+            _now_ms(),
+            merged(self._take()),
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Report until cancelled, and once more then."""
+        async with trio.open_nursery() as nursery:
+            for name, reporter in self._reporters:
+                await nursery.start(self._serve, name, reporter)
+            task_status.started()
+
+    async def _serve(
+        self,
+        name: str,
+        reporter: MetricsReporter,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        started = await self._call(name, reporter.start)
+        task_status.started()
+        if not started:
+            return
+        try:
+            while True:
+                await trio.sleep(self._interval)
+                await self._call(name, reporter.report, self.report())
+        finally:
+            with trio.move_on_after(_LAST_SECONDS, shield=True) as scope:
+                await self._call(name, reporter.report, self.report())
+                await self._call(name, reporter.stop)
+            if scope.cancelled_caught:
+                log.warning("a metrics reporter did not end in time", reporter=name)
+
+    async def _call(self, name: str, method: Callable[..., Any], *arguments: Any) -> bool:
+        try:
+            await trio.to_thread.run_sync(method, *arguments, abandon_on_cancel=True)
+        except Exception as error:
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                log.warning("a metrics reporter failed; further failures are only counted",
+                            reporter=name, method=method.__name__, error=f"{type(error).__name__}: "
+                            f"{error}")  # fmt: skip
+            return False
+        return True
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,94 @@
+"""Checkpoints and the guard of a job, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from s4node.errors import CheckpointError
+from s4node.progress.checkpoint import Checkpoint, JobGuard
+
+JOB = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 2})
+
+
+def test_a_checkpoint_keeps_inputs_that_its_task_does_not_read_any_more() -> None:
+    before = Checkpoint({("log", "clicks", 0): 7, ("log", "old", 0): 3}, 1)
+    after = Checkpoint({("log", "clicks", 0): 9}, 2).over(before)
+    assert after == Checkpoint({("log", "clicks", 0): 9, ("log", "old", 0): 3}, 2)
+
+
+def test_a_checkpoint_is_read_as_it_was_written() -> None:
+    checkpoint = Checkpoint({("log", "a.b", 3): 1 << 50}, 12)
+    assert checkpoint.rows() == [["log", "a.b", 3, 1 << 50]]
+    assert Checkpoint.of(checkpoint.rows(), 12) == checkpoint
+
+
+@pytest.mark.parametrize("rows", [None, 3, [["log"]], [["log", "a", "x", 1]], {"a": 1}])
+def test_what_is_no_checkpoint_is_damage(rows: object) -> None:
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        Checkpoint.of(rows, 0)
+
+
+def test_a_job_is_read_as_it_was_written() -> None:
+    assert JobGuard.of(JOB.to_row()) == JOB
+    with pytest.raises(CheckpointError, match="is no job"):
+        JobGuard.of({"tasks": 4})
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        JOB,
+        JobGuard(4, "by-partition", "crc32", {"log.clicks": 4}),  # an input has gone
+        JobGuard(4, "by-partition", "crc32", {**JOB.counts, "log.new": 4}),  # one has come
+        JobGuard(  # more partitions, each event finds the task of its key
+            4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 3}, frozenset(["log.views"])
+        ),
+    ],
+)
+def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
+    assert now.problems(JOB) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (
+            JobGuard(8, "by-partition", "crc32", {"log.clicks": 8, "log.views": 2}),
+            [
+                "it had 4 tasks and would have 8: keys would move away from their past; set "
+                "s4.cluster.partitions = 4 (and log.clicks has more partitions than that)",
+                "log.clicks had 4 partitions and has 8: its producers now put keys where other "
+                "tasks read; give the input stream a key in the app, or begin anew",
+            ],
+        ),
+        (
+            JobGuard(4, "by-ssp", "s4", JOB.counts),
+            [
+                "it was written with job.systemstreampartition.grouper.factory = by-partition, "
+                "which is now by-ssp; set it back",
+                "it was written with s4.hasher = crc32, which is now s4; set it back",
+            ],
+        ),
+        (
+            JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 1}),
+            [
+                "log.views had 2 partitions and has 1: progress in the others would be for "
+                "nothing; give it 2 again"
+            ],
+        ),
+        (
+            JobGuard(4, "by-partition", "crc32", JOB.counts, keys="other/1"),
+            [
+                "its keys were encoded as utf8-msgpack/4096, and this program encodes other/1; run "
+                "the version of s4node that wrote it"
+            ],
+        ),
+    ],
+)
+def test_a_job_that_would_move_keys_is_told_why(now: JobGuard, said: list[str]) -> None:
+    assert now.problems(JOB) == said
+
+
+def test_the_guard_remembers_inputs_that_are_gone() -> None:
+    now = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.new": 1})
+    assert now.over(JOB).counts == {"log.clicks": 4, "log.views": 2, "log.new": 1}

@@ -1,0 +1,134 @@
+"""The progress of a task in an input: whole batches, parts of batches, and what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.event import EventBatch
+from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.systems.system import SystemStreamPartition
+
+SSP = SystemStreamPartition("memory", "clicks", 0)
+
+
+def progress(start: int = 0) -> InputProgress:
+    return InputProgress(SSP, start, lambda *_: None)
+
+
+def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:
+    return InputReceipt(of, first, end, EventBatch("clicks", 0, []), parts)
+
+
+def test_a_batch_that_is_done_moves_the_safe_offset_behind_it() -> None:
+    it = progress(10)
+    receipt(it, 10, 15).done()
+    assert it.safe == 15
+
+
+def test_a_batch_behind_one_that_is_not_done_waits_for_it() -> None:
+    it = progress()
+    first, second = receipt(it, 0, 5), receipt(it, 5, 8)
+    second.done()
+    assert it.safe == 0
+    first.done()
+    assert it.safe == 8
+
+
+def test_events_count_while_their_batch_goes_on() -> None:
+    it = progress()
+    batch = receipt(it, 0, 10)
+    batch.passed(0, 3)
+    batch.passed(3, 4)
+    assert it.safe == 4
+    batch.passed(6, 7)
+    assert it.safe == 4
+    batch.done()
+    assert it.safe == 10
+
+
+def test_a_part_completes_its_own_offsets_only() -> None:
+    it = progress()
+    whole = receipt(it, 0, 6, parts=2)
+    even, odd = whole.part([0, 2, 4]), whole.part([1, 3, 5])
+    even.passed(0, 3)
+    assert it.safe == 1
+    odd.passed(0, 2)
+    assert it.safe == 3
+    odd.done()
+    assert it.safe == 3
+    even.done()
+    assert it.safe == 6
+
+
+def test_what_is_held_is_not_done_before_it_is_released_whatever_its_task_says() -> None:
+    it = progress()
+    batch = receipt(it, 0, 4)
+    batch.hold(1)
+    batch.passed(0, 3)
+    batch.done()
+    assert it.safe == 1
+    batch.release(1)
+    assert it.safe == 4
+
+
+def test_refusals_go_to_whoever_deals_with_them() -> None:
+    told: list[tuple[int, str]] = []
+    it = InputProgress(SSP, 0, lambda _, number, reason: told.append((number, reason)))
+    whole = receipt(it, 0, 4)
+    whole.part([1, 2]).refuse(2, "no key")
+    whole.shed(0, 2, "full")
+    assert told == [(2, "no key"), (0, "full"), (1, "full")]
+
+
+@given(st.data())
+def test_safe_never_passes_what_is_not_done_and_reaches_the_end_when_all_is(
+    data: st.DataObject,
+) -> None:
+    it = progress()
+    pending: list[list[Step]] = []  # what comes in order, each list by itself
+    batches: dict[int, set[int]] = {}  # parts and held offsets of a batch that are not over
+    done: set[int] = set()
+    count = data.draw(st.integers(1, 4))
+    for batch in range(count):
+        first = batch * 10
+        owners = data.draw(st.lists(st.integers(0, 2), min_size=10, max_size=10))
+        held = data.draw(st.sets(st.integers(first, first + 9), max_size=3))
+        parts = sorted(set(owners))
+        whole = receipt(it, first, first + 10, parts=len(parts))
+        batches[batch] = {*parts, *(100 + number for number in held)}
+        for number in sorted(held):
+            whole.hold(number)
+            pending.append([Step(partial(whole.release, number), batch, {number}, 100 + number)])
+        for part in parts:
+            numbers = [first + index for index in range(10) if owners[index] == part]
+            cut = data.draw(st.integers(0, len(numbers)))
+            mine = whole.part(numbers)
+            early = Step(
+                partial(mine.passed, numbers[0], numbers[cut - 1] + 1 if cut else numbers[0]),
+                batch, set(numbers[:cut]) - held,
+            )  # fmt: skip
+            pending.append([early, Step(mine.done, batch, set(), part)])
+    while any(pending):
+        step = data.draw(st.sampled_from([steps for steps in pending if steps])).pop(0)
+        step.run()
+        done |= step.done
+        batches[step.batch].discard(step.ends)
+        if not batches[step.batch]:
+            done |= set(range(step.batch * 10, step.batch * 10 + 10))
+        expected = next(number for number in range(count * 10 + 1) if number not in done)
+        assert it.safe == expected
+    assert it.safe == count * 10
+
+
+class Step(NamedTuple):
+    """Something that happens to a batch: which offsets it calls done, and what of it ends."""
+
+    run: Callable[[], None]
+    batch: int
+    done: set[int]
+    ends: int = -1

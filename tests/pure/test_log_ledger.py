@@ -1,0 +1,173 @@
+"""The book of a partition of the log: offsets, and what was there before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.comm.frame import Section
+from s4node.log.ledger import Appended, Incoming, Known, Ledger
+from s4node.schema import TypeDecl
+
+CLICK = TypeDecl("Click", 7, (("user", "str", True),))
+VIEW = TypeDecl("View", 8, (("page", "str", True),))
+
+
+def frame(
+    producer: str,
+    first: int,
+    count: int,
+    floor: int = 0,
+    end: int | None = None,
+    numbers: tuple[int, ...] | None = None,
+    kind: TypeDecl = CLICK,
+) -> Incoming:
+    """A frame whose body's bytes stand for its events."""
+    return Incoming(
+        producer,
+        first,
+        count,
+        b"x" * count,
+        (Section(kind.fingerprint, count, count),),
+        types={CLICK.fingerprint: CLICK, VIEW.fingerprint: VIEW},
+        floor=floor,
+        end=end,
+        numbers=numbers,
+    )
+
+
+def appended(ledger: Ledger, *frames: Incoming, now_ms: int = 1000) -> list[Appended]:
+    plan = ledger.plan(frames, now_ms)
+    ledger.settle(plan)
+    return plan.answers
+
+
+def test_offsets_are_given_out_one_after_another_over_all_producers() -> None:
+    ledger = Ledger()
+    assert appended(ledger, frame("a", 0, 3), frame("b", 50, 2), frame("a", 3, 1)) == [
+        Appended(0, 3, 3),
+        Appended(3, 2, 52),
+        Appended(5, 1, 4),
+    ]
+    assert ledger.upcoming == 6
+
+
+def test_what_was_appended_before_is_not_appended_again() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 5))
+    assert appended(ledger, frame("a", 0, 5), frame("a", 1, 2)) == [
+        Appended(5, 0, 5),
+        Appended(5, 0, 5),
+    ]
+    assert ledger.upcoming == 5
+
+
+def test_a_repetition_in_the_same_group_is_known_too() -> None:
+    assert appended(Ledger(), frame("a", 0, 5), frame("a", 0, 5))[1] == Appended(5, 0, 5)
+
+
+def test_a_frame_that_was_there_in_part_is_trimmed_at_the_front() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 5))
+    plan = ledger.plan([frame("a", 3, 6)], 1000)
+    assert plan.answers == [Appended(5, 4, 9)]
+    assert [(e.start, e.first, e.end) for e in plan.entries] == [(5, 3, 9)]
+
+
+def test_a_gap_is_refused_with_the_number_that_is_expected() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 5))
+    assert appended(ledger, frame("a", 6, 2)) == [Appended(5, 0, 5, gap=True)]
+    assert ledger.producers == {"a": Known(5, 1000)}
+
+
+def test_a_producer_jumps_over_what_it_keeps_no_more() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 5))
+    assert appended(ledger, frame("a", 8, 2, floor=8)) == [Appended(5, 2, 10)]
+
+
+def test_a_frame_that_reaches_back_beyond_the_start_of_the_partition_is_a_gap() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 100, 2))
+    assert appended(ledger, frame("a", 50, 100)) == [Appended(2, 0, 102, gap=True)]
+
+
+def test_a_frame_that_was_taken_apart_is_trimmed_by_its_events_own_numbers() -> None:
+    ledger = Ledger()
+    part = frame("a", 10, 3, floor=10, end=20, numbers=(11, 15, 18))
+    assert appended(ledger, part) == [Appended(0, 3, 20)]
+    again = frame("a", 15, 4, floor=15, end=30, numbers=(15, 18, 22, 25))
+    assert appended(ledger, again) == [Appended(3, 2, 30)]
+    assert appended(ledger, part) == [Appended(5, 0, 30)]
+
+
+def test_a_frame_without_events_moves_the_number_only() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 2))
+    assert appended(ledger, frame("a", 2, 0, end=9)) == [Appended(2, 0, 9)]
+    assert appended(ledger, frame("a", 9, 1)) == [Appended(2, 1, 10)]
+
+
+def test_the_time_of_appending_never_goes_back() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 1), now_ms=5000)
+    plan = ledger.plan([frame("a", 1, 1)], 2000)
+    assert [entry.appended_ms for entry in plan.entries] == [5000]
+    assert plan.last_ms == 5000
+
+
+def test_a_plan_that_does_not_come_to_the_disk_leaves_no_trace() -> None:
+    ledger = Ledger()
+    ledger.plan([frame("a", 0, 3), frame("b", 0, 3, kind=VIEW)], 1000)
+    assert (ledger.upcoming, ledger.last_ms, ledger.producers, ledger.types) == (0, 0, {}, {})
+
+
+def test_a_type_is_declared_with_its_first_frame() -> None:
+    ledger = Ledger()
+    plan = ledger.plan([frame("a", 0, 1), frame("a", 1, 1), frame("a", 2, 1, kind=VIEW)], 1000)
+    assert plan.types == {7: CLICK, 8: VIEW}
+    ledger.settle(plan)
+    assert ledger.plan([frame("a", 3, 1)], 1000).types == {}
+
+
+def test_producers_that_were_silent_for_long_are_found() -> None:
+    ledger = Ledger()
+    appended(ledger, frame("a", 0, 1), now_ms=1000)
+    appended(ledger, frame("b", 0, 1), now_ms=3000)
+    assert ledger.silent_since(1000) == []
+    assert ledger.silent_since(1001) == ["a"]
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["every group is kept", "groups are lost"])
+@given(data=st.data())
+def test_every_event_is_there_once_and_in_order_whatever_is_sent_again(
+    lossy: bool, data: st.DataObject
+) -> None:
+    """A producer sends any frames at or before the end of what it has sent; some plans are lost."""
+    ledger, sent = Ledger(), {"a": 0, "b": 0}
+    log: list[tuple[str, int]] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        group = []
+        for _ in range(data.draw(st.integers(1, 4))):
+            producer = data.draw(st.sampled_from(["a", "b"]))
+            first = data.draw(st.integers(0, sent[producer]))
+            group.append(frame(producer, first, data.draw(st.integers(1, 5))))
+            sent[producer] = max(sent[producer], group[-1].behind)
+        plan = ledger.plan(group, 1000)
+        if lossy and data.draw(st.booleans()):
+            continue
+        ledger.settle(plan)
+        for entry in plan.entries:
+            assert entry.start == len(log)
+            number = entry.frame.first + entry.start - entry.first
+            log += [(entry.frame.producer, n) for n in range(number, entry.frame.behind)]
+            assert entry.end == len(log)
+    for producer in ("a", "b"):
+        numbers = [number for name, number in log if name == producer]
+        begin = numbers[0] if numbers else 0
+        assert numbers == list(range(begin, begin + len(numbers)))
+        known = ledger.producers.get(producer)
+        assert (known.next if known else begin) == begin + len(numbers)
+    assert ledger.upcoming == len(log)
