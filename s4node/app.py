@@ -63,7 +63,7 @@ class App:
         """The app runs: start sources with :meth:`start_soon`."""
 
     def on_close(self) -> Any:
-        """The app has been drained and stops."""
+        """The app stops: it has been drained, or has failed after its start began."""
 
     # -- the author calls --------------------------------------------------------------------
 

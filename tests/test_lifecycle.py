@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
+from s4node import App, Client, Event, ProcessingElement
 from s4node.config import Config
+from s4node.container.container import Container
 from s4node.container.lifecycle import ContainerListener, Lifecycle, Step, listeners_of
-from s4node.errors import ConfigError, ContainerStopped, LifecycleError
+from s4node.errors import ConfigError, ContainerStopped, LifecycleError, ProcessingError
+from s4node.tasks import TaskApp
+from tests.harness import ANY_PORT, plain_errors
 
 HERE = __name__
 
@@ -283,3 +288,160 @@ def test_what_hears_of_nothing_is_no_listener() -> None:
         ConfigError, match=r"hears of nothing; give it one of before_start, on_step"
     ):
         listeners_of(Config.of({"container.lifecycle.listeners": f"{HERE}:Deaf"}))
+
+
+# --- in a container ------------------------------------------------------------------------------
+
+
+class Number(Event):
+    number: int = 0
+
+
+class Working:
+    """A task that fails where its app says."""
+
+    def __init__(self, app: Work) -> None:
+        self._app = app
+        self.name = ""
+
+    def _note(self, what: str) -> None:
+        self._app.diary.told.append(f"{self.name} {what}")
+        if self._app.trouble == f"{self.name} {what}":
+            raise RuntimeError("not me")
+
+    def init(self, config: Any, context: Any) -> None:
+        self.name = context.task_name
+        self._note("init")
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        self._note("process")
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._note("close")
+
+
+class Work(TaskApp):
+    def __init__(self, diary: Diary, trouble: str = "") -> None:
+        super().__init__("work", lambda: Working(self))
+        self.diary = diary
+        self.trouble = trouble
+
+    def on_init(self) -> None:
+        self.create_input_stream("numbers", types=Number)
+
+    def on_start(self) -> None:
+        self._note("on_start")
+
+    def on_close(self) -> None:
+        self._note("on_close")
+
+    def _note(self, what: str) -> None:
+        self.diary.told.append(what)
+        if self.trouble == what:
+            raise RuntimeError("not me")
+
+
+def container(app: App, *listeners: object, **more: str) -> Container:
+    values = {"s4.listener.address": ANY_PORT, "s4.cluster.partitions": "2", "s4.watchdog.ms": "0"}
+    return Container(app, Config.of(values | more), listeners=listeners)
+
+
+START = [
+    "before start", *STEPS[:5], "Partition 0 init", "Partition 1 init", "tasks", "loop",
+    "on_start", "after start",
+]  # fmt: skip
+CLOSED = ["Partition 1 close", "Partition 0 close", "on_close"]
+
+
+async def test_a_container_tells_its_listeners_from_start_to_stop() -> None:
+    diary = Diary()
+    made = container(Work(diary), diary)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.run)
+            await made.ready.wait()
+            assert diary.told == START
+            made.stop()
+    assert diary.told == [*START, *CLOSED, "after stop"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("Partition 1 init", [*START[:8], *CLOSED[:2]]),
+        ("on_start", [*START[:11], *CLOSED]),
+        ("Partition 0 process", [*START, "Partition 0 process", *CLOSED]),
+        ("Partition 1 close", [*START, *CLOSED]),
+        ("on_close", [*START, *CLOSED]),
+    ],
+)
+async def test_whatever_fails_all_tasks_are_closed_and_the_end_is_a_failure(
+    trouble: str, told: list[str]
+) -> None:
+    diary = Diary()
+    made = container(Work(diary, trouble), diary)
+
+    async def run() -> None:
+        with plain_errors(), trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(made.run)
+                await made.ready.wait()
+                if trouble.endswith("process"):
+                    async with Client(made.address) as client:
+                        numbers = await client.stream("numbers")
+                        await numbers.send(Number(1))
+                        await trio.sleep_forever()
+                made.stop()
+
+    with pytest.raises(Exception, match="RuntimeError: not me"):
+        await run()
+    assert diary.told == [*told, "after failure"]
+    assert "RuntimeError: not me" in str(diary.error)
+
+
+async def test_a_listener_that_raises_stops_a_container_before_it_takes_events() -> None:
+    diary = Diary(trouble="tasks")
+    made = container(Work(diary), diary)
+    with pytest.raises(LifecycleError, match="on_step of listener Diary raised"), plain_errors():
+        await made.run()
+    assert not made.ready.is_set()
+    assert diary.told == [*START[:9], *CLOSED[:2], "after failure"]
+
+
+class Failing(ProcessingElement):
+    def on_event(self, event: Number) -> None:
+        raise RuntimeError("not me")
+
+
+class Elements(App):
+    def on_init(self) -> None:
+        self.create_input_stream("numbers", self.create_pe(Failing), key="number")
+
+
+async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_raises() -> None:
+    made = container(Elements(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
+
+    async def run() -> None:
+        with plain_errors(), trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(made.run)
+                await made.ready.wait()
+                async with Client(made.address) as client:
+                    numbers = await client.stream("numbers")
+                    await numbers.send(Number(1))
+                    await trio.sleep_forever()
+
+    with pytest.raises(ProcessingError):
+        await run()
+    (kept,) = Kept.made
+    assert kept.told == ["before start", *STEPS, "after start", "after failure"]
+    assert isinstance(kept.error, ProcessingError)
+
+
+class Kept(Diary):
+    made: list[Diary] = []  # noqa: RUF012 - the test looks for what the container has made
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        super().__init__(parameters)
+        self.made.append(self)

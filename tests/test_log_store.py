@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.lowlevel
+import trio.testing
 
 from s4node.config import Config
 from s4node.errors import (
@@ -26,7 +26,7 @@ from s4node.errors import (
     UnknownStream,
 )
 from s4node.log.ledger import Appended, Incoming
-from s4node.log.store import LogSettings, LogStore, open_log
+from s4node.log.store import LogPartition, LogSettings, LogStore, open_log
 from s4node.log.writer import QUEUE_BYTES, Answer
 from s4node.systems.system import Bounds
 from tests.harness import ROOT, until
@@ -235,6 +235,33 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
         assert told.index("little") < 100  # two groups of the first
 
 
+async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: Path) -> None:
+    async with opened(tmp_path, 4) as log:
+        *busy, quiet = log.stream("clicks").partitions
+        told: list[int] = []
+        sent = 0
+
+        def more(partition: LogPartition) -> None:
+            """Keep the partition's queue full until the quiet one has been served."""
+            nonlocal sent
+
+            def done(answer: Answer) -> None:
+                told.append(partition.number)
+                if 3 not in told:
+                    more(partition)
+
+            sent += 1
+            name = f"{partition.number}-{sent}"
+            partition.append(numbered(name, 0, 100, width=10_000), done)
+
+        for partition in busy:
+            for _ in range(5):
+                more(partition)
+        quiet.append(numbered("a", 0, 1), lambda answer: told.append(3))
+        await until(lambda: 3 in told and len(told) == sent + 1)
+        assert told.index(3) <= 2 * 15
+
+
 async def test_closing_writes_what_was_queued(tmp_path: Path) -> None:
     answers: list[Answer] = []
     async with opened(tmp_path) as log:
@@ -251,6 +278,41 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         partition = log.stream("clicks").partitions[0]
     with pytest.raises(StoreError, match="the log is closed"):
         await append(partition, numbered("a", 0, 1))
+
+
+async def test_who_reads_or_waits_when_the_log_closes_is_told_so(tmp_path: Path) -> None:
+    async def wait(partition: LogPartition) -> None:
+        with pytest.raises(StoreError, match=r"nothing more comes to log stream clicks\[0\]"):
+            await partition.wait_beyond(5)
+
+    async with trio.open_nursery() as nursery, opened(tmp_path) as log:
+        partition = log.stream("clicks").partitions[0]
+        await append(partition, numbered("a", 0, 5))
+        nursery.start_soon(wait, partition)
+        await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(StoreError, match="is closed"):
+        await partition.read(0, 1)
+
+
+async def test_a_writer_that_fails_answers_everything_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as log:
+        partition = log.stream("clicks").partitions[0]
+        await append(partition, numbered("a", 0, 5))
+        with monkeypatch.context() as patch:
+            patch.setattr("s4node.log.partition.PartitionFile.write", lambda file, plan: 1 / 0)
+            with pytest.raises(StoreError, match=r"writer has failed .*ZeroDivisionError"):
+                await append(partition, numbered("a", 5, 5))
+        with pytest.raises(StoreError, match="start the node again"):
+            await append(partition, numbered("a", 5, 5))
+        with pytest.raises(StoreError, match="writer has failed"):
+            await partition.trim(5)
+        assert "writer has failed" in log.trouble
+        assert len(events(await read_all(partition))) == 5
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        assert await append(partition, numbered("a", 0, 10)) == [Appended(5, 5, 10)]
 
 
 # --- streams -------------------------------------------------------------------------------------
@@ -328,6 +390,8 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
         "s4.producer.expiry": "3000",
     }
     assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full", 3.0)
+    for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
+        assert LogSettings.of(Config.of({"s4.log.retention.ms": text})).retention_ms == millis
 
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -425,6 +489,8 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
             await append(damaged, numbered("a", 200, 10, width=5000))
         with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
             await damaged.trim(200)
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(150)
         assert len(await read_all(damaged)) == 10
         assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
         assert await sound.trim(210) == 210
@@ -445,6 +511,38 @@ async def test_a_frame_whose_pages_are_damaged_is_found_and_can_be_trimmed(tmp_p
             await partition.read(100, 1)
         assert await partition.trim(110) == 110
         assert len(await read_all(partition)) == 9
+
+
+@pytest.mark.slow
+async def test_whatever_bytes_are_damaged_no_wrong_event_is_read(tmp_path: Path) -> None:
+    """Damage is said, or it is where nothing is kept; all other errors fail the test."""
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=700) for n in range(60)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    whole = path.read_bytes()
+    chance = random.Random(4711)
+    said = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        at = chance.randrange(len(data))
+        if chance.random() < 0.5:  # where the structure of the file is
+            at = at // 16_384 * 16_384 + chance.randrange(100)
+        data[at : at + 4] = chance.randbytes(4)
+        path.write_bytes(data)
+        try:
+            async with open_log(LogSettings(tmp_path)) as log:
+                partition = log.stream("clicks").partitions[0]
+                upcoming = partition.bounds.upcoming
+                for offset in range(partition.bounds.oldest, upcoming, 10):
+                    rows = await partition.read(offset, 1)
+                    assert events(rows)[offset - rows[0].start :] == [
+                        (n, "a", n) for n in range(offset, rows[0].end)
+                    ]
+                await append(partition, numbered("b", 0, 1))
+        except (StoreError, InputLost):
+            said += 1
+    assert said > 50
 
 
 async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
@@ -574,6 +672,60 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
         assert log.stream("clicks").partitions[0].bounds.upcoming == written
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, seed: int) -> None:
+    """Against a list in memory: appending, sending again, trimming, reading, opening again."""
+    chance = random.Random(seed)
+    model: list[tuple[int, str, int]] = []
+    sent = {"a": 0, "b": 0, "c": 0}
+    ends, oldest = [0], 0
+    for _ in range(4):
+        async with opened(tmp_path) as log:
+            partition = log.stream("clicks").partitions[0]
+            assert partition.bounds == Bounds(oldest, len(model))
+            assert [partition.expected(name) or 0 for name in sent] == list(sent.values())
+            for _ in range(25):
+                if chance.random() < 0.1:
+                    below = chance.randint(0, len(model))
+                    oldest = max([oldest, *(end for end in ends if end <= below)])
+                    assert await partition.trim(below) == oldest
+                    continue
+                group = []
+                name = chance.choice("abc")
+                for _ in range(chance.randint(1, 5)):
+                    first = max(0, sent[name] - chance.choice([0, 0, 0, 3, 20]))
+                    count = chance.choice([1, 7, 40])
+                    group.append(numbered(name, first, count, width=chance.choice([8, 900])))
+                    for number in range(sent[name], first + count):
+                        model.append((len(model), name, number))
+                    sent[name] = max(sent[name], first + count)
+                    ends.append(len(model))
+                await append(partition, *group)
+                at = chance.randint(oldest, len(model) - 1)
+                rows = await partition.read(at, chance.choice([1, 50_000]))
+                assert events(rows) == model[rows[0].start : rows[-1].end]
+            ends = sorted({oldest, *(row.end for row in await read_all(partition))})
+            assert events(await read_all(partition)) == model[oldest:]
+
+
+async def test_a_stream_that_the_disk_has_no_room_for_leaves_nothing_behind(
+    small_disk: Path,
+) -> None:
+    async with open_log(LogSettings(small_disk / "log")) as log:
+        with pytest.raises(StoreError, match=r"\.new-clicks/.*(full|I/O)"):
+            await log.create("clicks", 200)
+        assert [path.name for path in (small_disk / "log").iterdir()] == ["lock"]
+        await log.create("clicks", 2)
+
+
+async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/log cannot be used .*s4\.log\.folder"):
+        async with open_log(LogSettings(tmp_path / "file" / "log")):
+            pass
+
+
 # --- retention and quota -------------------------------------------------------------------------
 
 
@@ -698,6 +850,19 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
         assert max(most, disk(tmp_path)) <= 8 * MIB
         await until(lambda: not log.trouble)
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
+
+
+async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: Path) -> None:
+    settings = LogSettings(tmp_path, retention_bytes=MIB, quota_bytes=8 * MIB)
+    async with open_log(settings) as log:
+        partition = (await log.create("clicks", 1)).partitions[0]
+        for n in range(1000):
+            while log.room <= 0:
+                await log.wait_room()
+            await append(partition, numbered("a", n * 10, 10, width=3000))
+            assert not log.trouble
+        assert partition.bounds.upcoming == 10_000
+        assert disk(tmp_path) <= 8 * MIB
 
 
 async def test_a_stream_that_the_quota_has_no_room_for_is_not_made(tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
 
 def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
-    with pytest.raises(CheckpointError, match="is damaged .*; delete it to begin without") as caught:
+    with pytest.raises(
+        CheckpointError, match="is damaged .*; delete it to begin without"
+    ) as caught:
         ProgressStore(tmp_path)
     assert not isinstance(caught.value, ProgressUnwritten)
 

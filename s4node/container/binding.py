@@ -63,6 +63,12 @@ def replayable(app: App) -> list[InputStream]:
     return [stream for stream in inputs if not stream.is_live]
 
 
+def live_of(app: App) -> list[str]:
+    """The names of the input streams that producers send to."""
+    inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
+    return [stream.name for stream in inputs if stream.is_live]
+
+
 def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:
     """``system.stream`` taken apart at the first dot."""
     pairs: list[Pair] = []

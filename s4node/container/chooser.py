@@ -13,10 +13,11 @@ Rules
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from s4node import config as settings
 from s4node import own
@@ -154,41 +155,35 @@ class Batching(Generic[I]):
 
 
 class Bootstrap:
-    """How far a task has to read some inputs before it may process any other.
+    """How far a task has to read some partitions before it may process any other input.
 
-    ``until`` has, by partition, the offset that was the upcoming one at the start. Whoever knows
-    how far the task has processed a partition tells it by :meth:`reached`.
+    Nothing else goes before it is known of all of ``ssps`` how far that is (:meth:`begins`), and
+    before each of them has been processed so far (:meth:`reached`). Both are told by who reads the
+    partitions, and both return whether something may go now that could not before: then the task
+    is to be woken.
     """
 
-    def __init__(self, until: Mapping[SystemStreamPartition, int]) -> None:
-        self._until = dict(until)
+    def __init__(self, ssps: Iterable[SystemStreamPartition]) -> None:
+        self._until: dict[SystemStreamPartition, float] = dict.fromkeys(ssps, math.inf)
         self.streams = self._lagging()
 
-    @classmethod
-    def behind(
-        cls,
-        positions: Mapping[SystemStreamPartition, int],
-        bounds: Mapping[SystemStreamPartition, Bounds],
-    ) -> Bootstrap:
-        """For partitions that are read from ``positions`` on and had these ``bounds`` at the start.
+    def begins(self, ssp: SystemStreamPartition, position: int, bounds: Bounds) -> bool:
+        """A partition is going to be read from ``position`` on, and has these ``bounds`` now.
 
-        Those that have nothing more are caught up with.
+        It is to be read up to its newest event; if it has none left it is caught up with.
         """
-        return cls(
-            {
-                ssp: bounds[ssp].upcoming
-                for ssp, position in positions.items()
-                if max(position, bounds[ssp].oldest) < bounds[ssp].upcoming
-            }
-        )
+        if self._until.get(ssp) != math.inf:
+            return False
+        if max(position, bounds.oldest) >= bounds.upcoming:
+            return self._caught_up(ssp)
+        self._until[ssp] = bounds.upcoming
+        return False
 
     def reached(self, ssp: SystemStreamPartition, position: int) -> bool:
-        """Everything below ``position`` has been processed, or will never come.
+        """Everything below ``position`` has been processed, or will never come."""
+        return ssp in self._until and position >= self._until[ssp] and self._caught_up(ssp)
 
-        True if something may go now that could not before: the task must be woken.
-        """
-        if position < self._until.get(ssp, position + 1):
-            return False
+    def _caught_up(self, ssp: SystemStreamPartition) -> bool:
         del self._until[ssp]
         before, self.streams = self.streams, self._lagging()
         return self.streams != before
@@ -199,9 +194,8 @@ class Bootstrap:
 
     @property
     def lag(self) -> dict[str, int]:
-        """How many partitions of each stream have yet to be caught up with."""
-        names = [ssp.stream for ssp in self._until]
-        return {name: names.count(name) for name in sorted(self.streams)}
+        """How many partitions of each ``system.stream`` are yet to be caught up with."""
+        return dict(sorted(Counter(f"{ssp.system}.{ssp.stream}" for ssp in self._until).items()))
 
 
 class Bootstrapping(Generic[I]):
@@ -252,11 +246,11 @@ class Checked(Generic[I]):
     def __init__(self, wrapped: MessageChooser[I], named: str) -> None:
         self._wrapped = wrapped
         self._named = named
-        self._here: dict[I, EventBatch] = {}
+        self._here: dict[int, tuple[I, EventBatch]] = {}  # by identity
 
     def update(self, source: I, batch: EventBatch) -> None:
         """``source`` offers a batch."""
-        self._here[source] = batch
+        self._here[id(batch)] = source, batch
         self._wrapped.update(source, batch)
 
     def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
@@ -265,18 +259,17 @@ class Checked(Generic[I]):
         if chosen is None:
             return None
         source, batch = chosen
-        if self._here.get(source) is not batch:
-            raise S4Error(
-                f"chooser {self._named!r} of {settings.CHOOSER.name} gave a batch of {source} that "
-                f"was not offered, or was given before; give each batch once, with its own input"
-            )
+        here = self._here.pop(id(batch), None)
+        if here is None or here[0] != source:
+            self._wrong(source, "that was not offered, or was given before; give each batch once")
         if may is not None and not may(source):
-            raise S4Error(
-                f"chooser {self._named!r} of {settings.CHOOSER.name} gave a batch of {source}, "
-                f"which may not go now; ask may(source) before choosing it"
-            )
-        del self._here[source]
+            self._wrong(source, "which may not go now; ask may(source) before choosing it")
         return chosen
+
+    def _wrong(self, source: I, what: str) -> NoReturn:
+        raise S4Error(
+            f"chooser {self._named!r} of {settings.CHOOSER.name} gave a batch of {source}, {what}"
+        )
 
     def __len__(self) -> int:
         """How many batches are here."""
@@ -327,6 +320,11 @@ class ChooserSettings:
         if problems:
             raise ConfigError("\n".join(problems))
 
+    def bootstrap_of(self, ssps: Iterable[SystemStreamPartition]) -> Bootstrap | None:
+        """For a task that reads these partitions; None where nothing bootstraps."""
+        found = [ssp for ssp in ssps if ssp.stream in self.bootstrap]
+        return Bootstrap(found) if found else None
+
     def make(
         self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
     ) -> MessageChooser[Hashable]:
@@ -344,7 +342,7 @@ class ChooserSettings:
         chooser = TieredPriority(self.priorities, base) if tiers else base()
         if self.batch_size:
             chooser = Batching(chooser, self.batch_size)
-        if bootstrap is not None and bootstrap.streams:
+        if bootstrap is not None:
             ranks = {stream: self.priorities[stream] for stream in self.bootstrap}
             chooser = Bootstrapping(chooser, bootstrap, ranks)
         return chooser

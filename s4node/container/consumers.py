@@ -25,6 +25,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
+from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
@@ -65,6 +66,10 @@ class Tasks(Protocol):
 
     def offer_soon(self, batch: EventBatch) -> None:
         """Queue a batch with the task of its partition, here or with another member."""
+        ...
+
+    def wake(self, task: Task) -> None:
+        """A task of this container may have something to do."""
         ...
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
@@ -204,7 +209,29 @@ class Consumers:
                 if taker.kept == taker.next:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
+                await self._bootstrap(taker, system)
                 self._join(taker, system)
+
+    async def _bootstrap(self, taker: _Taker, system: System) -> None:
+        """Tell a task that bootstraps how far it has to read, and how far it is."""
+        task, ssp = taker.task, taker.ssp
+        bootstrap = task.bootstrap
+        if bootstrap is None or ssp.stream not in bootstrap.streams:
+            return
+
+        def on_safe(safe: int) -> None:
+            if bootstrap.reached(ssp, safe):
+                taker.progress.on_safe = None
+                self._caught_up(task, bootstrap)
+
+        taker.progress.on_safe = on_safe
+        if bootstrap.begins(ssp, taker.next, await system.bounds(ssp)):
+            self._caught_up(task, bootstrap)
+
+    def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
+        if not bootstrap.streams:
+            log.info("bootstrapped: the other inputs go on", task=task.name)
+        self._tasks.wake(task)
 
     def _join(self, taker: _Taker, system: System) -> None:
         feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from s4node.app import App
+from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
@@ -49,6 +50,7 @@ class Partitions:
         readers: Readers,
         members: Members | None,
         settings: TaskSettings,
+        choosers: ChooserSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -60,6 +62,7 @@ class Partitions:
         self._readers = readers
         self._members = members
         self._settings = settings
+        self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
         for stream in app.streams.values():
@@ -82,6 +85,7 @@ class Partitions:
                 settings=self._settings,
                 inputs=inputs,
             )
+        bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
             self._app,
             partition,
@@ -94,6 +98,8 @@ class Partitions:
             name=name,
             processor=processor,
             settings=self._settings,
+            chooser=self._choosers.make(self._app.parameters, bootstrap),
+            bootstrap=bootstrap,
         )
         if isinstance(processor, StreamTaskProcessor):
             task.starts = processor.context.starts
@@ -124,6 +130,10 @@ class Partitions:
         assert self._members is not None
         way = self._members.ways[stream]
         return way.depth < way.capacity and way.bytes < way.max_bytes
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do that it had not before."""
+        self._loop.wake(task)
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""

@@ -18,7 +18,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
-from s4node.container.binding import replayable
+from s4node.container.binding import live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, default_offset, watch
 from s4node.container.model import AppKind, JobModel
@@ -43,9 +43,9 @@ class Replay:
     ``counts`` are the partitions of its inputs by system and stream.
     """
 
-    def __init__(self, app: App, config: Config) -> None:
+    def __init__(self, app: App, config: Config, own_log: str) -> None:
         self.counts: dict[tuple[str, str], int] = {}
-        self.systems = Systems(config)
+        self.systems = Systems(config, own_log)
         self.consumers: Consumers
         self.committer: Committer
         self.rejects: Rejects
@@ -56,15 +56,16 @@ class Replay:
         self._kept: dict[int, Checkpoint] = {}
 
     @classmethod
-    async def prepared(cls, app: App, config: Config) -> Replay | None:
+    async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
         """Ask the systems for the inputs of ``app``; None where it has none.
 
+        ``own_log`` is where this process serves its log, if it does.
         Raises UnknownStream for a system or a stream that is not there.
         """
         streams = replayable(app)
         if not streams:
             return None
-        replay = cls(app, config)
+        replay = cls(app, config, own_log)
         named = [(stream.system, stream.name) for stream in streams]
         for system, _ in named:
             replay.systems[system]  # raises where there is none
@@ -177,8 +178,9 @@ class Replay:
         """A task may only say where its own inputs begin."""
         for ssp, startpoint in _wishes(task).items():
             if ssp.system == LIVE:
-                live = [s.name for s in self._app.streams.values() if _is_live(s)]
-                await LiveSource(live, len(self._model.tasks)).resolve(ssp, startpoint)
+                await LiveSource(live_of(self._app), len(self._model.tasks)).resolve(
+                    ssp, startpoint
+                )
             elif ssp not in ssps:
                 raise StartpointError(
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
@@ -209,23 +211,19 @@ def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
     return starts
 
 
-def _is_live(stream: object) -> bool:
-    return isinstance(stream, InputStream) and stream.is_live
-
-
 def kind_of(app: App) -> AppKind:
     """What of an app finds its task by partition number."""
     fed = [stream for stream in app.streams.values() if not isinstance(stream, OutputStream)]
     return AppKind(
         keyed=[stream.name for stream in fed if stream.key is not None],
         internal=[stream.name for stream in fed if not isinstance(stream, InputStream)],
-        live=[stream.name for stream in fed if _is_live(stream)],
+        live=live_of(app),
     )
 
 
 async def check_live(app: App, config: Config) -> None:
     """Raise StartpointError where a live input is to begin anywhere but with what comes."""
-    live = [stream.name for stream in app.streams.values() if _is_live(stream)]
+    live = live_of(app)
     source = LiveSource(live, app.partitions)
     for name in live:
         if default_offset(config, LIVE, name) != "upcoming":

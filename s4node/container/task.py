@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from s4node.app import App
-from s4node.container.chooser import MessageChooser, RoundRobin
+from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -59,7 +59,8 @@ class Task:
     ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
-    app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment.
+    app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
+    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Task:
         name: str = "",
         processor: Processor | None = None,
         settings: TaskSettings | None = None,
+        chooser: MessageChooser[Any] | None = None,
+        bootstrap: Bootstrap | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -106,7 +109,8 @@ class Task:
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
         self._alone = not self._inner
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
-        self._outer_chooser: MessageChooser[Any] = RoundRobin()
+        self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
+        self.bootstrap = bootstrap
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
@@ -227,8 +231,13 @@ class Task:
 
     @property
     def waiting(self) -> bool:
-        """Whether batches wait that are not at hand."""
+        """Whether batches wait that are not at hand.
+
+        What waits for a bootstrap that will not end any more is left to who sent it.
+        """
         batch = self._batch
+        if self._given_back and self.bootstrap is not None and self.bootstrap.streams:
+            return any(source in self._inner for source in self._offered)
         return len(self._offered) > (batch is not None and batch.source in self._offered)
 
     def _choose(self) -> bool:
@@ -253,7 +262,7 @@ class Task:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self._batch
         if batch is not None:
-            if self._may is None or self._may_run(batch.stream):
+            if self._may is None or self._may_run(batch.source):
                 return True
             self._batch = None  # the others go on meanwhile
             self._chooser(batch.source).update(batch.source, batch)
@@ -331,8 +340,8 @@ class Task:
         batch = self._batch
         assert batch is not None
         events = batch.events
-        if batch.stream in self._rates:
-            limit = max(1, min(limit, self.allowance(batch.stream)))
+        if batch.source in self._rates:
+            limit = max(1, min(limit, self.allowance(batch.source)))
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         return batch, events
@@ -363,7 +372,7 @@ class Task:
         batch = self._batch
         assert batch is not None
         self.hand_on(batch.stream)
-        for executor in self._rates.get(batch.stream, ()):
+        for executor in self._rates.get(batch.source, ()):
             executor.left(count)
         before = batch.at
         batch.at += count

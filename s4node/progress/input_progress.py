@@ -29,16 +29,18 @@ class InputProgress:
     """The progress of one task in ``ssp``, read from ``start`` on.
 
     ``committed`` is the offset that a restart would go on at, None while there is none.
-    ``on_refused`` is told of events that a task, whichever it was, could not process.
+    ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "ssp", "start")
+    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start")
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp
         self.start = start
         self.committed: int | None = None
         self.on_refused = on_refused
+        self.on_safe: Callable[[int], None] | None = None
         self._low = LowWatermark(start)
 
     @property
@@ -49,6 +51,8 @@ class InputProgress:
     def complete(self, first: int, end: int) -> None:
         """The offsets ``first <= n < end`` are done."""
         self._low.complete(first, end)
+        if self.on_safe is not None:
+            self.on_safe(self._low.safe)
 
 
 class InputReceipt:

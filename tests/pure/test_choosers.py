@@ -187,13 +187,21 @@ def test_an_input_that_may_not_go_loses_its_turn_and_no_batch() -> None:
 RULES, MORE, CLICKS = Ssp("log", "rules", 0), Ssp("log", "rules", 1), Ssp("log", "clicks", 0)
 
 
+def lagging(until: Mapping[Ssp, int]) -> Bootstrap:
+    """A bootstrap that has to read these partitions from 0 to these offsets."""
+    bootstrap = Bootstrap(until)
+    for ssp, upcoming in until.items():
+        assert not bootstrap.begins(ssp, 0, Bounds(0, upcoming))
+    return bootstrap
+
+
 def choices(chooser: MessageChooser[Any]) -> str:
     chosen = chooser.choose()
     return "nothing" if chosen is None else str(chosen[0])
 
 
 def test_nothing_else_goes_before_what_bootstraps_is_caught_up_with() -> None:
-    bootstrap = Bootstrap({RULES: 2})
+    bootstrap = lagging({RULES: 2})
     chooser = Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1})
     chooser.update(CLICKS, batch("clicks"))
     assert choices(chooser) == "nothing"
@@ -206,19 +214,19 @@ def test_nothing_else_goes_before_what_bootstraps_is_caught_up_with() -> None:
 
 
 def test_an_input_never_bootstraps_again() -> None:
-    bootstrap = Bootstrap({RULES: 2})
+    bootstrap = lagging({RULES: 2})
     assert bootstrap.reached(RULES, 5)
     assert not bootstrap.reached(RULES, 1)
     assert bootstrap.streams == frozenset()
 
 
 def test_every_partition_of_a_stream_must_be_caught_up_with() -> None:
-    bootstrap = Bootstrap({RULES: 1, MORE: 1})
+    bootstrap = lagging({RULES: 1, MORE: 1})
     chooser = Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1})
-    assert bootstrap.lag == {"rules": 2}
+    assert bootstrap.lag == {"log.rules": 2}
     chooser.update(CLICKS, batch("clicks"))
     assert not bootstrap.reached(RULES, 1)
-    assert bootstrap.lag == {"rules": 1}
+    assert bootstrap.lag == {"log.rules": 1}
     chooser.update(RULES, batch("rules"))
     assert choices(chooser) == "log.rules[0]"  # what comes after the bootstrap goes on meanwhile
     assert choices(chooser) == "nothing"
@@ -228,7 +236,7 @@ def test_every_partition_of_a_stream_must_be_caught_up_with() -> None:
 
 def test_of_two_that_bootstrap_the_higher_priority_is_caught_up_with_first() -> None:
     types = Ssp("log", "types", 0)
-    bootstrap = Bootstrap({RULES: 1, types: 1})
+    bootstrap = lagging({RULES: 1, types: 1})
     chooser = Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1, "types": 2})
     chooser.update(RULES, batch("rules"))
     assert choices(chooser) == "nothing"
@@ -253,9 +261,27 @@ def test_of_two_that_bootstrap_the_higher_priority_is_caught_up_with_first() -> 
 def test_what_has_nothing_more_at_the_start_is_caught_up_with(
     position: int, bounds: Bounds, lags: bool
 ) -> None:
-    bootstrap = Bootstrap.behind({RULES: position}, {RULES: bounds})
+    bootstrap = Bootstrap([RULES])
+    assert bootstrap.begins(RULES, position, bounds) != lags
     assert bootstrap.streams == (frozenset({"rules"}) if lags else frozenset())
-    assert lags == bootstrap.reached(RULES, bounds.upcoming)
+    assert bootstrap.reached(RULES, bounds.upcoming) == lags
+
+
+def test_nothing_else_goes_before_it_is_known_how_far_to_read() -> None:
+    bootstrap = Bootstrap([RULES, MORE])
+    chooser = Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1})
+    chooser.update(CLICKS, batch("clicks"))
+    assert not bootstrap.reached(RULES, 10)
+    assert not bootstrap.begins(RULES, 7, Bounds(0, 7))
+    assert choices(chooser) == "nothing"
+    assert bootstrap.begins(MORE, 0, Bounds(0, 0))
+    assert choices(chooser) == "log.clicks[0]"
+
+
+def test_events_that_come_later_are_not_waited_for() -> None:
+    bootstrap = lagging({RULES: 2})
+    assert not bootstrap.begins(RULES, 0, Bounds(0, 9))  # only what was there at the start counts
+    assert bootstrap.reached(RULES, 2)
 
 
 # --- as configured -------------------------------------------------------------------------------
@@ -276,7 +302,7 @@ def test_layers_are_composed_where_they_are_configured() -> None:
         "streams.b.samza.priority": "3",
         "task.consumer.batch.size": "2",
     }
-    bootstrap = Bootstrap({RULES: 1})
+    bootstrap = lagging({RULES: 1})
     chooser = made(values, bootstrap)
     assert type(chooser) is Bootstrapping
     for name in "abc":
@@ -358,8 +384,8 @@ def test_one_s_own_chooser_chooses_within_each_tier() -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ("twice", "gave a batch of a that was not offered, or was given before"),
-        ("source", "gave a batch of other that was not offered"),
+        ("twice", "gave a batch of a, that was not offered, or was given before"),
+        ("source", "gave a batch of other, that was not offered"),
         ("may", "gave a batch of a, which may not go now"),
     ],
 )
@@ -414,7 +440,7 @@ def test_any_composition_keeps_the_contract(
 ) -> None:
     """One batch at a time is under way; it may be put aside after its first event, and is done."""
     settings = ChooserSettings.of(Config.of(values))
-    bootstrap = Bootstrap({s: n for s, n in until.items() if s.stream in settings.bootstrap})
+    bootstrap = lagging({s: n for s, n in until.items() if s.stream in settings.bootstrap})
     chooser = settings.make({}, bootstrap)
     positions: Counter[Ssp] = Counter()
     offered: dict[Ssp, EventBatch] = {}

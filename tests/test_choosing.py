@@ -1,0 +1,249 @@
+"""Which input goes next, in real containers that read from systems in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from s4node import App, Client, Event, ProcessingElement
+from s4node.container.container import Container
+from s4node.errors import ConfigError
+from s4node.systems.memory import MemorySystem
+from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
+from tests.harness import running, until
+from tests.input_systems import fresh
+
+ADDRESS = "the choosers' tests'"
+
+
+class Rule(Event):
+    number: int = 0
+
+
+class Click(Event):
+    number: int = 0
+
+
+class Noting:
+    """Notes the streams and numbers of its events; waits for ``go`` at the first of ``gate``."""
+
+    def __init__(self, app: Notes) -> None:
+        self._app = app
+        self._name = ""
+
+    def init(self, config: Any, context: Any) -> None:
+        self._name = context.task_name
+
+    async def process(
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+    ) -> None:
+        if envelope.stream == "gate":
+            await self._app.go.wait()
+        self._app.seen.append((self._name, envelope.stream, envelope.offset))
+
+
+class Notes(TaskApp):
+    def __init__(self, *inputs: str) -> None:
+        super().__init__("notes", lambda: Noting(self), inputs=inputs)
+        self.go = trio.Event()
+        self.seen: list[tuple[str, str, int]] = []
+
+    @property
+    def streams_seen(self) -> str:
+        return "".join(stream[0] for _, stream, _ in self.seen)
+
+
+@pytest.fixture
+def system() -> Iterator[MemorySystem]:
+    return fresh(ADDRESS)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "systems.memory.type": "tests.input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "systems.memory.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+    }
+
+
+def fill(
+    system: MemorySystem, stream: str, events: int, batch: int = 10, partition: int = 0
+) -> None:
+    for first in range(0, events, batch):
+        numbers = range(first, min(first + batch, events))
+        system.put(stream, partition, *(Rule(number) for number in numbers))
+
+
+async def test_what_bootstraps_is_read_to_its_newest_event_before_anything_else(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    for stream in ("rules", "clicks"):
+        system.create(stream, 2)
+    for partition in (0, 1):
+        fill(system, "rules", 300, partition=partition)
+        fill(system, "clicks", 50, partition=partition)
+    app = Notes("memory.rules", "memory.clicks")
+    async with running(app, settings | {"streams.rules.samza.bootstrap": "true"}):
+        await until(lambda: len(app.seen) == 700)
+        system.put("rules", 0, Rule(300))  # what comes later is nothing that others wait for
+        system.put("clicks", 0, Rule(50))
+        await until(lambda: len(app.seen) == 702)
+    for task in ("Partition 0", "Partition 1"):
+        mine = [(stream, offset) for name, stream, offset in app.seen if name == task][:350]
+        assert mine[:300] == [("rules", number) for number in range(300)]
+        assert mine[300:] == [("clicks", number) for number in range(50)]
+
+
+async def test_an_empty_input_that_bootstraps_holds_nothing_up(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    for stream in ("rules", "clicks"):
+        system.create(stream, 1)
+    fill(system, "clicks", 5)
+    app = Notes("memory.rules", "memory.clicks")
+    async with running(app, settings | {"streams.rules.samza.bootstrap": "true"}):
+        await until(lambda: app.streams_seen == "ccccc")
+
+
+async def test_after_a_restart_only_what_is_new_bootstraps(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    settings |= {"streams.rules.samza.bootstrap": "true"}
+    for stream in ("rules", "clicks"):
+        system.create(stream, 1)
+    fill(system, "rules", 20)
+    fill(system, "clicks", 5)
+    app = Notes("memory.rules", "memory.clicks")
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 25)
+    fill(system, "clicks", 5)
+    fill(system, "rules", 10)
+    again = Notes("memory.rules", "memory.clicks")
+    async with running(again, settings):
+        await until(lambda: len(again.seen) == 15)
+    assert again.streams_seen == "r" * 10 + "c" * 5
+
+
+class Last(ProcessingElement):
+    def on_event(self, event: Event) -> None:
+        self.app.seen.append(type(event).__name__)
+
+
+class Mixed(App):
+    """Rules from the system, clicks from producers."""
+
+    def __init__(self) -> None:
+        super().__init__("mixed")
+        self.seen: list[str] = []
+
+    def on_init(self) -> None:
+        last = self.create_pe(Last)
+        last.set_singleton()
+        self.create_input_stream("rules", last, types=Rule, system="memory")
+        self.create_input_stream("clicks", last, types=Click)
+
+
+async def test_live_events_wait_for_a_bootstrap_even_while_its_system_is_away(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("rules", 1)
+    fill(system, "rules", 100)
+    app = Mixed()
+    async with running(app, settings | {"streams.rules.samza.bootstrap": "true"}) as container:
+        system.go_away()
+        async with Client(container.address) as client:
+            clicks = await client.stream("clicks")
+            for number in range(5):
+                await clicks.send(Click(number))
+            await until(
+                lambda: container.tasks[0].stages["clicks"].depth == 5 or len(app.seen) > 99
+            )
+            system.come_back()
+            assert await clicks.flush() == []
+    assert app.seen == ["Rule"] * 100 + ["Click"] * 5
+
+
+async def full(container: Container, **depths: int) -> None:
+    """Wait until so many events wait in the stages of these streams."""
+
+    def there() -> bool:
+        stages = container.tasks[0].stages.values()
+        found = {stage.settings.stream: stage.depth for stage in stages if stage.depth}
+        return all(found.get(stream) == depth for stream, depth in depths.items())
+
+    await until(there)
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        ({}, "abcabcaa"),
+        ({"streams.b.samza.priority": "1"}, "bbacacaa"),
+        ({"streams.b.samza.priority": "1", "streams.c.samza.priority": "2"}, "ccbbaaaa"),
+        ({"task.consumer.batch.size": "20"}, "aabbccaa"),
+        ({"task.consumer.batch.size": "15"}, "aabbccaa"),
+        ({"task.consumer.batch.size": "1000"}, "aaaabbcc"),
+        ({"task.chooser.class": "tests.pure.test_choosers:LastFirst"}, "ccbbaaaa"),
+    ],
+)
+async def test_the_settings_decide_which_input_goes_next(
+    system: MemorySystem, settings: dict[str, str], values: dict[str, str], order: str
+) -> None:
+    """Batches of ten events each wait behind an event of an input that has to come first."""
+    for stream in ("gate", "a", "b", "c"):
+        system.create(stream, 1)
+    app = Notes("memory.gate", "memory.a", "memory.b", "memory.c")
+    first = {"streams.gate.samza.bootstrap": "true"}
+    system.put("gate", 0, Rule(0))
+    async with running(app, settings | first | values) as container:
+        await until(lambda: container.tasks[0].gate.in_flight == 1)
+        for stream, events in (("a", 40), ("b", 20), ("c", 20)):
+            for there in range(10, events + 10, 10):  # what is there at once is one batch
+                fill(system, stream, 10)
+                await full(container, **{stream: there})
+        app.go.set()
+        await until(lambda: len(app.seen) == 81)
+    batches = [app.streams_seen[1:][n : n + 10] for n in range(0, 80, 10)]
+    assert all(len(set(batch)) == 1 for batch in batches)
+    assert "".join(batch[0] for batch in batches) == order
+    for stream in "abc":
+        offsets = [offset for _, name, offset in app.seen if name == stream]
+        assert offsets == list(range(len(offsets)))
+
+
+async def test_a_setting_of_a_stream_that_is_no_input_is_refused(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("rules", 1)
+    with pytest.raises(ConfigError, match="the app has no such input; its inputs: clicks, rules"):
+        async with running(Mixed(), settings | {"streams.rulse.samza.bootstrap": "true"}):
+            pass
+
+
+async def test_every_task_reads_the_broadcast_partitions_and_only_those(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 3)
+    system.create("rules", 4)
+    for partition in range(4):
+        fill(system, "rules", 2, partition=partition)
+    values = {
+        "task.broadcast.inputs": "memory.rules#[1-2]",
+        "streams.rules.samza.bootstrap": "true",
+    }
+    for partition in range(3):
+        fill(system, "clicks", 1, partition=partition)
+    app = Notes("memory.clicks")
+    async with running(app, settings | values) as container:
+        await until(lambda: len(app.seen) == 15)
+        assert len(container.tasks) == 3
+    for number in range(3):
+        mine = [(s, n) for name, s, n in app.seen if name == f"Partition {number}"]
+        assert sorted(mine[:4]) == [("rules", 0), ("rules", 0), ("rules", 1), ("rules", 1)]
+        assert mine[4:] == [("clicks", 0)]
