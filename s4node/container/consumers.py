@@ -319,47 +319,50 @@ class Consumers:
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = await system.open(feed.ssp, at, types)
-                    batch = await self._next(feed, system, reader)
+                    batch = await self._read(feed, system, reader)
                 if batch is None:
                     await _close(reader)
                     reader = None
                 elif isinstance(batch, EndOfStream):
                     self._end(feed)
                 else:  # it is ours now, and goes to its tasks although reading may stop
-                    await self._deliver(feed, batch)
+                    await self._take_apart(feed, batch)
         finally:
             await _close(reader)
             feed.runs = False
             self._quiet.unpark_all()
 
-    async def _next(
+    async def _read(
         self, feed: _Feed, system: System, reader: PartitionReader
     ) -> InputBatch | EndOfStream | None:
-        """The next batch once there is room for it; None where the reader must begin anew."""
-        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
-        if any(stage.full for stage in stages):
-            await self.wait(lambda: all(stage.roomy for stage in stages))
-        await self.rejects.wait_room()
-        try:
-            return await reader.read()
-        except InputLost as error:
-            bounds = await system.bounds(feed.ssp)
-            oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
-            for taker in feed.takers.values():
-                if taker.next < oldest:
-                    taker.progress.complete(taker.next, oldest)
-                    taker.next = oldest
-            return None
+        """Give the tasks what is read, as there is room with all of them.
 
-    async def _deliver(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue a batch with its tasks."""
-        if (
-            feed.ssp.stream in self._partition_of
-            and feed.ssp not in self._broadcast
-            and not self._is_routed(batch, feed.ssp)
-        ):
-            await self._take_apart(feed, batch)
-            return
+        Returns the first batch that must be taken apart, the end of the partition, or None where
+        the reader must begin anew.
+        """
+        keyed = feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast
+        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
+        while True:
+            if any(stage.full for stage in stages):
+                await self.wait(lambda: all(stage.roomy for stage in stages))
+            if self.rejects.full:
+                await self.rejects.wait_room()
+            try:
+                batch = await reader.read()
+            except InputLost as error:
+                bounds = await system.bounds(feed.ssp)
+                oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
+                for taker in feed.takers.values():
+                    if taker.next < oldest:
+                        taker.progress.complete(taker.next, oldest)
+                        taker.next = oldest
+                return None
+            if isinstance(batch, EndOfStream) or (keyed and not self._is_routed(batch, feed.ssp)):
+                return batch
+            self._give(feed, batch)
+
+    def _give(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
         for taker in feed.takers.values():
             if taker.next < end:
