@@ -1,8 +1,8 @@
 """async-io: events that each await a simulated remote call of 1 to 200 ms, in one container.
 
-Ten tasks with 1, 10 and 100 events outstanding each. The limit is Little's law: what is outstanding,
-divided by the mean latency of the calls. Measured is what ends between the first and the last tenth
-of the run.
+Ten tasks with 1, 10 and 100 events outstanding each. The limit is Little's law: what is
+outstanding, divided by the mean latency of the calls. Measured is what ends between the first and
+the last tenth of the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Requests(MemorySystem):
 
 def _requests(events: int) -> list[list[Request]]:
     """The requests of each partition, always the same."""
-    draw = random.Random(events)
+    draw = random.Random(events)  # noqa: S311 - nothing is secret here
     return [
         [
             Request(draw.randrange(KEYS), draw.uniform(SHORTEST, LONGEST))
