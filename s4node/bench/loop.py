@@ -169,8 +169,7 @@ async def _looped(events: int, size: int, tasks: int) -> tuple[float, bool]:
         clock=trio.current_time,
         after_turn=refill,
     )
-    for number in range(tasks):
-        feeds.append(_feed(app, config, pipeline, loop, number, size, batches))
+    feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]
     for feed in feeds:
         feed.offer()
         feed.offer()

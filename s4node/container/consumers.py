@@ -105,6 +105,7 @@ class _Feed:
         self.scope = trio.CancelScope()
         self.runs = False
         self.ended = False
+        self.whole = False  # the last batch was not taken apart
 
 
 class Consumers:
@@ -364,6 +365,7 @@ class Consumers:
     def _give(self, feed: _Feed, batch: InputBatch) -> None:
         """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
+        feed.whole = True
         for taker in feed.takers.values():
             if taker.next < end:
                 mine = TaskBatch(
@@ -383,8 +385,10 @@ class Consumers:
     async def _take_apart(self, feed: _Feed, batch: InputBatch) -> None:
         """Queue the events of a batch with the tasks of their keys, as there is room."""
         (taker,) = feed.takers.values()
-        stage = taker.task.stages[feed.ssp]
-        await self.wait(lambda: not stage.depth)  # what is whole may yet be given back
+        if feed.whole:  # what is whole may yet be given back, and what is taken apart may not
+            stage = taker.task.stages[feed.ssp]
+            await self.wait(lambda: not stage.depth)
+            feed.whole = False
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(

@@ -54,7 +54,7 @@ class EventLoop:
     ) -> None:
         self.tasks: list[Task] = []
         self._requests = Requests(self._shut_down, self.wake)
-        self._steps_of = Steps(self.wake, threads)
+        self._steps_of = Steps(self.wake, threads, held)
         self._on_shutdown = on_shutdown
         self.turns = 0
         self.step_began = 0.0

@@ -414,7 +414,7 @@ class Task:
         """Begin the next event beside those that are outstanding, if one may begin."""
         flights = self.flights
         assert flights is not None
-        flight = flights.begin(self._clock())
+        flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
         return flight
