@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import trio
 
@@ -237,8 +237,8 @@ class _Emitted:
         await self._outputs.sent().wait_settled()
 
 
-def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
-    starts: dict[SystemStreamPartition, Startpoint] = task.starts
+def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
+    starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
     return starts
 
 
