@@ -56,8 +56,8 @@ _GRACE_SECONDS = 1.0
 class Tasks(Protocol):
     """What consumers need of the container's tasks."""
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
         ...
 
     def feed(self, task: Task, batch: EventBatch) -> None:
@@ -177,7 +177,7 @@ class Consumers:
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Give a task that is to start a stage for each of its partitions."""
         for ssp in ssps:
-            task.add_input(ssp, self._tasks.stage_of(ssp))
+            self._tasks.add_input(task, ssp)
 
     def take(
         self,

@@ -474,7 +474,10 @@ class Container:
             shared=self.members is not None,
         )
         if self.replay is not None:
-            self.replay.make(self.model, self.partitioner, self.partitions, self.outputs)
+            enrolment = self.enrolment
+            deployed = enrolment is not None and enrolment.version != ""
+            name = enrolment.app if enrolment is not None and deployed else app.name
+            self.replay.make(name, self.model, self.partitioner, self.partitions, self.outputs)
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders

@@ -104,9 +104,11 @@ class Partitions:
 
     # -- what consumers feed -----------------------------------------------------------------
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
-        return self._pipeline.stage_of(ssp.stream, ssp.partition)
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
+        stage = self._pipeline.stage_of(ssp.stream, task.partition)
+        rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
+        task.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
         """Queue a batch with a task of this container."""

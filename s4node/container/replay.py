@@ -109,12 +109,13 @@ class Replay:
 
     def make(
         self,
+        name: str,
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: Outputs,
     ) -> None:
-        """Make the parts."""
+        """Make the parts; the progress is kept under ``name``."""
         config = self._config
         self._model = model
         self._outputs = outputs
@@ -135,7 +136,7 @@ class Replay:
             broadcast=model.tasks[0].broadcast if model.tasks else (),
         )
         self.committer = Committer(
-            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
+            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name),
             self.consumers.progress,
             self._sent,
             timeout=config[settings.COMMIT_TIMEOUT],
