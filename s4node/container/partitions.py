@@ -9,7 +9,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,15 +25,14 @@ from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
 from s4node.container.readers import Readers
-from s4node.container.stream_task import StreamTaskProcessor
+from s4node.container.stream_task import processor_of
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
-from s4node.stream import OutputStream, Stream
+from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import TaskApp
 
 log = structlog.get_logger("s4node.container")
 
@@ -65,6 +65,10 @@ class Partitions:
         self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
+        self._inner = [
+            stream.name for stream in app.streams.values()
+            if not isinstance(stream, (InputStream, OutputStream))
+        ]  # fmt: skip
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -75,16 +79,10 @@ class Partitions:
         """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
-        processor = None
-        if isinstance(self._app, TaskApp):
-            processor = StreamTaskProcessor(
-                self._app,
-                partition,
-                trio.current_time,
-                name=name,
-                settings=self._settings,
-                inputs=inputs,
-            )
+        clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
+        processor = processor_of(
+            self._app, partition, clock, name=name, settings=self._settings, inputs=inputs
+        )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
             self._app,
@@ -101,8 +99,6 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
         )
-        if isinstance(processor, StreamTaskProcessor):
-            task.starts = processor.context.starts
         self._loop.adopt(task)
         return task
 
@@ -130,6 +126,27 @@ class Partitions:
         assert self._members is not None
         way = self._members.ways[stream]
         return way.depth < way.capacity and way.bytes < way.max_bytes
+
+    def marks(self) -> list[Callable[[], bool]]:
+        """For all that is on its way on the app's own streams: whether it has been processed.
+
+        What the processing of that puts on streams is behind marks that are taken then.
+        """
+        found: list[Callable[[], bool]] = []
+        for name in self._inner:
+            for task in self.tasks.values():
+                stage = task.stages[name]
+                if stage.depth:
+                    found.append(partial(_has_passed, stage, stage.admitted))
+            if self._members is not None and self._members.ways[name].unsettled:
+                mark = self._members.ways[name].mark()
+                found.append(partial(getattr, mark, "passed"))
+        return found
+
+    @property
+    def inner_streams(self) -> int:
+        """How many streams lead from the app to itself."""
+        return len(self._inner)
 
     def wake(self, task: Task) -> None:
         """The task may have something to do that it had not before."""
@@ -229,6 +246,12 @@ class Partitions:
         for partition, share in self._dispatch.shares(stream, events, home):
             self._put(stream.name, partition, share)
         self._loop.nudge()
+
+
+def _has_passed(stage: Stage, admitted: int) -> bool:
+    """Whether what had been admitted by then has left: what the app has put leaves in order, and
+    before what comes from outside."""
+    return not stage.depth or stage.admitted - stage.depth >= admitted
 
 
 class _Inner:

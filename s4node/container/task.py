@@ -43,7 +43,7 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task has done. Counts are events."""
+    """What one task has done. Counts are events; ``ignored`` are exceptions by their class."""
 
     partition: int
     processed: int
@@ -51,6 +51,7 @@ class TaskStatistics:
     stages: dict[str, StageStatistics]
     instances: dict[str, int]
     unhandled: dict[str, int]
+    ignored: dict[str, int]
 
 
 class Task:
@@ -60,7 +61,8 @@ class Task:
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
     app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
-    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment.
+    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
+    is where its inputs begin, by its own wish.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Task:
         self.ready = False
         self.processed = 0
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
-        self.starts: dict[Any, Any] = {}
+        self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
         self.slow_window = False  # a window has taken longer than the time between two
@@ -129,7 +131,8 @@ class Task:
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
             self._timeout_at = now + settings.callback_timeout
-        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
+        self.tick_at = math.inf
+        self._set_tick()
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -191,9 +194,12 @@ class Task:
         return self._inner_chooser if source in self._inner else self._outer_chooser
 
     def drain(self) -> None:
-        """Work off what cannot be read again, and be done."""
+        """Work off what cannot be read again, and be done; there are no further windows."""
         self.give_back()
         self.gate.draining = True
+        self.gate.window_due = False
+        self._window_at = math.inf
+        self._set_tick()
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again.
@@ -360,7 +366,11 @@ class Task:
         else:
             self.hand_on()
             gate.end(op)
-            if op is Op.TIMER and not result:
+            if op is Op.WINDOW:
+                self._pass_window(self._clock())  # what was missed meanwhile was this one
+                gate.window_due = False
+                self._set_tick()
+            elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
                 self.requests.finished(self)
@@ -518,18 +528,21 @@ class Task:
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
         if self._window_at <= now:
-            self._window_at += ((now - self._window_at) // self.settings.window + 1) * (
-                self.settings.window
-            )
+            self._pass_window(now)
             self.gate.window_due = True
         if self._commit_at <= now:
-            self._commit_at += ((now - self._commit_at) // self.settings.commit + 1) * (
-                self.settings.commit
-            )
+            self._commit_at = _next_tick(self._commit_at, self.settings.commit, now)
             if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
                 self.gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
+        self._set_tick()
+
+    def _pass_window(self, now: float) -> None:
+        if self._window_at <= now:
+            self._window_at = _next_tick(self._window_at, self.settings.window, now)
+
+    def _set_tick(self) -> None:
         self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
@@ -560,7 +573,7 @@ class Task:
             self.requests.take(self, self.processor.asked.taken())
 
     async def close(self) -> None:
-        """Have the processor end its life."""
+        """Have the processor end its life, however far it has come."""
         await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
@@ -576,9 +589,15 @@ class Task:
             {str(source): stage.statistics() for source, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
+            dict(self.processor.ignored),
         )
 
 
 def _is_whole(batch: EventBatch) -> bool:
     """Whether a batch can be read again as it is."""
     return isinstance(batch, InputBatch)
+
+
+def _next_tick(at: float, interval: float, now: float) -> float:
+    """The first tick after ``now`` of those that come every interval, one of them being ``at``."""
+    return at + ((now - at) // interval + 1) * interval
