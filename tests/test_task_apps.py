@@ -28,6 +28,7 @@ from s4node import (
     Envelope,
     Event,
     GenericEvent,
+    Oldest,
     ProcessingElement,
     TaskApp,
 )
@@ -289,6 +290,7 @@ async def test_clicks_are_enriched_many_at_a_time_with_each_user_in_order() -> N
 # -- on the log, as processes ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_repartition_runs_as_a_process_from_the_log_to_the_log(tmp_path: Path) -> None:
     async def s4(*arguments: str, stdin: str = "") -> str:
         done = await run_s4(*arguments, cwd=tmp_path, stdin=stdin.encode())
@@ -329,3 +331,41 @@ async def test_repartition_runs_as_a_process_from_the_log_to_the_log(tmp_path: P
     assert all(len(partitions) == 1 for partitions in homes.values())
     assert set.union(*homes.values()) == set(range(12))
     assert described
+
+
+@pytest.mark.slow
+async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> None:
+    folder = ("-p", f"s4.log.folder={tmp_path / 'log'}", "--folder", str(tmp_path / "tree"))
+    listen = ("-p", f"s4.listener.address={ANY_PORT}")
+    async with s4_process("node", "demo", *folder, *listen, cwd=tmp_path) as node:
+        for stream, partitions in (("page-views", 12), ("profiles", 14), ("visits", 3)):
+            created = await run_s4("log", "create", stream, "--partitions", str(partitions),
+                                   "--key", "user", "--to", node.address, cwd=tmp_path)  # fmt: skip
+            assert created.returncode == 0, created.stderr
+        users = [f"user-{n}" for n in range(30)]
+        async with Client(node.address) as client:
+            views, profiles = await client.stream("page-views"), await client.stream("profiles")
+            await views.send_many([PageView(user, f"page-{n}") for user in users for n in range(4)])
+            await profiles.send_many([Profile(user, f"city of {user}") for user in users])
+            await views.flush()
+            await profiles.flush()
+            settings = {
+                "systems.log.address": node.address,
+                "systems.log.samza.offset.default": "oldest",
+                "s4.stream.visits.consumers": "log",
+                "s4.cluster.log.address": node.address,
+                "s4.state.folder": str(tmp_path / "state"),
+            }
+            options = [text for key, value in settings.items() for text in ("-p", f"{key}={value}")]
+            found = set()
+            async with (
+                node_process("apps/join/app.py", *options, cwd=ROOT) as job,
+                client.subscribe("visits", types=Visit, start=Oldest()) as visits,
+            ):
+                async for visit in visits:
+                    found.add((visit.user, visit.page, visit.city))
+                    if len(found) == 120:
+                        break
+                job.signal(signal.SIGTERM)
+                assert await job.wait() == 0, job.errors
+    assert found == {(user, f"page-{n}", f"city of {user}") for user in users for n in range(4)}
