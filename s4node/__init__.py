@@ -5,6 +5,8 @@ An app is a graph of streams and processing elements (PEs); each key has its own
 - Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
   :class:`GenericEvent`, :class:`KeyFinder`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
+- Read a stream again with ``client.subscribe`` and a startpoint: :class:`Oldest`,
+  :class:`Upcoming`, :class:`Timestamp`, :class:`Specific`; :class:`EmbeddedLog` manages a log.
 - Run an app inside your own trio program with :class:`Container` and :class:`Config`.
 - Choose what a full stage does with an :class:`Executor` of your own.
 - Test apps in memory with :mod:`s4node.testing`.
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from s4node.executors.policy import Executor
     from s4node.keys import Key, KeyFinder
     from s4node.pe.element import ProcessingElement
+    from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
     from s4node.stream import InputStream, OutputStream, Stream
+    from s4node.systems.embedded_log import EmbeddedLog
 
 __version__ = "0.1.0"
 
@@ -50,6 +54,11 @@ __all__ = [
     "SyncClient",
     "SyncStream",
     "Refusal",
+    "Oldest",
+    "Upcoming",
+    "Timestamp",
+    "Specific",
+    "EmbeddedLog",
     "Container",
     "Config",
     "Executor",
@@ -72,6 +81,11 @@ _HOMES = {
     "SyncClient": "comm.sync_client",
     "SyncStream": "comm.sync_client",
     "Refusal": "comm.outbox",
+    "Oldest": "progress.startpoint",
+    "Upcoming": "progress.startpoint",
+    "Timestamp": "progress.startpoint",
+    "Specific": "progress.startpoint",
+    "EmbeddedLog": "systems.embedded_log",
     "Container": "container.container",
     "Config": "config",
     "Executor": "executors.policy",

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,12 +22,15 @@ from s4node.event import Event, GenericEvent
 
 GENERIC = "GenericEvent"
 
+_BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
+
 FieldDecl: TypeAlias = tuple[str, str, bool]
 """A field's name, its type in words, and whether it must be present."""
 
 _encoder = msgspec.msgpack.Encoder()
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _lists_decoder = msgspec.msgpack.Decoder(list[list[Any]])
+_list_decoder = msgspec.msgpack.Decoder(list[Any])
 _maps_decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -141,22 +144,11 @@ class EventType:
 
     def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return self._each(_json_list_decoder.decode(body), self._from_json)
+        return each(self.name, _json_list_decoder.decode(body), self._from_json)
 
     def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """As decode, but bad events become None and are listed; raises if it is no array."""
-        return self._each(_raw_decoder.decode(body), self._from_msgpack)
-
-    def _each(self, raws: Iterable[Any], decode: Any) -> tuple[list[Any], Refusals]:
-        events: list[Any] = []
-        refusals: Refusals = []
-        for index, raw in enumerate(raws):
-            try:
-                events.append(decode(raw))
-            except Exception as error:  # an event class that checks itself may raise anything
-                events.append(None)
-                refusals.append((index, f"{self.name} does not decode: {error}"))
-        return events, refusals
+        return each(self.name, _raw_decoder.decode(body), self._from_msgpack)
 
     def _from_msgpack(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
@@ -165,26 +157,124 @@ class EventType:
 
     def _from_json(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
-            return GenericEvent.of(_json_map_decoder.decode(raw))
+            return _from_json_object(raw)
         if self._json_twin is None:
             self._json_twin = msgspec.json.Decoder(_twin(self.cls))
         twin = self._json_twin.decode(raw)
         return self.cls(**msgspec.structs.asdict(twin))
 
 
-def open_reader(declaration: TypeDecl) -> Callable[[bytes | memoryview], list[GenericEvent]]:
-    """A decoder of a type that is only known by its declaration: events become GenericEvents."""
-    if declaration.name == GENERIC:
-        return EventType(GenericEvent).decode
-    names = [name for name, _, _ in declaration.fields]
+class OpenType:
+    """A type that is only known by its declaration: its events are read as GenericEvents."""
 
-    def decode(body: bytes | memoryview) -> list[GenericEvent]:
-        return [
-            GenericEvent.of(dict(zip(names, values, strict=False)))
-            for values in _lists_decoder.decode(body)
-        ]
+    __slots__ = ("_required", "_texts", "declaration", "name", "names")
 
-    return decode
+    def __init__(self, declaration: TypeDecl) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.names = [name for name, _, _ in declaration.fields]
+        self._required = {name for name, _, required in declaration.fields if required}
+        self._texts = [name for name, kind, _ in declaration.fields if kind in _BASE64]
+
+    def decode(self, body: bytes | memoryview) -> list[GenericEvent]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        return list(map(self._of, _lists_decoder.decode(body)))
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return each(self.name, _json_list_decoder.decode(body), self._from_json)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return each(self.name, _raw_decoder.decode(body), self._one)
+
+    def _from_json(self, raw: Any) -> GenericEvent:
+        values = _json_map_decoder.decode(raw)
+        odd = [name for name in values if name not in self.names]
+        lacking = sorted(self._required - values.keys())
+        if odd:
+            raise EventError(f"it has no field {odd[0]!r}, its fields are {', '.join(self.names)}")
+        if lacking:
+            raise EventError(f"field {lacking[0]!r} is missing")
+        for name in self._texts:
+            if name in values:
+                values[name] = msgspec.convert(values[name], bytes)
+        return GenericEvent.of(values)
+
+    def _one(self, raw: Any) -> GenericEvent:
+        return self._of(_list_decoder.decode(raw))
+
+    def _of(self, values: list[Any]) -> GenericEvent:
+        return GenericEvent.of(dict(zip(self.names, values, strict=False)))
+
+
+class UnreadableType:
+    """A type whose events cannot be read here, and why."""
+
+    __slots__ = ("name", "reason")
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+
+    def decode(self, _: bytes | memoryview) -> list[Any]:
+        """Raises EventError."""
+        raise EventError(self.reason)
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """No event, and the reason for each."""
+        return self._none(_json_list_decoder.decode(body))
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """No event, and the reason for each."""
+        return self._none(_raw_decoder.decode(body))
+
+    def _none(self, raws: list[Any]) -> tuple[list[Any], Refusals]:
+        return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
+
+
+TypeReader: TypeAlias = EventType | OpenType | UnreadableType
+"""What decodes the events of one fingerprint."""
+
+
+def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: bool) -> TypeReader:
+    """How events of a declared type are read: as our class of its name, or, with ``others``, as
+    GenericEvents where there is none."""
+    ours = known.get(declared.name)
+    if ours is not None:
+        reason = ours.refusal_of(declared)
+        return ours if reason is None else UnreadableType(declared.name, reason)
+    if not others:
+        names = ", ".join(known) or "none"
+        return UnreadableType(
+            declared.name, f"{declared.name!r} is not among the event types asked for: {names}"
+        )
+    return EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
+
+
+def raw_events(body: bytes | memoryview, *, json: bool = False) -> list[bytes]:
+    """The events of a section as they stand in it; raises DecodeError if it is no array."""
+    found = (_json_list_decoder if json else _raw_decoder).decode(body)
+    return [bytes(raw) for raw in found]
+
+
+def each(
+    name: str, raws: Iterable[Any], decode: Callable[[Any], Any]
+) -> tuple[list[Any], Refusals]:
+    """Decode one by one: bad events of the type ``name`` become None and are listed."""
+    events: list[Any] = []
+    refusals: Refusals = []
+    for index, raw in enumerate(raws):
+        try:
+            events.append(decode(raw))
+        except Exception as error:  # an event class that checks itself may raise anything
+            events.append(None)
+            refusals.append((index, f"{name} does not decode: {error}"))
+    return events, refusals
+
+
+def _from_json_object(raw: Any) -> GenericEvent:
+    return GenericEvent.of(_json_map_decoder.decode(raw))
 
 
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.lowlevel
 
 from s4node.config import Config
 from s4node.errors import (
@@ -253,6 +252,27 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         await append(partition, numbered("a", 0, 1))
 
 
+async def test_a_writer_that_fails_answers_everything_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as log:
+        partition = log.stream("clicks").partitions[0]
+        await append(partition, numbered("a", 0, 5))
+        with monkeypatch.context() as patch:
+            patch.setattr("s4node.log.partition.PartitionFile.write", lambda file, plan: 1 / 0)
+            with pytest.raises(StoreError, match=r"writer has failed .*ZeroDivisionError"):
+                await append(partition, numbered("a", 5, 5))
+        with pytest.raises(StoreError, match="start the node again"):
+            await append(partition, numbered("a", 5, 5))
+        with pytest.raises(StoreError, match="writer has failed"):
+            await partition.trim(5)
+        assert "writer has failed" in log.trouble
+        assert len(events(await read_all(partition))) == 5
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        assert await append(partition, numbered("a", 0, 10)) == [Appended(5, 5, 10)]
+
+
 # --- streams -------------------------------------------------------------------------------------
 
 
@@ -447,6 +467,38 @@ async def test_a_frame_whose_pages_are_damaged_is_found_and_can_be_trimmed(tmp_p
         assert len(await read_all(partition)) == 9
 
 
+@pytest.mark.slow
+async def test_whatever_bytes_are_damaged_no_wrong_event_is_read(tmp_path: Path) -> None:
+    """Damage is said, or it is where nothing is kept; all other errors fail the test."""
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=700) for n in range(60)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    whole = path.read_bytes()
+    chance = random.Random(4711)
+    said = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        at = chance.randrange(len(data))
+        if chance.random() < 0.5:  # where the structure of the file is
+            at = at // 16_384 * 16_384 + chance.randrange(100)
+        data[at : at + 4] = chance.randbytes(4)
+        path.write_bytes(data)
+        try:
+            async with open_log(LogSettings(tmp_path)) as log:
+                partition = log.stream("clicks").partitions[0]
+                upcoming = partition.bounds.upcoming
+                for offset in range(partition.bounds.oldest, upcoming, 10):
+                    rows = await partition.read(offset, 1)
+                    assert events(rows)[offset - rows[0].start :] == [
+                        (n, "a", n) for n in range(offset, rows[0].end)
+                    ]
+                await append(partition, numbered("b", 0, 1))
+        except (StoreError, InputLost):
+            said += 1
+    assert said > 50
+
+
 async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path, 2):
         pass
@@ -572,6 +624,43 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
     written = sum(answer.count for answer in answers if isinstance(answer, Appended))
     async with open_log(LogSettings(small_disk / "log")) as log:
         assert log.stream("clicks").partitions[0].bounds.upcoming == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, seed: int) -> None:
+    """Against a list in memory: appending, sending again, trimming, reading, opening again."""
+    chance = random.Random(seed)
+    model: list[tuple[int, str, int]] = []
+    sent = {"a": 0, "b": 0, "c": 0}
+    ends, oldest = [0], 0
+    for _ in range(4):
+        async with opened(tmp_path) as log:
+            partition = log.stream("clicks").partitions[0]
+            assert partition.bounds == Bounds(oldest, len(model))
+            assert [partition.expected(name) or 0 for name in sent] == list(sent.values())
+            for _ in range(25):
+                if chance.random() < 0.1:
+                    below = chance.randint(0, len(model))
+                    oldest = max([oldest, *(end for end in ends if end <= below)])
+                    assert await partition.trim(below) == oldest
+                    continue
+                group = []
+                name = chance.choice("abc")
+                for _ in range(chance.randint(1, 5)):
+                    first = max(0, sent[name] - chance.choice([0, 0, 0, 3, 20]))
+                    count = chance.choice([1, 7, 40])
+                    group.append(numbered(name, first, count, width=chance.choice([8, 900])))
+                    for number in range(sent[name], first + count):
+                        model.append((len(model), name, number))
+                    sent[name] = max(sent[name], first + count)
+                    ends.append(len(model))
+                await append(partition, *group)
+                at = chance.randint(oldest, len(model) - 1)
+                rows = await partition.read(at, chance.choice([1, 50_000]))
+                assert events(rows) == model[rows[0].start : rows[-1].end]
+            ends = sorted({oldest, *(row.end for row in await read_all(partition))})
+            assert events(await read_all(partition)) == model[oldest:]
 
 
 # --- retention and quota -------------------------------------------------------------------------

@@ -1,21 +1,26 @@
-"""Systems: the contract's kit over the one in memory, and the registry that makes them."""
+"""Systems: the contract's kit over memory and the embedded log, and the registry of systems."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
-from harness import plain_errors
+from harness import free_port, plain_errors
 
 pytest.register_assert_rewrite("conformance.systems")
 
 from conformance.systems import Lab, SystemConformance  # noqa: E402
 
+from s4node import App, GenericEvent, ProcessingElement  # noqa: E402
 from s4node.config import Config  # noqa: E402
+from s4node.container.container import Container  # noqa: E402
 from s4node.errors import ConfigError, StartpointError, UnknownStream  # noqa: E402
 from s4node.progress.startpoint import Oldest, Timestamp, Upcoming  # noqa: E402
+from s4node.systems.embedded_log import EmbeddedLog  # noqa: E402
 from s4node.systems.live import LiveSource  # noqa: E402
 from s4node.systems.memory import MemorySystem  # noqa: E402
 from s4node.systems.registry import Systems  # noqa: E402
@@ -55,6 +60,73 @@ class TestMemory(SystemConformance):
                 await nursery.start(lab.memory.run)
                 yield lab
                 nursery.cancel_scope.cancel()
+
+
+class LogLab(Lab):
+    """A log that a container serves, which stops and starts again at the same port."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self._address = f"tcp://127.0.0.1:{free_port()}"
+        self._settings = {
+            "s4.log.folder": str(folder),
+            "s4.listener.address": self._address,
+            "s4.watchdog.ms": "0",
+        }
+        self._nursery = nursery
+        self._ended = trio.Event()
+        self.system = self.log = EmbeddedLog("log", self._address)
+
+    async def serve(self) -> None:
+        app = App("keeper")
+        app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+        self._node = Container(app, Config.of(self._settings))
+        self._ended = trio.Event()
+        self._nursery.start_soon(self._run, self._node, self._ended)
+        await self._node.ready.wait()
+
+    async def _run(self, node: Container, ended: trio.Event) -> None:
+        await node.run()
+        ended.set()
+
+    async def create(self, stream: str, partitions: int) -> None:
+        await self.log.create(stream, partitions)
+
+    async def trim(self, stream: str, partition: int, below: int) -> None:
+        await self.log.trim(stream, partition=partition, offset=below)
+
+    async def go_away(self) -> None:
+        self._node.stop()
+        await self._ended.wait()
+
+    async def come_back(self) -> None:
+        await self.serve()
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+
+class TestEmbeddedLog(SystemConformance):
+    """The kit's claims, in the log of a node."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return tmp_path / "log"
+
+    @pytest.fixture
+    def open_lab(self, folder: Path) -> Callable[[], AbstractAsyncContextManager[Lab]]:
+        @asynccontextmanager
+        async def lab() -> AsyncIterator[Lab]:
+            with plain_errors():
+                async with trio.open_nursery() as nursery:
+                    lab = LogLab(folder, nursery)
+                    await lab.serve()
+                    await nursery.start(partial(EmbeddedLog.run, lab.log))
+                    yield lab
+                    nursery.cancel_scope.cancel()
+
+        return lab
 
 
 async def test_live_sockets_begin_with_what_is_upcoming_and_nowhere_else() -> None:

@@ -13,8 +13,26 @@ from typing import Any
 
 import msgspec
 
+from s4node import config as settings
+from s4node.config import Config
+
 MAX_LINE_BYTES = 8 << 20
 """A line that is longer is no message of ours."""
+
+
+LOG_ADDRESS = "systems.log.address"
+"""The setting that tells a container where its node's log is."""
+
+
+def handed_on(config: Config, address: str) -> dict[str, str]:
+    """What a container process gets of its supervisor's settings, by name.
+
+    The log's folder stays with the supervisor, which serves it at ``address``.
+    """
+    given = {entry.name: entry.text for entry in config.items() if entry.origin != "default"}
+    if given.pop(settings.LOG_FOLDER.name, ""):
+        given.setdefault(LOG_ADDRESS, address)
+    return given
 
 
 class Message(msgspec.Struct, tag_field="say", frozen=True):

@@ -66,6 +66,10 @@ class Door(Protocol):
         """Containers have come or gone."""
         ...
 
+    async def finish(self) -> None:
+        """Come to an orderly end; the containers have ended."""
+        ...
+
 
 @dataclass
 class Post:
@@ -132,6 +136,7 @@ class Node:
                     nursery.start_soon(self._stay)
                     await self._stopping.wait()
                     await self._supervisor.stop()
+                    await self._door.finish()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -276,7 +281,7 @@ class Node:
     def _to_begin(
         self, manifest: Manifest, digest: str, partitions: int, expected: int, *, hold: bool = False
     ) -> lifeline.Begin:
-        given = {e.name: e.text for e in self.config.items() if e.origin != "default"}
+        given = lifeline.handed_on(self.config, self.address)
         host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",

@@ -12,13 +12,14 @@ Rules
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import structlog
 import trio
 
+from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.subscription import Subscription
@@ -33,7 +34,8 @@ from s4node.errors import (
 )
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
-from s4node.schema import TypeDecl
+from s4node.progress.startpoint import Startpoint
+from s4node.schema import GENERIC, EventType, TypeDecl
 
 log = structlog.get_logger("s4node.client")
 
@@ -157,7 +159,12 @@ class Client:
         return stream
 
     def subscribe(
-        self, stream: str, *, types: Sequence[type] | type = (), queue_size: int = 10_000
+        self,
+        stream: str,
+        *,
+        types: Sequence[type] | type = (),
+        start: Startpoint | Mapping[int, int] | None = None,
+        queue_size: int = 10_000,
     ) -> Subscription:
         """Read what the app puts on ``stream``, from now on::
 
@@ -168,10 +175,16 @@ class Client:
         Events of other classes than ``types`` come as GenericEvents. Entering the block raises
         ConnectionRefused if the app has no such stream. Who reads too slowly misses events; the
         subscription's ``missed`` counts them.
+
+        A stream of the node's log can be read from any ``start``: a startpoint such as
+        ``Oldest()``, or a dict of offsets by partition, such as an earlier subscription's
+        ``positions``. Nothing of it is missed; where retention was faster than the reader,
+        iterating raises InputLost. Another start than ``Upcoming()`` on a live stream raises
+        StartpointError.
         """
         types = (types,) if isinstance(types, type) else tuple(types)
         return Subscription(
-            self.address, stream, types, timeout=self.timeout, queue_size=queue_size
+            self.address, stream, types, start=start, timeout=self.timeout, queue_size=queue_size
         )
 
     async def flush(self) -> list[Refusal]:
@@ -272,12 +285,19 @@ class ClientStream:
     def read_as(self, type_name: str = "") -> None:
         """Send texts of JSON objects (``JsonText``) that the node reads as its type of this name.
 
-        Without a name it is the stream's only type. Raises EventError if there is no such type.
+        Without a name it is the stream's only type; a log's stream also takes GenericEvents, and
+        as long as it has no type of its own, that is what they are. Raises EventError if there is
+        no such type.
         """
-        names = [kind.name for kind in self.types]
+        types, answer = self.types, self._outbox.answer
+        if answer is not None and answer.headers.get(wire.LOG):
+            generic = EventType(GenericEvent).declaration
+            if type_name == GENERIC or not types:
+                types = (*types, generic)
+        names = [kind.name for kind in types]
         if not type_name and len(names) != 1:
             raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")
-        for kind in self.types:
+        for kind in types:
             if kind.name == (type_name or names[0]):
                 self._outbox.declare_json(kind)
                 return

@@ -5,16 +5,20 @@ Rules
   the peer says hello there.
 - Whoever asked is told again when these containers change, for as long as it stays connected: so a
   producer finds the next ones when all that it knew have gone.
+- Where the node has a log, its streams are served right here, and a stop waits for the files.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import trio
 
+from s4node import config as settings
 from s4node.comm import frame as wire
-from s4node.comm.listener import Connection, Listener, check_reachable
+from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.config import Config
 
 Lookup = Callable[[str, bool], Sequence[str] | str]
@@ -22,12 +26,52 @@ Lookup = Callable[[str, bool], Sequence[str] | str]
 those whose app puts events on it."""
 
 
+class Log(Protocol):
+    """The node's log; see :mod:`s4node.log.host`."""
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Serve until cancelled."""
+        ...
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
+        """Take a frame that is for the log; False if it is for somebody else."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """A peer has gone."""
+        ...
+
+    def close(self) -> None:
+        """Admit nothing more."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait until what was admitted is on the disk."""
+        ...
+
+
+MakeLog = Callable[[Config, str, str, wire.Headers, Callable[[str], str]], Log | None]
+"""Makes the log that is configured, if one is: of the configuration, the node's name and
+incarnation, the headers of answers, and who else has a stream of a name."""
+
+_FAREWELL_SECONDS = 1.0
+
+
 class Door:
     """Answers hellos at the node's own address."""
 
-    def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
+    def __init__(
+        self, config: Config, node: str, lookup: Lookup, *, make_log: MakeLog = lambda *_: None
+    ) -> None:
         self._node = node
+        self._headers: wire.Headers = {
+            wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
+            wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+        }
+        self._log = make_log(config, node, secrets.token_hex(6), self._headers, self._taken)
+        self._drain_word = b""
         self._lookup = lookup
+        self._open = False
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
@@ -41,7 +85,11 @@ class Door:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; raises ConfigError if the address cannot be listened on."""
         async with trio.open_nursery() as nursery:
+            if self._log is not None:
+                await nursery.start(self._log.run)
             await nursery.start(self._listener.serve)
+            self._headers[wire.ADDRESS] = self.address
+            self._open = True
             task_status.started()
             while True:
                 due = self._listener.flush(trio.current_time())
@@ -57,6 +105,23 @@ class Door:
                     self._answer(connection, wish, tuple(found))
         self._wake()
 
+    async def finish(self) -> None:
+        """Have what was admitted to the log on the disk and acknowledged."""
+        if self._log is None:
+            return
+        self._listener.stop_accepting()
+        self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
+        self._listener.broadcast(self._drain_word)
+        self._log.close()
+        await self._log.settle()
+        with trio.move_on_after(_FAREWELL_SECONDS):
+            await self._listener.farewell()
+
+    def _taken(self, stream: str) -> str:
+        """Whether an app of the node takes a stream; before the door is open none does."""
+        found = self._lookup(stream, False) if self._open else ""
+        return "an app of this node" if found and not isinstance(found, str) else ""
+
     def _wake(self) -> None:
         self._work.unpark_all()
 
@@ -65,7 +130,10 @@ class Door:
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         """Answer a hello; anything else is for a container."""
         header = frame.header
-        if isinstance(header, wire.Hello):
+        if self._log is not None and self._log.on_frame(frame, connection):
+            if self._drain_word and isinstance(header, wire.Hello):
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Hello):
             wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
             found = self._lookup(*wish)
             if isinstance(found, str):
@@ -78,6 +146,8 @@ class Door:
             connection.bad_frame("the node's door takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
+        elif isinstance(header, wire.Query):
+            connection.answer(no_log(header))
 
     def on_drained(self) -> None:
         """All frames that had arrived have been handled."""
@@ -85,6 +155,8 @@ class Door:
     def on_gone(self, connection: Connection) -> None:
         """The peer has gone."""
         self._asked.pop(connection, None)
+        if self._log is not None:
+            self._log.gone(connection)
 
     def _answer(
         self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]

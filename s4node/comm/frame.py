@@ -70,6 +70,28 @@ SUBSCRIBE = "subscribe"
 MISSED = "missed"
 """Header of an idle frame to a subscriber: events that it has missed so far, for being slow."""
 
+START = "start"
+"""Header of a reader's hello: where to begin. One of ``OLDEST``, ``UPCOMING`` (the default), a
+whole number of milliseconds (Unix time: the first event appended at or after it), or ``POSITIONS``:
+at the numbers of the hello's positions."""
+
+OLDEST, UPCOMING, POSITIONS = "oldest", "upcoming", "positions"
+"""Values of the header ``start``; the second is also a header of a log's data frames: the number
+that the next event of the partition will get."""
+
+READER = "reader"
+"""Header of a node's hello to a reader: which of the connection's readers it answers."""
+
+LOG = "log"
+"""Header of a node's hello: the stream is a log's, so its events stay and have offsets."""
+
+LOST = "lost"
+"""Header of an idle frame to a reader of a log: ``[partition, number, oldest]``. The events from
+``number`` on, which it was to get next, are gone; nothing more of the partition is sent."""
+
+FAULT = "fault"
+"""Header of a node's hello or answer that carries an error: the name of the error's class."""
+
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
 MAX_NUMBER = (1 << 62) - 1
@@ -220,7 +242,27 @@ class Drain(_Header, tag=6, frozen=True):
     headers: Headers = {}
 
 
-Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain
+class Query(_Header, tag=7, frozen=True):
+    """A question to a node's log; the answer has the same ``id``."""
+
+    kind: ClassVar[str] = "query"
+    id: int
+    question: str
+    arguments: dict[str, Any] = {}
+    headers: Headers = {}
+
+
+class Answer(_Header, tag=8, frozen=True):
+    """A node's answer to the query of this ``id``: values by name, or why there are none."""
+
+    kind: ClassVar[str] = "answer"
+    id: int
+    values: dict[str, Any] = {}
+    error: str = ""
+    headers: Headers = {}
+
+
+Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain | Query | Answer
 
 
 class Frame(NamedTuple):

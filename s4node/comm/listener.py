@@ -54,6 +54,15 @@ class FrameHandler(Protocol):
         ...
 
 
+def no_log(query: wire.Query) -> bytes:
+    """The answer of a node that has no log."""
+    error = (
+        "this node has no log; start it with the setting s4.log.folder, or ask the node that has "
+        "the log"
+    )
+    return wire.encode_frame(wire.Answer(query.id, {}, error, {wire.FAULT: "UnknownStream"}))
+
+
 class Connection:
     """One peer, seen from the node."""
 
@@ -90,6 +99,25 @@ class Connection:
         self._answer_bytes += len(frame)
         self.answers.append(frame)
         self._listener.has_news(self)
+
+    def outdated(self, before: object, producer: str) -> str:
+        """Why a producer may not open a stream here that it has opened ``before``; else empty."""
+        if isinstance(before, Connection) and before.serial > self.serial:
+            return f"producer {producer!r} has a newer connection; this one is out of date"
+        return ""
+
+    def takes_over(self, before: object, hello: wire.Hello) -> None:
+        """The producer has opened the stream here: tell the connection that it had ``before``."""
+        self.incarnation = hello.incarnation
+        if not isinstance(before, Connection) or before is self:
+            return
+        if hello.incarnation and before.incarnation == hello.incarnation:
+            return  # the same process, by another of our names
+        reason = (
+            f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
+            f"producer id of its own"
+        )
+        before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
 
     def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
         """Count a bad frame, tell the peer, log it if it is this peer's first.

@@ -18,7 +18,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -487,7 +487,7 @@ class Outbox:
         events = lane.pending[: min(count, self._fits)]
         count = len(events)
         try:
-            encoding, sections, order, body = self._sections(events)
+            encoding, sections, order, body = encoded(self._types, events)
         except EventError as error:
             if count > 1:
                 return self.encode(lane, count // 2, now_ms, flags, most_bytes)
@@ -545,30 +545,33 @@ class Outbox:
         self._ready_events -= 1
         self._refuse(lane, reason)
 
-    def _sections(self, events: list[Any]) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
-        """Encoding, sections, order and body of a frame."""
-        classes = list(self._types) if len(self._types) == 1 else list(set(map(type, events)))
-        if len(classes) == 1:
-            kind = self._types[classes[0]]
-            body = kind.encode(events)
-            sections: tuple[wire.Section, ...] = (
-                wire.Section(kind.fingerprint, len(events), len(body)),
-            )
-            return kind.encoding, sections, b"", body
-        if len(classes) > wire.MAX_SECTIONS:
-            raise EventError(f"{len(classes)} event types do not fit into one frame")
-        index = {cls: i for i, cls in enumerate(classes)}
-        order = bytes([index[type(event)] for event in events])
-        shares: list[list[Any]] = [[] for _ in classes]
-        for event, at in zip(events, order, strict=True):
-            shares[at].append(event)
-        kinds = [self._types[cls] for cls in classes]
-        bodies = [kind.encode(share) for kind, share in zip(kinds, shares, strict=True)]
-        sections = tuple(
-            wire.Section(kind.fingerprint, len(share), len(body))
-            for kind, share, body in zip(kinds, shares, bodies, strict=True)
-        )
-        return wire.MSGPACK, sections, order, b"".join(bodies)
+
+def encoded(
+    types: Mapping[type, EventType | JsonType], events: Sequence[Any]
+) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
+    """Encoding, sections, order and body of a frame of these events, whose classes are known.
+
+    Raises EventError for what msgpack cannot hold.
+    """
+    classes = list(types) if len(types) == 1 else list(set(map(type, events)))
+    if len(classes) == 1:
+        kind = types[classes[0]]
+        body = kind.encode(events)
+        return kind.encoding, (wire.Section(kind.fingerprint, len(events), len(body)),), b"", body
+    if len(classes) > wire.MAX_SECTIONS:
+        raise EventError(f"{len(classes)} event types do not fit into one frame")
+    index = {cls: i for i, cls in enumerate(classes)}
+    order = bytes([index[type(event)] for event in events])
+    shares: list[list[Any]] = [[] for _ in classes]
+    for event, at in zip(events, order, strict=True):
+        shares[at].append(event)
+    kinds = [types[cls] for cls in classes]
+    bodies = [kind.encode(share) for kind, share in zip(kinds, shares, strict=True)]
+    sections = tuple(
+        wire.Section(kind.fingerprint, len(share), len(body))
+        for kind, share, body in zip(kinds, shares, bodies, strict=True)
+    )
+    return wire.MSGPACK, sections, order, b"".join(bodies)
 
 
 def _follows(last: Refusal, refusal: Refusal) -> bool:

@@ -1,42 +1,46 @@
-"""Reads a stream of a running app, from now on.
+"""Reads a stream of a running app, from now on, or a stream of a log, from wherever one likes.
 
 Rules
 - Every container that runs the app is asked; what each puts on the stream comes in its own order,
-  and nothing is promised between them.
-- Whoever reads too slowly misses events, rather than hold the app up; ``missed`` counts them.
-- A connection that is lost is made again. What came meanwhile is not sent again: ``interruptions``
-  counts that.
+  and nothing is promised between them. A log's stream comes from its node: each partition in order.
+- Of a live stream, whoever reads too slowly misses events, rather than hold the app up; ``missed``
+  counts them. What comes while a connection is lost is not sent again: ``interruptions`` counts
+  that. A log waits, and goes on where it was: nothing is missed and nothing comes twice.
+- What does not decode raises in its place; iterating goes on behind it.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-import structlog
 import trio
 
-from s4node.comm import frame as wire
-from s4node.comm.socket import PairSocket, host_and_port
-from s4node.errors import ConnectionRefused, RemoteFrameError, StageBroken, StageClosed
-from s4node.schema import EventType, open_reader
+from s4node.comm.reader_link import ReaderLink
+from s4node.comm.reading import Arrived, Lost, Reading
+from s4node.comm.socket import host_and_port
+from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
+from s4node.progress.startpoint import Startpoint, Upcoming
 
-log = structlog.get_logger("s4node.subscription")
+WINDOW_BYTES = 16_777_216
+"""The most bytes of events that a node sends ahead of a reader."""
 
-_MAX_BYTES = 16_777_216
 
-Reader = Callable[[memoryview], list[Any]]
+class Place(NamedTuple):
+    """Where an event is: its partition, and its offset if the stream is a log's."""
+
+    partition: int
+    offset: int
 
 
 class Subscription:
     """A stream to read with ``async for``; get it from ``Client.subscribe``.
 
     Events of a class in ``types`` come as objects of it, others as GenericEvents with the fields'
-    names. ``queue_size`` is how many events each container may send ahead of the reader.
+    names. ``queue_size`` is how many events each node may send ahead of the reader.
     """
 
     def __init__(
@@ -45,20 +49,22 @@ class Subscription:
         stream: str,
         types: Sequence[type] = (),
         *,
+        start: Startpoint | Mapping[int, int] | None = None,
         timeout: float = 10.0,
         queue_size: int = 10_000,
     ) -> None:
         self.stream = stream
-        self.interruptions = 0
         self._address = address
-        self._types = {kind.name: kind for kind in map(EventType, types)}
+        self._types = types
+        self._start = Upcoming() if start is None else start
         self._timeout = timeout
         self._window = queue_size
-        self._me = f"subscriber-{secrets.token_hex(5)}"
-        self._events: deque[tuple[_Source, list[Any], int]] = deque()
-        self._batch: Iterator[Any] = iter(())
-        self._current: tuple[_Source, int] | None = None
-        self._sources: dict[str, _Source] = {}
+        self._arrived: deque[Arrived | Lost] = deque()
+        self._batch: list[Any] = []
+        self._at = 0
+        self._of: Arrived | None = None  # whose events are in ``_batch``
+        self._reasons: dict[int, str] = {}
+        self._sources: dict[str, Reading] = {}
         self._news = trio.lowlevel.ParkingLot()
         self._manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -68,6 +74,33 @@ class Subscription:
         """Events that were not sent to us because we read too slowly."""
         return sum(source.missed for source in self._sources.values())
 
+    @property
+    def interruptions(self) -> int:
+        """How often a connection to an app was lost, and with it what came meanwhile."""
+        return sum(source.interruptions for source in self._sources.values())
+
+    @property
+    def place(self) -> Place:
+        """Where the event that came last is; with ``place.offset + 1`` one can go on later."""
+        if self._of is None:
+            raise StageClosed("no event has been read yet; read one first")
+        return Place(self._of.place.partition, self._of.first + self._at - 1)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The offset to go on with in each partition, as ``start`` takes it; empty if it is live.
+
+        What has been given by the iteration is behind, everything else is before.
+        """
+        at = {
+            place.partition: place.passed
+            for source in self._sources.values() if source.log
+            for place in source.places.values()
+        }  # fmt: skip
+        if self._of is not None and self._of.reading.log:
+            at[self._of.place.partition] = self._of.first + self._at
+        return at
+
     async def __aenter__(self) -> Subscription:
         host_and_port(self._address)
         self._manager = trio.open_nursery()
@@ -75,10 +108,13 @@ class Subscription:
         try:
             self._ask(self._address)
             with trio.move_on_after(self._timeout):
-                while not self._answered and not self._error:
+                while not self._answered and self._error is None:
                     await self._news.park()
             if not self._answered:
-                reason = self._error or f"no answer within {self._timeout:g} s"
+                error = self._error
+                if error is not None and not isinstance(error, ConnectionRefused):
+                    raise error
+                reason = error or f"no answer within {self._timeout:g} s"
                 raise ConnectionRefused(f"stream {self.stream!r} at {self._address}: {reason}")
         except BaseException:
             await self._end()
@@ -104,164 +140,67 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Any:
-        for event in self._batch:
-            return event
-        if self._current is not None:
-            source, end = self._current
-            source.read(end)
-            self._current = None
-        while not self._events:
+        while self._at == len(self._batch):
+            await self._next_batch()
+        event = self._batch[self._at]
+        self._at += 1
+        if event is None and self._at - 1 in self._reasons:
+            place = self.place
+            raise DecodeError(
+                f"{self.stream}[{place.partition}] at {place.offset}: "
+                f"{self._reasons[self._at - 1]}. Iterate on to skip it"
+            )
+        return event
+
+    async def _next_batch(self) -> None:
+        """Have the next events decoded, once there are any."""
+        if self._of is not None and self._at:
+            self._of.reading.passed(self._of.place, self._of.end)
+        while not self._arrived:
             if self._nursery is None:
                 raise StageClosed(f"the subscription to {self.stream!r} is closed")
+            if self._error is not None:  # it does not go on after a reconnect
+                raise self._error
             await self._news.park()
-        source, events, end = self._events.popleft()
-        self._current, self._batch = (source, end), iter(events)
-        return next(self._batch)  # a frame has an event at least
+        arrived = self._arrived.popleft()
+        if isinstance(arrived, Lost):
+            raise arrived.error
+        events, refusals = arrived.reading.decoder.decode(arrived.data, arrived.body)
+        skip = arrived.first - arrived.data.first
+        self._of = arrived
+        self._batch, self._at = events[skip:] if skip else events, 0
+        self._reasons = {index - skip: reason for index, reason in refusals}
 
     @property
     def _answered(self) -> bool:
-        return any(source.runs for source in self._sources.values())
+        return any(source.opened for source in self._sources.values())
 
     @property
-    def _error(self) -> str:
-        waiting = [source for source in self._sources.values() if not source.error]
-        errors = [source.error for source in self._sources.values() if source.error]
-        return errors[0] if errors and not waiting else ""
+    def _error(self) -> S4Error | None:
+        errors = [source.error for source in self._sources.values() if source.error is not None]
+        return errors[0] if len(errors) == len(self._sources) and errors else None
 
     def _ask(self, address: str) -> None:
-        known = [a for source in self._sources.values() for a in (source.address, source.alias)]
-        if address not in known and self._nursery is not None:
-            source = self._sources[address] = _Source(self, address)
-            self._nursery.start_soon(source.run)
-
-
-class _Source:
-    """One container's share of the stream."""
-
-    def __init__(self, subscription: Subscription, address: str) -> None:
-        self.address = self.alias = address
-        self.error = ""
-        self.runs = False
-        self.missed = 0
-        self._of = subscription
-        self._readers: dict[int, Reader] = {}
-        self._read = self._limit = 0
-        self._unsent: list[bytes] = []
-        self._missed_before = 0
-        self._producer = ""
-        self._socket: PairSocket
-        self._writes = trio.lowlevel.ParkingLot()
-
-    async def run(self) -> None:
-        """Read until cancelled."""
-        self._socket = PairSocket.dialing(self.address, _MAX_BYTES, self._changed)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                while True:
-                    await self._socket.wait_readable()
-                    while (data := self._socket.receive_nowait()) is not None:
-                        self._take(data)
-                    self._of._news.unpark_all()
-        finally:
-            await self._socket.close()
-
-    def read(self, end: int) -> None:
-        """Everything below ``end`` has been read: give the credit back, a quarter at a time."""
-        self._read = max(self._read, end)
-        if self._limit - self._read < self._of._window * 3 // 4:
-            self._limit = self._read + self._of._window
-            ruling = wire.Ruling(0, wire.ADMITTED, self._read, self._limit, self._read)
-            verdict = wire.Verdict(self._of.stream, self._producer, (ruling,))
-            self._say(wire.encode_frame(verdict))
-
-    def _changed(self, connected: bool) -> None:
-        self._unsent.clear()
-        if not connected:
-            if self.runs:
-                self._of.interruptions += 1
-            self.runs = False
+        known = {a for at, source in self._sources.items() for a in (at, source.alias)}
+        if address in known or self._nursery is None:
             return
-        self._missed_before = self.missed
-        self._read, self._limit = 0, self._of._window
-        hello = wire.Hello(
-            self._of._me,
-            "",
-            self._of.stream,
-            positions=(wire.Position(0, 0, self._limit),),
-            headers={wire.SUBSCRIBE: True},
+        link = ReaderLink(address, self._heard)
+        reading = self._sources[address] = Reading(
+            self.stream,
+            f"subscriber-{secrets.token_hex(5)}",
+            self._types,
+            self._start,
+            window=self._window,
+            window_bytes=WINDOW_BYTES,
+            others=True,
+            deliver=self._arrived.append,
+            on_credit=link.wake,
         )
-        self._say(wire.encode_frame(hello))
+        link.add(reading)
+        self._nursery.start_soon(link.run)
 
-    def _say(self, frame: bytes) -> None:
-        self._unsent.append(frame)
-        self._writes.unpark_all()
-
-    async def _write(self) -> None:
-        while True:
-            while not self._unsent:
-                await self._writes.park()
-            frames = list(self._unsent)
-            with suppress(StageBroken):
-                if not self._socket.send_nowait(wire.envelope(frames)):
-                    await self._socket.wait_writable()
-                    continue
-            del self._unsent[: len(frames)]
-
-    def _take(self, data: bytes) -> None:
-        try:
-            for frame in wire.read_envelope(data, _MAX_BYTES):
-                if isinstance(frame, wire.BadFrame):
-                    log.warning("bad frame", address=self.address, reason=frame.reason)
-                elif isinstance(frame.header, wire.Hello):
-                    self._on_hello(frame.header)
-                elif isinstance(frame.header, wire.Data):
-                    self._on_data(frame.header, frame.body)
-                elif isinstance(frame.header, wire.Idle):
-                    missed = frame.header.headers.get(wire.MISSED, 0)
-                    self.missed = self._missed_before + int(missed)
-                elif isinstance(frame.header, wire.Drain):
-                    self._say(wire.encode_frame(wire.Drain("stopped reading")))
-        except RemoteFrameError as error:
-            log.warning("bad envelope", address=self.address, reason=str(error))
-
-    def _on_hello(self, answer: wire.Hello) -> None:
-        self.error = answer.error
-        if answer.error:
-            return
-        self._producer = answer.peer
-        alias = answer.headers.get(wire.ADDRESS)
-        if isinstance(alias, str) and alias:
-            self.alias = alias
-        for declared in answer.types:
-            known = self._of._types.get(declared.name)
-            reason = known.refusal_of(declared) if known is not None else None
-            if reason:
-                self.error = reason
-                return
-            reader = known.decode if known is not None else open_reader(declared)
-            self._readers[declared.fingerprint] = reader
-        self.runs = self.runs or bool(answer.partitions)
-        for node in answer.headers.get(wire.NODES) or ():
-            self._of._ask(node)
-
-    def _on_data(self, data: wire.Data, body: memoryview) -> None:
-        problem = wire.check_sections(data, body)
-        if problem:
-            log.warning("bad frame", address=self.address, reason=problem)
-            return
-        shares: list[list[Any]] = []
-        at = 0
-        for section in data.sections:
-            read = self._readers.get(section.fingerprint)
-            if read is None:
-                log.warning("an event type nobody has declared", address=self.address)
-                return
-            shares.append(read(body[at : at + section.size]))
-            at += section.size
-        if len(shares) == 1:
-            events = shares[0]
-        else:
-            cursors = [iter(share) for share in shares]
-            events = [next(cursors[which]) for which in data.order]
-        self._of._events.append((self, events, data.first + data.count))
+    def _heard(self) -> None:
+        for source in list(self._sources.values()):
+            for node in source.nodes:
+                self._ask(node)
+        self._news.unpark_all()

@@ -3,7 +3,8 @@
 Rules
 - Start: on_init, check the graph, make the parts, start the tasks, listen, on_start. Nothing is
   accepted before the app can process it: a partition opens when its task has started.
-- A container by itself owns all partitions, and listens when they have started. As a member of a
+- A container by itself owns all partitions, and listens when they have started; where it has the
+  log, it serves that first of all, for the app may read from it. As a member of a
   cluster it listens first, for its address is what it joins with; it owns the partitions that its
   view gives it, and passes what belongs to others on to them.
 - A member that was stopped (a SIGSTOP, a handler that blocks) for long goes on only when it knows
@@ -37,7 +38,7 @@ from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
 from s4node.cluster.view import View
 from s4node.comm import frame as wire
-from s4node.comm.listener import Connection, Listener, check_reachable
+from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
@@ -63,6 +64,8 @@ from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
+from s4node.log.host import LogHost
+from s4node.stream import InputStream
 
 log = structlog.get_logger("s4node.container")
 
@@ -93,7 +96,9 @@ class Container:
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
         self.enrolment = enrolment
-        self._listeners = listeners
+        self._lifecycle = Lifecycle(
+            [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
+        )
         self._closings: list[Closing] = []
         self._began = False  # on_start was called
         self.view = View.alone(0)
@@ -107,6 +112,14 @@ class Container:
         self._told: wire.Headers = {}  # with every answer to a hello
         self._refusing: set[str] = set()  # streams of which a consumer has refused events
         self._membership: Membership | None = None
+        self._opened = False  # to producers and readers of the app
+        self._looping = False
+        self._early: list[tuple[wire.Frame, Connection]] = []  # hellos that came before that
+        self._answering = trio.lowlevel.ParkingLot()
+        self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
+        self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
+        self.log = LogHost.of(config, self.node, self.incarnation, self._told, self._has_stream)
+        self.listener = Listener.configured(config, self, self._nudge, held=self._in_doubt)
         self.pipeline: Pipeline
         self.loop: EventLoop
         self.readers: Readers
@@ -115,11 +128,9 @@ class Container:
         self.replay: Replay | None = None
         self.model: JobModel
         self._choosers: ChooserSettings
-        self._lifecycle: Lifecycle
         self.partitioner: Partitioner
         self.partitions: Partitions
         self.inputs: Inputs
-        self.listener: Listener
 
     @property
     def address(self) -> str:
@@ -147,7 +158,7 @@ class Container:
         self._prepared = True
         app, config = self.app, self.config
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
-        self.replay = await Replay.prepared(app, config)
+        self.replay = await Replay.prepared(app, config, self.address if self.log else "")
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
@@ -155,38 +166,44 @@ class Container:
         self.view = View.alone(app.partitions)
         await check_live(app, config)
         self._choosers = ChooserSettings.of(config)
-        listeners = [*listeners_of(config), *self._listeners]
-        self._lifecycle = Lifecycle(listeners, config[settings.CONTAINER_END_TIMEOUT])
         self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
+        if self.log is not None:
+            self.log.check_names()
 
     def _inputs(self) -> list[tuple[str, str]]:
         return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        await self.prepare()
-        self._make()
         async with self._lifecycle.living():
-            self._lifecycle.closes("files", self.pipeline.close)
-            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
+            if self.log is None:
+                await self.prepare()  # its errors come as they are
             await self._live()
 
     async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
+            if self.log is not None:
+                await outer.start(self.log.run)
+                await outer.start(self.listener.serve)
+                outer.start_soon(self._answer_early)
+                await self.prepare()
+            self._make()
+            self._lifecycle.closes("files", self.pipeline.close)
+            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
             if self.members is not None:
                 await outer.start(self.members.emitter.run)
-                await outer.start(self.listener.serve)
+                await self._open(outer)
             with Watchdog(self.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
                     if self.enrolment is None:
                         await self._own(self.view)
-                        await outer.start(self.listener.serve)
+                        await self._open(outer)
                     else:
                         await self._join(self.enrolment, inner)
                     patience = trio.CancelScope()
@@ -209,6 +226,9 @@ class Container:
                             await self.replay.commit(self.tasks.values())
                         await self._leave()
                         await self.outputs.settle()
+                        if self.log is not None:
+                            self.log.close()
+                            await self.log.settle()
                         if self.members is not None:
                             await self.members.finish()
                         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -250,7 +270,34 @@ class Container:
     ) -> None:
         nursery.start_soon(function, *arguments)
 
+    async def _open(self, nursery: trio.Nursery) -> None:
+        """Let producers and readers of the app come."""
+        self._opened = True
+        if self.log is None:
+            await nursery.start(self.listener.serve)
+        early, self._early = self._early, []
+        for frame, connection in early:
+            if connection.live:
+                self.on_frame(frame, connection)
+
+    async def _answer_early(self) -> None:
+        """Send what the log has to say, until the loop does it."""
+        while not self._looping:
+            due = self.listener.flush(trio.current_time())
+            with trio.move_on_at(math.inf if due is None else due):
+                await self._answering.park()
+
+    def _nudge(self) -> None:
+        """The listener has something to send."""
+        if self._looping:
+            self.loop.nudge()
+        else:
+            self._answering.unpark_all()
+
     async def _run_loop(self, ended: trio.Event) -> None:
+        self._looping = True
+        self._answering.unpark_all()
+        self.loop.nudge()  # what came before has been waiting
         await self.loop.run()
         ended.set()
 
@@ -367,9 +414,6 @@ class Container:
             on_shutdown=self.stop,
             threads=config[settings.THREAD_POOL_SIZE],
         )
-        self.listener = Listener.configured(config, self, self.loop.nudge, held=self._in_doubt)
-        self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
-        self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
         self.readers = Readers(
             app,
             node=self.node,
@@ -428,6 +472,12 @@ class Container:
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
 
+    def _has_stream(self, name: str) -> str:
+        """For the log: whether the app serves a stream of this name itself."""
+        stream = self.app.streams.get(name)
+        served = stream is not None and not (isinstance(stream, InputStream) and not stream.is_live)
+        return f"app {self.app.name!r}" if served else ""
+
     # -- what moves on when something has happened ---------------------------------------------
 
     def _after_turn(self) -> float | None:
@@ -477,7 +527,17 @@ class Container:
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         """Take a frame from a peer."""
         header = frame.header
-        if isinstance(header, wire.Data):
+        if self.log is not None and self.log.on_frame(frame, connection):
+            if self._drain_word and isinstance(header, wire.Hello):
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Drain):
+            connection.silent.set()
+        elif isinstance(header, wire.Query):
+            connection.answer(no_log(header))
+        elif not self._opened:
+            if isinstance(header, wire.Hello):
+                self._early.append((frame, connection))
+        elif isinstance(header, wire.Data):
             self._on_data(header, frame.body, connection)
         elif isinstance(header, wire.Hello):
             peers = self.readers if header.headers.get(wire.SUBSCRIBE) else self.inputs
@@ -488,8 +548,6 @@ class Container:
             self.inputs.on_idle(header, connection)
         elif isinstance(header, wire.EndOfStream):
             self.inputs.on_end(header, connection)
-        elif isinstance(header, wire.Drain):
-            connection.silent.set()
         elif isinstance(header, wire.Verdict):
             if self.readers.on_verdict(header, connection):
                 self.loop.nudge()
@@ -513,12 +571,18 @@ class Container:
 
     def on_drained(self) -> None:
         """The frames that had arrived have been taken."""
-        self.loop.take_turn()
+        if self._looping:
+            self.loop.take_turn()
+        else:
+            self._answering.unpark_all()
 
     def on_gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
-        self.readers.gone(connection)
-        self.inputs.gone(connection)
+        if self.log is not None:
+            self.log.gone(connection)
+        if self._opened:
+            self.readers.gone(connection)
+            self.inputs.gone(connection)
 
     # -- statistics --------------------------------------------------------------------------
 

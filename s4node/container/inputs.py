@@ -109,8 +109,8 @@ class Inputs:
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
             return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
         before = port.admission.connection_of(hello.peer)
-        if isinstance(before, Connection) and before.serial > connection.serial:
-            reason = f"producer {hello.peer!r} has a newer connection; this one is out of date"
+        reason = connection.outdated(before, hello.peer)
+        if reason:
             return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
         now = trio.current_time()
         answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
@@ -118,15 +118,7 @@ class Inputs:
             self._streams_of.setdefault(connection, set()).add(hello.stream)
             if member and not self._left:
                 port.members.add(connection)
-        connection.incarnation = hello.incarnation
-        if not answer.error and isinstance(before, Connection) and before is not connection:
-            if hello.incarnation and before.incarnation == hello.incarnation:
-                return answer  # the same process, by another of our names
-            reason = (
-                f"producer {hello.peer!r} has connected again from {connection.peer}; give each "
-                f"client a producer id of its own"
-            )
-            before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
+            connection.takes_over(before, hello)
         return answer
 
     def tell_owners(self) -> None:

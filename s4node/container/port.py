@@ -20,12 +20,13 @@ from typing import Any
 
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.comm.decoder import FrameDecoder
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.routing import key_failure
-from s4node.schema import EventType, Refusals, fingerprint_of
+from s4node.schema import EventType, TypeReader, fingerprint_of
 from s4node.stream import Stream
 
 FRAME_BYTES = 512
@@ -61,7 +62,7 @@ class FrameBatch(EventBatch):
 
     def load(self) -> None:
         """Decode; events that do not decode are refused and left out."""
-        events, refusals = self._port.decode(self._data, self._body)
+        events, refusals = self._port.decoder.decode(self._data, self._body)
         self._body = _NOTHING
         self._port.admission.deserializer.went(self.size, self.bytes)
         skip = self.frame.skip
@@ -123,7 +124,8 @@ class InputPort:
             self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
                 self._find = rule.finder()
-        self._readers: dict[int, EventType] = {kind.fingerprint: kind for kind in stream.types}
+        self._readers: dict[int, TypeReader] = {kind.fingerprint: kind for kind in stream.types}
+        self.decoder = FrameDecoder(self._readers)
 
     def open(self, partition: int, stage: Stage) -> None:
         """Take frames for a partition that the container owns now."""
@@ -283,55 +285,3 @@ class InputPort:
         stage.dropped(len(numbers), reason)
         for number in numbers:
             receipt.shed(number, 1, reason)
-
-    def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
-        """The frame's events in order (None where refused), and what did not decode."""
-        try:
-            return self._decode(data, body)
-        except Exception as error:
-            reason = f"the frame's body does not decode: {error}"
-            return [None] * data.count, [(index, reason) for index in range(data.count)]
-
-    def _decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
-        if len(data.sections) == 1 and data.encoding == wire.MSGPACK:
-            reader = self._readers.get(data.sections[0].fingerprint)
-            if reader is not None:
-                try:
-                    events = reader.decode(body)
-                except Exception:
-                    events = []  # the slow path below finds the culprits
-                if len(events) == data.count:
-                    return events, []
-        decoded: list[tuple[list[Any], Refusals]] = []
-        at = 0
-        for section in data.sections:
-            decoded.append(self._section(data, section, body[at : at + section.size]))
-            at += section.size
-        if len(decoded) == 1:
-            return decoded[0]
-        merged: list[Any] = []
-        refusals: Refusals = []
-        cursors = [0] * len(decoded)
-        reasons = [dict(refused) for _, refused in decoded]
-        for index, which in enumerate(data.order):
-            at, cursors[which] = cursors[which], cursors[which] + 1
-            merged.append(decoded[which][0][at])
-            if at in reasons[which]:
-                refusals.append((index, reasons[which][at]))
-        return merged, refusals
-
-    def _section(
-        self, data: wire.Data, section: wire.Section, body: memoryview
-    ) -> tuple[list[Any], Refusals]:
-        reader = self._readers.get(section.fingerprint)
-        reason = f"no event type of fingerprint {section.fingerprint} was declared in a hello"
-        if reader is not None:
-            try:
-                json = data.encoding == wire.JSON
-                events, refusals = reader.decode_json(body) if json else reader.decode_slowly(body)
-                if len(events) == section.count:
-                    return events, refusals
-                reason = f"a section announces {section.count} events and holds {len(events)}"
-            except Exception as error:
-                reason = f"a section does not decode: {error}"
-        return [None] * section.count, [(index, reason) for index in range(section.count)]

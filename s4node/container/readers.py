@@ -16,6 +16,7 @@ from s4node.app import App
 from s4node.comm import frame as wire
 from s4node.comm.listener import Connection
 from s4node.comm.subscriber import Subscriber
+from s4node.errors import StartpointError
 from s4node.stream import InputStream, Stream
 
 _FEED_BYTES = 131_072
@@ -58,11 +59,25 @@ class Readers:
                 f"app {self._app.name!r} puts nothing on a stream {hello.stream!r}; it can be read "
                 f"from: {known}"
             )
-            return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
+            return self._refusal(hello, reason)
+        start = hello.headers.get(wire.START, wire.UPCOMING)
+        if start != wire.UPCOMING:
+            reason = (
+                f"stream {hello.stream!r} of app {self._app.name!r} is a live one: nothing of it "
+                f"is kept, so it can only be read from now on; leave start out, or read a stream "
+                f"of a log"
+            )
+            return self._refusal(hello, reason, StartpointError.__name__)
         self._subscribers.setdefault(stream.name, {})[connection] = Subscriber(
             hello, [kind.cls for kind in stream.types], self._node, self._queue_size
         )
         return self._welcome(stream)
+
+    def _refusal(self, hello: wire.Hello, reason: str, fault: str = "") -> wire.Hello:
+        headers = {wire.FAULT: fault} if fault else {}
+        return wire.Hello(
+            self._node, self._incarnation, hello.stream, error=reason, headers=headers
+        )
 
     def _welcome(self, stream: Stream) -> wire.Hello:
         """What a subscriber is told: the types, and who else runs the app."""

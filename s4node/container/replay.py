@@ -43,9 +43,9 @@ class Replay:
     ``counts`` are the partitions of its inputs by system and stream.
     """
 
-    def __init__(self, app: App, config: Config) -> None:
+    def __init__(self, app: App, config: Config, own_log: str) -> None:
         self.counts: dict[tuple[str, str], int] = {}
-        self.systems = Systems(config)
+        self.systems = Systems(config, own_log)
         self.consumers: Consumers
         self.committer: Committer
         self.rejects: Rejects
@@ -56,15 +56,16 @@ class Replay:
         self._kept: dict[int, Checkpoint] = {}
 
     @classmethod
-    async def prepared(cls, app: App, config: Config) -> Replay | None:
+    async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
         """Ask the systems for the inputs of ``app``; None where it has none.
 
+        ``own_log`` is where this process serves its log, if it does.
         Raises UnknownStream for a system or a stream that is not there.
         """
         streams = replayable(app)
         if not streams:
             return None
-        replay = cls(app, config)
+        replay = cls(app, config, own_log)
         named = [(stream.system, stream.name) for stream in streams]
         for system, _ in named:
             replay.systems[system]  # raises where there is none

@@ -23,6 +23,7 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -326,7 +327,13 @@ class PartitionView:
                 if size >= max_bytes:
                     break
             cursor.close()  # what is open keeps the write-ahead log from starting over
-            return [_stored(row, self.path) for row in rows]
+            frames = [_stored(row, self.path) for row in rows]
+        for one, next_one in pairwise(frames):
+            if one.end != next_one.start:
+                raise _corrupt(self.path, f"no frame has the offset {one.end}")
+        if frames and frames[0].end <= offset:
+            raise _corrupt(self.path, f"no frame has the offset {offset}")
+        return frames
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that time; None where none was."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, S4Error
+from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds
+from s4node.ops.log_command import log_commands
 
 if TYPE_CHECKING:
     from s4node.config import Config
-
-DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"s4node {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    run = _command(
+    run = command(
         commands,
         "run",
         _run,
@@ -70,12 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--listen", metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}")
     run.add_argument("--partitions", metavar="N",
                      help="partition tasks of the app (default: as many as nodes)")  # fmt: skip
-    run.add_argument("--nodes", type=_count, metavar="N",
+    run.add_argument("--nodes", type=count, metavar="N",
                      help="share the partitions among N container processes "
                           "(job.container.count)")  # fmt: skip
     _serving_options(run)
 
-    node = _command(
+    node = command(
         commands,
         "node",
         _node,
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _folder_option(node)
     _serving_options(node)
 
-    adapter = _command(
+    adapter = command(
         commands,
         "adapter",
         _adapter,
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
     _serving_options(adapter)
 
-    deploy = _command(
+    deploy = command(
         commands, "deploy", _deploy, "package an app, and have the nodes of a cluster run it",
         "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
     )  # fmt: skip
@@ -118,37 +118,37 @@ def _parser() -> argparse.ArgumentParser:
                         help="one setting that goes along; wins over files")  # fmt: skip
     deploy.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
-    apps = _command(
+    apps = command(
         commands, "apps", _apps, "list the apps that are deployed to a cluster",
         "s4 apps --cluster flights",
     )  # fmt: skip
     _cluster_options(apps)
     apps.add_argument("--json", action="store_true", help="print a JSON list")
 
-    undeploy = _command(
+    undeploy = command(
         commands, "undeploy", _undeploy, "stop an app on all nodes of a cluster, and forget it",
         "s4 undeploy flights --cluster flights",
     )  # fmt: skip
     undeploy.add_argument("app", metavar="NAME", help="the app's name, as s4 apps shows it")
     _cluster_options(undeploy)
 
-    status = _command(
+    status = command(
         commands, "status", _status, "show a cluster: nodes, apps, containers, stages",
         "s4 status --cluster flights",
     )  # fmt: skip
     _cluster_options(status)
     status.add_argument("--json", action="store_true", help="print a JSON object")
 
-    top = _command(
+    top = command(
         commands, "top", _top, "show a cluster live: depth, rate and waiting time of each stage",
         "s4 top --cluster flights",
     )  # fmt: skip
     _cluster_options(top)
-    top.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
+    top.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS",
                      help="(default %(default)g)")  # fmt: skip
     top.add_argument("--count", type=int, metavar="N", help="end after N times")
 
-    send = _command(
+    send = command(
         commands,
         "send",
         _send,
@@ -160,11 +160,11 @@ def _parser() -> argparse.ArgumentParser:
         "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
     )
     send.add_argument("--type", default="", help="event type, where the stream takes several")
-    send.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
+    send.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
-    tail = _command(
+    tail = command(
         commands,
         "tail",
         _tail,
@@ -175,18 +175,20 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument(
         "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
     )
-    tail.add_argument("--count", type=_count, default=0, metavar="N", help="end after N events")
-    tail.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS",
+    tail.add_argument("--count", type=count, default=0, metavar="N", help="end after N events")
+    tail.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS",
                       help="for connecting (default %(default)g)")  # fmt: skip
 
-    new_app = _command(
+    log_commands(commands)
+
+    new_app = command(
         commands, "new-app", _new_app, "make the folder of a new app, with a test",
         "s4 new-app clicks",
     )  # fmt: skip
     new_app.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
     new_app.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
 
-    graph = _command(
+    graph = command(
         commands, "graph", _graph, "draw an app's streams and PEs", "s4 graph apps.flights.app",
     )  # fmt: skip
     graph.add_argument("app", metavar="APP", help="as for s4 run; its on_init is called")
@@ -195,16 +197,16 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print JSON")
     _setting_options(graph)
 
-    health = _command(
+    health = command(
         commands, "health", _health, "ask whether a node answers; for health checks",
         "s4 health tcp://127.0.0.1:12000",
     )  # fmt: skip
     health.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="ADDRESS",
                         help="where the node listens (default %(default)s)")  # fmt: skip
-    health.add_argument("--timeout", type=_seconds, default=3.0, metavar="SECONDS",
+    health.add_argument("--timeout", type=seconds, default=3.0, metavar="SECONDS",
                         help="for its answer (default %(default)g)")  # fmt: skip
 
-    bench = _command(
+    bench = command(
         commands, "bench", _bench, "measure; without a name, list what can be measured",
         "s4 bench keyed-count --json",
     )  # fmt: skip
@@ -214,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true",
                        help="a short run that checks correctness; ignore its figures")  # fmt: skip
 
-    config = _command(
+    config = command(
         commands, "config", _config, "show or check the configuration",
         "s4 config check config/flights.properties",
     )  # fmt: skip
@@ -224,23 +226,6 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("files", nargs="*", metavar="FILE", help="property files, later ones win")
     config.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     config.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    function: Callable[[argparse.Namespace], int],
-    summary: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example: {example}",
-    )
-    parser.set_defaults(function=function)
     return parser
 
 
@@ -265,22 +250,6 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
                         help="property file; later ones win")  # fmt: skip
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
                         help="one setting; wins over files")  # fmt: skip
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return int(text)
 
 
 def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:

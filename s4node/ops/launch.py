@@ -2,7 +2,8 @@
 
 Rules
 - The containers find each other through a folder that lasts as long as the command does.
-- Clients come to one address, the launcher's door, which leads them to the containers.
+- Clients come to one address, the launcher's door, which leads them to the containers. The log, if
+  there is one, is at that address, too: one process has its folder, and containers come and go.
 - A container that dies is started again, as a spare: by then others have its partitions.
 - An app that cannot start at all ends the command, with the reason.
 """
@@ -18,11 +19,12 @@ from pathlib import Path
 import trio
 
 from s4node import config as settings
-from s4node.cluster.lifeline import Begin
+from s4node.cluster.lifeline import Begin, handed_on
 from s4node.cluster.supervisor import Supervisor, limits_of, supervising
 from s4node.comm.door import Door
 from s4node.config import Config
 from s4node.errors import ContainerFailed
+from s4node.log.host import LogHost
 from s4node.ops import logging
 from s4node.ops.serve import exit_status, stop_on_signals
 
@@ -57,13 +59,14 @@ class _Launcher:
         self._folder = folder
         self._stopping = trio.Event()
         self._status = 130
+        self._door: Door
         self._supervisor: Supervisor
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
         """All of it; returns the exit status."""
         async with trio.open_nursery() as nursery:
             with stop_on_signals(self._stopping.set, nursery.cancel_scope):
-                door = Door(self._config, "door", self._lookup)
+                door = self._door = Door(self._config, "door", self._lookup, make_log=LogHost.of)
                 await nursery.start(door.run)
                 async with supervising(limits_of(self._config)) as self._supervisor:
                     for number in range(1, self._nodes + 1):
@@ -72,13 +75,14 @@ class _Launcher:
                     nursery.start_soon(self._announce, door, on_ready)
                     await self._stopping.wait()
                     await self._supervisor.stop()
+                    await door.finish()
                     if self._status == 130:
                         self._status = 0
                 nursery.cancel_scope.cancel()
         return self._status
 
     def _begin(self, name: str) -> Begin:
-        given = {e.name: e.text for e in self._config.items() if e.origin != "default"}
+        given = handed_on(self._config, self._door.address)
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",

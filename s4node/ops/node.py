@@ -11,6 +11,7 @@ from s4node import config as settings
 from s4node.cluster.node import Node
 from s4node.comm.door import Door
 from s4node.config import Config
+from s4node.log.host import LogHost
 from s4node.ops import logging
 from s4node.ops.serve import exit_status, stop_on_signals
 
@@ -25,7 +26,7 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
-    node = Node(config, partial(Door, config), name)
+    node = Node(config, partial(Door, config, make_log=LogHost.of), name)
     status = 130
     async with trio.open_nursery() as nursery:
         with stop_on_signals(node.stop, nursery.cancel_scope):

@@ -27,12 +27,14 @@ _CHUNK = 1 << 16
 def send(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
     """Send standard input; returns the exit status."""
     try:
-        return trio.run(_Sending(stream, address, type_name, timeout, as_json).run)
+        return trio.run(Sending(stream, address, type_name, timeout, as_json).run)
     except BaseException as error:
         return exit_status(error)
 
 
-class _Sending:
+class Sending:
+    """Sends standard input, a JSON object a line, to ``stream`` at ``address``."""
+
     def __init__(
         self, stream: str, address: str, type_name: str, timeout: float, as_json: bool
     ) -> None:

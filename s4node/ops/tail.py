@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from s4node.comm.client import Client
-from s4node.event import GenericEvent
+from s4node.comm.subscription import Subscription
 from s4node.ops.serve import exit_status
 
 
@@ -26,23 +26,32 @@ def tail(stream: str, address: str, count: int, timeout: float) -> int:
 
 
 async def _tail(stream: str, address: str, count: int, timeout: float) -> int:
-    encoder = msgspec.json.Encoder(enc_hook=_words)
     async with Client(address, timeout=timeout) as client, client.subscribe(stream) as events:
         if sys.stderr.isatty():
             print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
-        told = 0
-        read = 0
-        async for event in events:
-            attributes = event.attributes if isinstance(event, GenericEvent) else event
-            print(encoder.encode(dict(attributes)).decode(), flush=True)
-            read += 1
-            if events.missed > told:
-                print(f"{events.missed - told} events missed: reading is too slow",
-                      file=sys.stderr)  # fmt: skip
-                told = events.missed
-            if read == count:
-                break
+        await print_events(events, count)
     return 0
+
+
+async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
+    """Print events, each as it comes; ends after ``count`` of them, if that is not 0.
+
+    With their places, each line is an object of ``partition``, ``offset`` and ``event``.
+    """
+    encoder = msgspec.json.Encoder(enc_hook=_words)
+    told = 0
+    read = 0
+    async for event in events:
+        shown = dict(event.attributes)  # no classes were named, so it is a GenericEvent
+        if with_place:
+            shown = {**events.place._asdict(), "event": shown}
+        print(encoder.encode(shown).decode(), flush=True)
+        read += 1
+        if events.missed > told:
+            print(f"{events.missed - told} events missed: reading is too slow", file=sys.stderr)
+            told = events.missed
+        if read == count:
+            break
 
 
 def _words(value: object) -> str:

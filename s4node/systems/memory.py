@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import trio
 
-from s4node.errors import EventError, InputLost, StartpointError, UnknownStream
+from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.event import GenericEvent
 from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
-from s4node.schema import EventType, TypeDecl, open_reader
+from s4node.schema import EventType, TypeDecl, TypeReader, reader_of
 from s4node.systems.system import (
     END_OF_STREAM,
     Bounds,
@@ -260,25 +260,15 @@ class _Decoders:
     def __init__(self, types: Sequence[type]) -> None:
         self._kinds = {kind.name: kind for kind in map(EventType, types)}
         self._generic = tuple(types) == (GenericEvent,)
-        self._known: dict[int, Callable[[bytes], list[Any]]] = {}
+        self._known: dict[int, TypeReader] = {}
 
     def of(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
-        """The decoder of a type as it was written; raises EventError if none of ours reads it."""
+        """The decoder of a type as it was written; it raises if none of ours reads it."""
         found = self._known.get(declaration.fingerprint)
         if found is None:
-            found = self._known[declaration.fingerprint] = self._make(declaration)
-        return found
-
-    def _make(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
-        if self._generic:
-            return open_reader(declaration)
-        kind = self._kinds.get(declaration.name)
-        if kind is None:
-            raise EventError(f"it is none of {', '.join(self._kinds)}")
-        refusal = kind.refusal_of(declaration)
-        if refusal is not None:
-            raise EventError(refusal)
-        return kind.decode
+            found = reader_of(declaration, self._kinds, others=self._generic)
+            self._known[declaration.fingerprint] = found
+        return found.decode
 
 
 class _Reader:

@@ -60,6 +60,8 @@ SAMPLES: dict[str, tuple[wire.Header, bytes]] = {
     "idle": (wire.Idle("clicks", "spark-1", wire.ANSWER_NOW, HEADERS), b""),
     "end of stream": (wire.EndOfStream("clicks", "spark-1", HEADERS), b""),
     "drain": (wire.Drain("node-1 is stopping", HEADERS), b""),
+    "query": (wire.Query(3, "trim", {"stream": "clicks", "offset": 40}, HEADERS), b""),
+    "answer": (wire.Answer(3, {"partitions": [1, 2]}, "no such stream", HEADERS), b""),
 }  # fmt: skip
 KINDS = list(SAMPLES)
 
@@ -264,7 +266,7 @@ GOOD = encode_frame(wire.Idle("clicks", "p"))
         (b"\xc0", "Expected `array`, got `None`"),
         (b"\x80", "Expected `array`, got `object`"),
         (b"\x90", "Expected `array` of at least length 1, got 0"),
-        (b"\x91\x07", "Invalid value 7"),
+        (b"\x91\x63", "Invalid value 99"),
         (b"\x91\xff", "Invalid value -1"),
         (b"\x93\x04\x05\xa1p", "Expected `str`, got `int` - at `$[1]`"),
         (b"\x93\x04\xa1a\xa1\xff", "can't decode byte 0xff"),

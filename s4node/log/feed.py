@@ -1,0 +1,259 @@
+"""The readers of one connection to the log: frames as they were appended, as far as credit goes.
+
+Rules
+- One trio task a connection, for one frame after the other: a reader that is slow costs its own
+  connection's turn and no memory, for nothing is read before there is room to send it.
+- Readings take turns, and a turn is bounded in bytes.
+- A reader is told in its place in the stream: what types come, and where something is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import structlog
+import trio
+
+from s4node.comm import frame as wire
+from s4node.comm.listener import Connection
+from s4node.errors import InputLost, S4Error, StageBroken, StartpointError
+from s4node.log.hosted import HostedStream
+from s4node.log.partition import StoredFrame
+from s4node.log.store import LogPartition
+
+log = structlog.get_logger("s4node.log")
+
+_TURN_BYTES = 262_144
+_ENVELOPE_BYTES = 131_072
+
+
+class _Cursor:
+    """Where a reading is in one partition: it is sent what lies from ``at`` to ``limit``."""
+
+    __slots__ = ("at", "limit", "lost", "partition")
+
+    def __init__(self, partition: LogPartition, at: int, limit: int) -> None:
+        self.partition = partition
+        self.at = at
+        self.limit = limit
+        self.lost = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something that may be sent, or told."""
+        bounds = self.partition.bounds
+        return (
+            not self.lost
+            and self.at < bounds.upcoming
+            and (self.at < self.limit or self.at < bounds.oldest)
+        )
+
+
+class _Reading:
+    """One reader of one stream."""
+
+    def __init__(self, hosted: HostedStream, reader: str) -> None:
+        self.hosted = hosted
+        self.reader = reader
+        self.cursors: dict[int, _Cursor] = {}
+        self.told: set[int] = set()  # fingerprints
+
+
+class Feed:
+    """Feeds the readers at the other end of ``connection``; ``node`` and ``headers`` are told."""
+
+    def __init__(self, connection: Connection, node: str, incarnation: str, headers: wire.Headers):
+        self._connection = connection
+        self._node = node
+        self._incarnation = incarnation
+        self._headers = headers
+        self._readings: dict[tuple[str, str], _Reading] = {}
+        self._hellos: list[tuple[HostedStream, wire.Hello]] = []
+        self._work = trio.lowlevel.ParkingLot()
+
+    def hello(self, hosted: HostedStream, hello: wire.Hello) -> None:
+        """Begin a reading, or begin it anew."""
+        self._hellos.append((hosted, hello))
+        self.wake()
+
+    def on_verdict(self, verdict: wire.Verdict) -> bool:
+        """A reader gives credit; False if there is no such reader."""
+        reading = self._readings.get((verdict.stream, verdict.producer))
+        if reading is None:
+            return any(
+                hello.stream == verdict.stream and hello.peer == verdict.producer
+                for _, hello in self._hellos
+            )
+        for ruling in verdict.rulings:
+            cursor = reading.cursors.get(ruling.partition)
+            if cursor is not None and ruling.limit > cursor.limit:
+                cursor.limit = ruling.limit
+        self.wake()
+        return True
+
+    def end(self, stream: str, reader: str) -> None:
+        """A reader reads no more."""
+        self._readings.pop((stream, reader), None)
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._work.unpark_all()
+
+    async def run(self) -> None:
+        """Feed until cancelled, or the connection ends."""
+        with suppress(trio.ClosedResourceError, StageBroken):
+            while True:
+                busy = False
+                while self._hellos:
+                    await self._send([await self._begin(*self._hellos[0])])
+                    del self._hellos[0]
+                    busy = True
+                for reading in list(self._readings.values()):
+                    for cursor in list(reading.cursors.values()):
+                        if cursor.ready:
+                            await self._turn(reading, cursor)
+                            busy = True
+                if not busy:
+                    await self._work.park()
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    async def _begin(self, hosted: HostedStream, hello: wire.Hello) -> bytes:
+        reading = _Reading(hosted, hello.peer)
+        try:
+            cursors = await self._cursors(hosted, hello)
+        except S4Error as error:
+            return self._word(reading, error=error)
+        reading.cursors = {cursor.partition.number: cursor for cursor in cursors}
+        self._readings[hosted.name, hello.peer] = reading
+        return self._word(reading, cursors)
+
+    async def _cursors(self, hosted: HostedStream, hello: wire.Hello) -> list[_Cursor]:
+        start: Any = hello.headers.get(wire.START, wire.UPCOMING)
+        found = []
+        if start == wire.POSITIONS:
+            for position in hello.positions:
+                if not 0 <= position.partition < len(hosted.partitions):
+                    raise StartpointError(
+                        f"stream {hosted.name!r} has no partition {position.partition}, its "
+                        f"partitions are 0 to {len(hosted.partitions) - 1}"
+                    )
+                partition = hosted.partitions[position.partition]
+                bounds = partition.bounds
+                if not 0 <= position.number <= bounds.upcoming:
+                    raise StartpointError(
+                        f"{hosted.name}[{position.partition}] has no offset {position.number}: it "
+                        f"has {bounds.oldest} to {bounds.upcoming}; start at one of these"
+                    )
+                found.append(_Cursor(partition, position.number, position.limit))
+            return found
+        for partition in hosted.partitions:
+            if start == wire.OLDEST:
+                at = partition.bounds.oldest
+            elif start == wire.UPCOMING:
+                at = partition.bounds.upcoming
+            elif isinstance(start, int) and not isinstance(start, bool):
+                at = await partition.offset_at(start)
+            else:
+                raise StartpointError(
+                    f"{start!r} is no start; give {wire.OLDEST!r}, {wire.UPCOMING!r}, "
+                    f"{wire.POSITIONS!r}, or milliseconds since 1970"
+                )
+            found.append(_Cursor(partition, at, at))
+        return found
+
+    def _word(
+        self,
+        reading: _Reading,
+        cursors: Sequence[_Cursor] = (),
+        error: S4Error | None = None,
+    ) -> bytes:
+        """What a reader is told: the types so far, and where its partitions are."""
+        headers = {**self._headers, wire.READER: reading.reader, wire.LOG: True}
+        if error is not None:
+            headers[wire.FAULT] = type(error).__name__
+        types = reading.hosted.types
+        reading.told |= types.keys()
+        return wire.encode_frame(
+            wire.Hello(
+                self._node,
+                self._incarnation,
+                reading.hosted.name,
+                tuple(types.values()),
+                reading.hosted.routing,
+                len(reading.hosted.partitions),
+                tuple(
+                    wire.Position(
+                        cursor.partition.number, cursor.at, cursor.limit,
+                        cursor.partition.bounds.upcoming,
+                    )
+                    for cursor in cursors
+                ),
+                str(error) if error is not None else "",
+                headers,
+            )
+        )  # fmt: skip
+
+    # -- going on --------------------------------------------------------------------------------
+
+    async def _turn(self, reading: _Reading, cursor: _Cursor) -> None:
+        """Send what there is, up to the turn's bytes."""
+        number = cursor.partition.number
+        try:
+            rows = await cursor.partition.read(cursor.at, _TURN_BYTES)
+        except InputLost:
+            cursor.lost = True
+            oldest = cursor.partition.bounds.oldest
+            headers = {wire.LOST: [number, cursor.at, oldest]}
+            idle = wire.Idle(reading.hosted.name, reading.reader, headers=headers)
+            await self._send([wire.encode_frame(idle)])
+            return
+        except S4Error as error:
+            cursor.lost = True
+            log.error("the log cannot be read", stream=reading.hosted.name, partition=number,
+                      reason=str(error))  # fmt: skip
+            await self._send([self._word(reading, error=error)])
+            return
+        frames: list[bytes] = []
+        size = 0
+        for row in rows:
+            if cursor.at >= cursor.limit:
+                break
+            if any(section.fingerprint not in reading.told for section in row.sections):
+                frames.append(self._word(reading))
+            frames.append(self._frame(reading, cursor, row))
+            cursor.at = row.end
+            size += len(frames[-1])
+            if size >= _ENVELOPE_BYTES:
+                await self._send(frames)
+                frames, size = [], 0
+        if frames:
+            await self._send(frames)
+
+    def _frame(self, reading: _Reading, cursor: _Cursor, row: StoredFrame) -> bytes:
+        return wire.encode_frame(
+            wire.Data(
+                reading.hosted.name,
+                cursor.partition.number,
+                reading.reader,
+                row.first,
+                row.count,
+                row.sections,
+                row.routing,
+                row.encoding,
+                0,
+                row.order,
+                row.appended_ms,
+                {**row.headers, wire.UPCOMING: cursor.partition.bounds.upcoming},
+            ),
+            row.body,
+        )
+
+    async def _send(self, frames: list[bytes]) -> None:
+        socket = self._connection.socket
+        assert socket is not None
+        data = wire.envelope(frames)
+        while not socket.send_nowait(data):
+            await socket.wait_writable()

@@ -1,0 +1,352 @@
+"""A stream of the log as its producers see it: admission in front, the files behind.
+
+Rules
+- Admission is that of every input: numbers, credit, verdicts. A number is settled when its event is
+  on the disk, or refused.
+- A producer that the files know goes on where they stopped: what it sends again is not appended
+  twice, however often it or the node has been started.
+- Where the stream has a key, a frame that was not routed by it is taken apart. The parts for other
+  partitions are appended first; the number of the producer's own lane moves when all of them are on
+  the disk, and lanes keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from s4node.comm import frame as wire
+from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.errors import KeyFinderError, S4Error, StoreCorrupt
+from s4node.event import GenericEvent
+from s4node.executors.policy import StageSettings
+from s4node.executors.stage import Gauge, Stage
+from s4node.keys import Partitioner, hasher_named
+from s4node.log.ledger import Appended, Incoming
+from s4node.log.split import Part, take_apart
+from s4node.log.store import LogStream
+from s4node.routing import KeyRule
+from s4node.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
+
+log = structlog.get_logger("s4node.log")
+
+FRAME_BYTES = 512
+"""About what a frame that waits takes up beside its body."""
+
+MAX_DECLARED = 64
+"""Types that one hello may declare, and that one is told."""
+
+MAX_TYPES = 4096
+"""Versions of event types on a stream."""
+
+_GENERIC = EventType(GenericEvent)
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """A frame on its way to the disk: the part for its own lane, and how many parts are not there
+    yet that must be first."""
+
+    frame: Incoming
+    receipt: FrameReceipt
+    weight: int
+    before: int = 0
+    refused: bool = False
+    settles: bool = True
+
+
+class HostedStream:
+    """One stream of the log. ``queue`` is what waits for the disk, of all streams; ``grown(n)`` is
+    called when something has been appended to partition ``n``."""
+
+    def __init__(
+        self,
+        stream: LogStream,
+        *,
+        capacity: int,
+        max_bytes: int,
+        queue: Gauge,
+        notify: Callable[[ProducerLane], None],
+        grown: Callable[[int], None],
+    ) -> None:
+        self.stream = stream
+        self.name = stream.name
+        self.partitions = stream.partitions
+        self.grown = grown
+        settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
+        self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
+        self.admission = StreamAdmission(stream.name, self._stages, notify, queue)
+        self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
+        self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
+        for each in stream.partitions:
+            for declared in each.types.values():
+                self._learn(declared)
+        self._waiting: dict[ProducerLane, deque[_Queued]] = {}
+        partitioner = Partitioner(len(stream.partitions), hasher_named(stream.hasher))
+        self.routing = f"{stream.hasher}:{stream.key}"
+        self._routed = self.routing if stream.key else ""
+        self._partition_of: Callable[[Any], int] | None = None
+        if stream.key and len(stream.partitions) > 1:
+            self._partition_of = _placing(stream.key, partitioner)
+
+    @property
+    def told_types(self) -> tuple[TypeDecl, ...]:
+        """What producers are told: the types that came last. GenericEvents go without saying."""
+        types = [kind for kind in self.types.values() if kind.name != GENERIC]
+        return tuple(types[-MAX_DECLARED:])
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is on its way to the disk."""
+        return any(lane.safe < lane.expected for lane in self.admission.lanes.values())
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def hello(
+        self, hello: wire.Hello, connection: Hashable, now: float
+    ) -> tuple[tuple[wire.Position, ...], str]:
+        """Open the stream for a producer: where its lanes go on, or why not."""
+        error = ""
+        if not self.admission.takes(hello.peer, connection):
+            error = (
+                f"stream {self.name!r}: this connection has opened it for {MAX_PRODUCERS} "
+                f"producers already; use a further connection"
+            )
+        error = error or self._problem(hello)
+        if error:
+            return (), error
+        told = {position.partition: position.number for position in hello.positions}
+        starts = []
+        for each in self.partitions:
+            start = told.get(each.number)
+            if (hello.peer, each.number) not in self.admission.lanes:
+                start = max(start or 0, each.expected(hello.peer) or 0)
+            if start is not None:
+                starts.append(wire.Position(each.number, start))
+        from_here = wire.Hello(hello.peer, hello.incarnation, self.name, positions=tuple(starts))
+        return self.admission.hello(from_here, connection, now), ""
+
+    def _problem(self, hello: wire.Hello) -> str:
+        for position in hello.positions:
+            if not 0 <= position.number <= wire.MAX_NUMBER:
+                return f"stream {self.name!r}: {position.number} is no event's number"
+        return self.declare(hello.types)
+
+    def declare(self, types: Sequence[TypeDecl]) -> str:
+        """Learn types of events that will come; returns why not, or an empty text."""
+        if len(types) > MAX_DECLARED:
+            return (
+                f"stream {self.name!r}: a hello declares {len(types)} event types; "
+                f"{MAX_DECLARED} are the most"
+            )
+        new = [one for one in types if one.fingerprint not in self.types]
+        if len(self.types) + len(new) > MAX_TYPES:
+            return (
+                f"stream {self.name!r} has {len(self.types)} versions of event types; {MAX_TYPES} "
+                f"are the most: create another stream"
+            )
+        for declared in new:
+            if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
+                return (
+                    f"stream {self.name!r}: {declared.fingerprint} is not the fingerprint of "
+                    f"{declared.name} with these fields"
+                )
+        for declared in new:
+            self._learn(declared)
+        return ""
+
+    def _learn(self, declared: TypeDecl) -> None:
+        self.types.setdefault(declared.fingerprint, declared)
+        if declared.name != GENERIC:
+            self._readers.setdefault(declared.fingerprint, OpenType(declared))
+
+    def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
+        """Take a data frame; returns why it is no good, or an empty text."""
+        if not 0 <= data.partition < len(self.partitions):
+            return f"stream {data.stream!r} has no partition {data.partition}"
+        problem = wire.check_sections(data, body)
+        if problem:
+            return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        weight = len(body) + FRAME_BYTES
+        receipt = self.admission.admit(data, connection, now, weight)
+        if receipt is None:
+            return ""
+        self.admission.deserializer.came(receipt.end - receipt.first, weight)
+        self._stages[data.partition].came(receipt.end - receipt.first, weight)
+        routed = self._partition_of is None or data.routing == self._routed
+        known = all(section.fingerprint in self._readers for section in data.sections)
+        plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
+        if routed and plain and not receipt.skip:
+            frame = self.incoming(data, bytes(body), data.producer)
+            self._enqueue(_Queued(frame, receipt, weight))
+        else:
+            self._take_apart(data, body, receipt, weight, routed=routed)
+        return ""
+
+    def incoming(self, data: wire.Data, body: bytes, producer: str) -> Incoming:
+        """A data frame as the files take it. Admission has left no gap before it."""
+        return Incoming(
+            producer,
+            data.first,
+            data.count,
+            body,
+            data.sections,
+            data.order,
+            data.encoding,
+            data.routing,
+            data.created_ms,
+            data.headers,
+            self._declarations(data.sections),
+            floor=data.first,
+        )
+
+    def _declarations(self, sections: Sequence[wire.Section]) -> dict[int, TypeDecl]:
+        marks = [section.fingerprint for section in sections]
+        return {mark: self.types[mark] for mark in marks if mark in self.types}
+
+    def _take_apart(
+        self, data: wire.Data, body: memoryview, receipt: FrameReceipt, weight: int, *, routed: bool
+    ) -> None:
+        """Event by event: each to the partition of its key, without those that were there."""
+        own = data.partition
+        place = self._partition_of
+        if place is None or routed:
+            place = lambda _: own  # noqa: E731
+        parts, refusals = take_apart(data, body, self._readers, place, receipt.skip)
+        for index, reason in refusals:
+            receipt.refuse(data.first + index, reason)
+        mine = Part(own, [], (), b"", b"")
+        others = []
+        for part in parts:
+            if part.partition == own:
+                mine = part
+            else:
+                others.append(part)
+        queued = _Queued(
+            self._part(data, mine, receipt, data.producer), receipt, weight, len(others)
+        )
+        self._enqueue(queued)
+        for part in others:
+            frame = self._part(data, part, receipt, f"{data.producer}\t{own}")
+            self.partitions[part.partition].append(
+                frame, partial(self._one_less, queued, part.partition)
+            )
+
+    def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
+        return Incoming(
+            producer,
+            receipt.first,
+            len(part.numbers),
+            part.body,
+            part.sections,
+            part.order,
+            data.encoding,
+            self._routed,
+            data.created_ms,
+            data.headers,
+            self._declarations(part.sections),
+            floor=receipt.first,
+            end=receipt.end,
+            numbers=part.numbers,
+        )
+
+    # -- to the disk and back ------------------------------------------------------------------
+
+    def _enqueue(self, queued: _Queued) -> None:
+        """Behind what its lane has handed in before."""
+        lane = queued.receipt.lane
+        waiting = self._waiting.get(lane)
+        if waiting is None:
+            if not queued.before:
+                self._hand(queued)
+                return
+            waiting = self._waiting[lane] = deque()
+        waiting.append(queued)
+
+    def _hand(self, queued: _Queued) -> None:
+        number = queued.receipt.lane.partition
+        self.partitions[number].append(queued.frame, partial(self._done, queued))
+
+    def _one_less(self, queued: _Queued, partition: int, answer: Appended | S4Error) -> None:
+        """A part for another partition is on the disk."""
+        if not isinstance(answer, Appended):
+            self._failed(queued, answer)
+        elif answer.count:
+            self.grown(partition)
+        queued.before -= 1
+        lane = queued.receipt.lane
+        waiting = self._waiting.get(lane)
+        while waiting and not waiting[0].before:
+            self._hand(waiting.popleft())
+        if not waiting:
+            self._waiting.pop(lane, None)
+
+    def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
+        """A lane's own part is on the disk, and all others before it."""
+        if not isinstance(answer, Appended):
+            self._failed(queued, answer)
+        elif answer.count:
+            self.grown(queued.receipt.lane.partition)
+        if queued.settles:
+            self._release(queued)
+            queued.receipt.done()
+            self.admission.released()
+
+    def _release(self, queued: _Queued) -> None:
+        receipt = queued.receipt
+        events = receipt.end - receipt.first
+        self.admission.deserializer.went(events, queued.weight)
+        self._stages[receipt.lane.partition].went(events, queued.weight)
+
+    def _failed(self, queued: _Queued, error: S4Error) -> None:
+        """A damaged file takes nothing more; a log that is closed leaves it to the producers."""
+        if not isinstance(error, StoreCorrupt):
+            queued.settles = False
+        elif not queued.refused:
+            queued.refused = True
+            receipt = queued.receipt
+            log.error("events cannot be appended", stream=self.name, reason=str(error))
+            receipt.lane.refuse(receipt.first, receipt.end - receipt.first, str(error))
+
+
+def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
+    """From an event, by the attributes' names, to the partition of its key."""
+    find = KeyRule(key.split("+"), generic=True, checked=True).finder()
+
+    def place(event: Any) -> int:
+        try:
+            return partitioner.memo[find(event)]
+        except KeyError as error:
+            raise KeyFinderError(
+                f"the event has no attribute {error}, which is the stream's key"
+            ) from None
+
+    return place
+
+
+def describe(stream: LogStream) -> Mapping[str, Any]:
+    """A stream in plain values, for an answer."""
+    settings = stream.settings
+    return {
+        "stream": stream.name,
+        "key": stream.key,
+        "hasher": stream.hasher,
+        "retention_ms": settings.retention_ms,
+        "retention_bytes": settings.retention_bytes,
+        "types": sorted({kind.name for each in stream.partitions for kind in each.types.values()}),
+        "partitions": [
+            {
+                "partition": each.number,
+                "oldest": each.bounds.oldest,
+                "upcoming": each.bounds.upcoming,
+                "bytes": each.size,
+                "last_ms": each.last_ms,
+            }
+            for each in stream.partitions
+        ],
+    }

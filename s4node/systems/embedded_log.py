@@ -1,0 +1,364 @@
+"""The embedded log as a system: streams of a node's log, over its sockets.
+
+Rules
+- One connection for all that is read at an address. It is made again whenever it is lost, and
+  everything goes on where it was: nothing is missed, nothing comes twice.
+- A reader has a window of events ahead of what was taken from it; it is decoded when it is about to
+  be processed.
+- Who appends here has a number for each frame, so that what is sent again is there once.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+from s4node.comm.decoder import raws_of
+from s4node.comm.outbox import encoded
+from s4node.comm.reader_link import ReaderLink
+from s4node.comm.reading import Arrived, Lost, Reading
+from s4node.comm.socket import host_and_port
+from s4node.errors import EventError, StageClosed, StartpointError, UnknownStream
+from s4node.event import GenericEvent
+from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.schema import EventType
+from s4node.systems.system import (
+    Bounds,
+    EndOfStream,
+    InputBatch,
+    PartitionReader,
+    SystemStreamPartition,
+)
+
+WINDOW = 16_384
+"""Events that a reader has fetched ahead, at most; fewer where they are large."""
+
+WINDOW_BYTES = 4 << 20
+"""The same in bytes, about."""
+
+_APPEND_EVENTS = 1024
+_APPEND_BYTES = 262_144
+
+
+class EmbeddedLog:
+    """The log of the node at ``address``, by the name ``name``. See the contract, ``System``.
+
+    Its methods wait for a node that is away, or, where ``timeout`` is given, raise
+    ConnectionRefused after so many seconds.
+    """
+
+    def __init__(self, name: str, address: str, *, timeout: float = math.inf) -> None:
+        host_and_port(address)
+        self.name = name
+        self.address = address
+        self._timeout = timeout
+        self._link = ReaderLink(address, self._heard)
+        self._news = trio.lowlevel.ParkingLot()
+        self._readers: set[_Reader] = set()
+        self._runs = False
+        self._me = f"{name}-{secrets.token_hex(6)}"
+        self._last = 0
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._turns: dict[tuple[str, int], trio.Lock] = {}
+        self._kinds: dict[type, EventType] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled; readers end with it."""
+        self._runs = True
+        try:
+            await self._link.run(task_status)
+        finally:
+            self._runs = False
+            for reader in list(self._readers):
+                reader.end()
+
+    async def wait_reachable(self, wanted: bool = True) -> None:
+        """Return once the node is connected, or with False, once it is not."""
+        await trio.lowlevel.checkpoint()
+        while self._link.connected != wanted:
+            await self._news.park()
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def partitions(self, stream: str) -> int:
+        """How many partitions the stream has."""
+        return len((await self.describe(stream))["partitions"])
+
+    async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
+        """The oldest and the upcoming offset as of now."""
+        partitions = (await self.describe(ssp.stream))["partitions"]
+        if not 0 <= ssp.partition < len(partitions):
+            raise UnknownStream(
+                f"{ssp}: the stream has partitions 0 to {len(partitions) - 1}, not {ssp.partition}"
+            )
+        found = partitions[ssp.partition]
+        return Bounds(found["oldest"], found["upcoming"])
+
+    async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
+        """The offset that a startpoint means now."""
+        bounds = await self.bounds(ssp)
+        match startpoint:
+            case Oldest():
+                return bounds.oldest
+            case Timestamp(millis):
+                asked = {"stream": ssp.stream, "partition": ssp.partition, "millis": millis}
+                return int((await self.ask("offset", asked))["offset"])
+            case Specific(offset):
+                if not bounds.oldest <= offset <= bounds.upcoming:
+                    raise StartpointError(
+                        f"{ssp} has no offset {offset}: it has {bounds.oldest} to "
+                        f"{bounds.upcoming}; start at one of these"
+                    )
+                return offset
+        return bounds.upcoming
+
+    async def open(
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+    ) -> PartitionReader:
+        """Read a partition from ``offset`` on."""
+        bounds = await self.bounds(ssp)
+        if offset > bounds.upcoming:
+            raise StartpointError(
+                f"{ssp} ends at {bounds.upcoming}, before offset {offset}; begin there at the "
+                f"latest"
+            )
+        self._last += 1
+        reader = _Reader(self, ssp, offset, types, f"{self._me}-{self._last}")
+        self._readers.add(reader)
+        self._link.add(reader.reading)
+        return reader
+
+    # -- writing -----------------------------------------------------------------------------
+
+    async def append(
+        self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
+    ) -> int:
+        """Append events durably; returns the offset of the first.
+
+        A call that is cancelled may have appended. What is too much for a frame is appended in
+        several, and others may come in between.
+        """
+        if not events:
+            raise EventError(f"nothing to append to {self.name}.{stream}[{partition}]")
+        place = stream, partition
+        offsets = []
+        async with self._turns.setdefault(place, trio.Lock()):
+            left = list(events)
+            while left:
+                count = min(len(left), _APPEND_EVENTS)
+                body = self._encoded(left[:count])
+                while len(body["body"]) > _APPEND_BYTES and count > 1:
+                    count //= 2
+                    body = self._encoded(left[:count])
+                first = self._numbers.get(place, 0)
+                self._numbers[place] = first + count  # whatever becomes of it
+                asked = {
+                    "stream": stream,
+                    "partition": partition,
+                    "producer": self._me,
+                    "first": first,
+                    "count": count,
+                    "created_ms": created_ms or 0,
+                    **body,
+                }
+                offsets.append(int((await self.ask("append", asked))["offset"]))
+                del left[:count]
+        return offsets[0]
+
+    def _encoded(self, events: Sequence[Any]) -> dict[str, Any]:
+        classes = set(map(type, events))
+        for cls in classes - self._kinds.keys():
+            self._kinds[cls] = EventType(cls)
+        kinds = {cls: self._kinds[cls] for cls in classes}
+        _, sections, order, body = encoded(kinds, events)
+        declared = [kind.declaration for kind in kinds.values()]
+        return {
+            "types": [[one.name, one.fingerprint, list(one.fields)] for one in declared],
+            "sections": [[one.fingerprint, one.count, one.size] for one in sections],
+            "order": order,
+            "body": body,
+        }
+
+    # -- the log itself ------------------------------------------------------------------------
+
+    async def streams(self) -> dict[str, Any]:
+        """All streams, as ``describe`` gives one, and ``trouble``: why appending waits, if so."""
+        return await self.ask("list", {})
+
+    async def describe(self, stream: str) -> dict[str, Any]:
+        """A stream: its key, retention, types, and the bounds and bytes of its partitions."""
+        return await self.ask("describe", {"stream": stream})
+
+    async def create(
+        self,
+        stream: str,
+        partitions: int = 1,
+        *,
+        key: str = "",
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Make a stream; one that is there with the same settings is fine.
+
+        Retention that is None is the log's own. Raises StoreError for what no stream can have.
+        """
+        asked = {
+            "stream": stream,
+            "partitions": partitions,
+            "key": key,
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+        }
+        return await self.ask("create", asked)
+
+    async def trim(
+        self,
+        stream: str,
+        *,
+        partition: int | None = None,
+        offset: int | None = None,
+        before_ms: int | None = None,
+    ) -> dict[int, int]:
+        """Delete what lies before an offset of one partition, or was appended before a time (Unix
+        time, ms); returns the oldest offset then, by partition."""
+        asked = {
+            "stream": stream, "partition": partition, "offset": offset, "before_ms": before_ms,
+        }  # fmt: skip
+        found = await self.ask("trim", asked)
+        return {int(number): oldest for number, oldest in found["oldest"].items()}
+
+    async def ask(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The node's answer to a question; for what is asked again, it makes no difference."""
+        return await self._link.ask(question, arguments, self._timeout)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _heard(self) -> None:
+        for reader in self._readers:
+            reader.heard()
+        self._news.unpark_all()
+
+    def _wake(self) -> None:
+        self._link.wake()
+
+    def _closed(self, reader: _Reader) -> None:
+        self._readers.discard(reader)
+        self._link.remove(reader.reading)
+
+
+class _Batch(InputBatch):
+    """Events as they came, not yet decoded."""
+
+    __slots__ = ("_arrived",)
+
+    def __init__(self, ssp: SystemStreamPartition, arrived: Arrived) -> None:
+        data = arrived.data
+        super().__init__(
+            ssp, arrived.first, arrived.end - arrived.first, len(arrived.body), data.created_ms
+        )
+        self.routing = data.routing
+        self._arrived: Arrived | None = arrived
+
+    def load(self) -> None:
+        """Decode; what does not decode is left out, and told."""
+        arrived, self._arrived = self._arrived, None
+        assert arrived is not None, "a batch is loaded once"
+        data = arrived.data
+        events, refusals = arrived.reading.decoder.decode(data, arrived.body)
+        skip = self.first - data.first
+        if not refusals:
+            self.events = events[skip:] if skip else events
+            return
+        raws = raws_of(data, arrived.body)
+        bad = {index for index, _ in refusals}
+        good = [index for index in range(skip, len(events)) if index not in bad]
+        self.events = [events[index] for index in good]
+        self.numbers = [data.first + index for index in good]
+        self.undecoded = [
+            (data.first + index, reason, raws[index]) for index, reason in refusals if index >= skip
+        ]
+
+
+class _Reader:
+    """Reads one partition."""
+
+    def __init__(
+        self,
+        log: EmbeddedLog,
+        ssp: SystemStreamPartition,
+        offset: int,
+        types: Sequence[type],
+        name: str,
+    ) -> None:
+        self.ssp = ssp
+        self.position = offset
+        self._log = log
+        self._ended = False
+        self._arrived: deque[Arrived | Lost] = deque()
+        self._news = trio.lowlevel.ParkingLot()
+        self.reading = Reading(
+            ssp.stream,
+            name,
+            types,
+            {ssp.partition: offset},
+            window=WINDOW,
+            window_bytes=WINDOW_BYTES,
+            others=tuple(types) == (GenericEvent,),
+            deliver=self._arrived.append,
+            on_credit=log._wake,
+        )
+
+    @property
+    def lag(self) -> int | None:
+        """Events from ``position`` to the end as it was last heard."""
+        place = self.reading.places.get(self.ssp.partition)
+        if place is None or place.upcoming is None:
+            return None
+        return max(0, place.upcoming - self.position)
+
+    async def read(self) -> InputBatch | EndOfStream:
+        """The next batch, once there is one."""
+        await trio.lowlevel.checkpoint()
+        while not self._arrived:
+            if self._ended:
+                raise StageClosed(f"{self.ssp} is not being read any more; open it again")
+            if self.reading.error is not None:
+                raise self.reading.error
+            await self._news.park()
+        arrived = self._arrived[0]
+        if isinstance(arrived, Lost):
+            raise arrived.error
+        self._arrived.popleft()
+        self.position = arrived.end
+        self.reading.passed(arrived.place, arrived.end)
+        return _Batch(self.ssp, arrived)
+
+    def pause(self) -> None:
+        """Give no more credit until ``resume``."""
+        self.reading.pause()
+
+    def resume(self) -> None:
+        """Give credit again."""
+        self.reading.resume()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await trio.lowlevel.checkpoint()
+        self.end()
+        self._log._closed(self)
+
+    def heard(self) -> None:
+        """Something may have come."""
+        if self._arrived or self.reading.error is not None:
+            self._news.unpark_all()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended = True
+        self._arrived.clear()
+        self._news.unpark_all()
