@@ -59,6 +59,7 @@ class Elements:
         self.put: list[list[Any]] = [[] for _ in app.streams]
         self.asked = Asked()
         self.refused = 0
+        self.ignored: dict[str, int] = {}
         self.instances = {
             name: graph.make_instances(prototype, partition, clock)
             for name, (prototype, _) in app.prototypes.items()

@@ -20,6 +20,7 @@ from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
+from s4node.container.metrics import source_of
 from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
@@ -30,6 +31,7 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import TaskApp
@@ -84,6 +86,7 @@ class Partitions:
                 name=name,
                 settings=self._settings,
                 inputs=inputs,
+                metrics=MetricsRegistry(source_of(name)),
             )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
@@ -103,6 +106,7 @@ class Partitions:
         )
         if isinstance(processor, StreamTaskProcessor):
             task.starts = processor.context.starts
+            task.metrics = processor.metrics
         self._loop.adopt(task)
         return task
 

@@ -41,6 +41,11 @@ class Processor(Protocol):
     refused: int
 
     @property
+    def ignored(self) -> Mapping[str, int]:
+        """How many exceptions were ignored, by class."""
+        ...
+
+    @property
     def instances(self) -> Mapping[str, Instances]:
         """The instances of PEs, by the PE's name."""
         ...
