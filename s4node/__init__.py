@@ -4,6 +4,8 @@ An app is a graph of streams and processing elements (PEs); each key has its own
 
 - Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
   :class:`GenericEvent`, :class:`KeyFinder`.
+- Write tasks in the manner of Apache Samza with :class:`TaskApp`; what a task is given is an
+  :class:`Envelope`, a :class:`Collector` and a :class:`Coordinator`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
 - Read a stream again with ``client.subscribe`` and a startpoint: :class:`Oldest`,
   :class:`Upcoming`, :class:`Timestamp`, :class:`Specific`; :class:`EmbeddedLog` manages a log.
@@ -35,6 +37,20 @@ if TYPE_CHECKING:
     from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
     from s4node.stream import InputStream, OutputStream, Stream
     from s4node.systems.embedded_log import EmbeddedLog
+    from s4node.tasks import (
+        AsyncStreamTask,
+        Callback,
+        ClosableTask,
+        Collector,
+        Coordinator,
+        EndOfStreamListenerTask,
+        Envelope,
+        InitableTask,
+        StreamTask,
+        TaskApp,
+        TaskContext,
+        WindowableTask,
+    )
 
 __version__ = "0.1.0"
 
@@ -49,6 +65,18 @@ __all__ = [
     "Stream",
     "InputStream",
     "OutputStream",
+    "TaskApp",
+    "StreamTask",
+    "AsyncStreamTask",
+    "InitableTask",
+    "WindowableTask",
+    "EndOfStreamListenerTask",
+    "ClosableTask",
+    "TaskContext",
+    "Envelope",
+    "Collector",
+    "Coordinator",
+    "Callback",
     "Client",
     "ClientStream",
     "SyncClient",
@@ -76,6 +104,18 @@ _HOMES = {
     "Stream": "stream",
     "InputStream": "stream",
     "OutputStream": "stream",
+    "TaskApp": "tasks",
+    "StreamTask": "tasks",
+    "AsyncStreamTask": "tasks",
+    "InitableTask": "tasks",
+    "WindowableTask": "tasks",
+    "EndOfStreamListenerTask": "tasks",
+    "ClosableTask": "tasks",
+    "TaskContext": "tasks",
+    "Envelope": "tasks",
+    "Collector": "tasks",
+    "Coordinator": "tasks",
+    "Callback": "tasks",
     "Client": "comm.client",
     "ClientStream": "comm.client",
     "SyncClient": "comm.sync_client",

@@ -494,9 +494,9 @@ LOG_QUOTA_BYTES = Setting(
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
-    "What a power cut may take. full: nothing that was acknowledged, for a wait for the disk at "
-    "every commit. normal: the last commits, some MiB a partition; the files stay sound. none: it "
-    "may damage the files. A process that dies, however it does, loses nothing with any of them.",
+    "What a power cut may take: with full nothing that was acknowledged, for a wait for the disk "
+    "at every commit; with normal the last commits, some MiB a partition, while the files stay "
+    "sound. With none it may damage the files. A process that dies loses nothing with any of them.",
 )
 
 LIFECYCLE_LISTENERS = Setting(

@@ -74,4 +74,7 @@ async def full(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run({"append": appending, "full": full}[sys.argv[1]], *sys.argv[2:])
+    if sys.argv[1] == "append":
+        trio.run(appending, *sys.argv[2:])
+    else:
+        trio.run(full, sys.argv[2])

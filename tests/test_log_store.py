@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from s4node.config import Config
 from s4node.errors import (
@@ -25,7 +26,7 @@ from s4node.errors import (
     UnknownStream,
 )
 from s4node.log.ledger import Appended, Incoming
-from s4node.log.store import LogSettings, LogStore, open_log
+from s4node.log.store import LogPartition, LogSettings, LogStore, open_log
 from s4node.log.writer import QUEUE_BYTES, Answer
 from s4node.systems.system import Bounds
 from tests.harness import ROOT, until
@@ -234,6 +235,33 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
         assert told.index("little") < 100  # two groups of the first
 
 
+async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: Path) -> None:
+    async with opened(tmp_path, 4) as log:
+        *busy, quiet = log.stream("clicks").partitions
+        told: list[int] = []
+        sent = 0
+
+        def more(partition: LogPartition) -> None:
+            """Keep the partition's queue full until the quiet one has been served."""
+            nonlocal sent
+
+            def done(answer: Answer) -> None:
+                told.append(partition.number)
+                if 3 not in told:
+                    more(partition)
+
+            sent += 1
+            name = f"{partition.number}-{sent}"
+            partition.append(numbered(name, 0, 100, width=10_000), done)
+
+        for partition in busy:
+            for _ in range(5):
+                more(partition)
+        quiet.append(numbered("a", 0, 1), lambda answer: told.append(3))
+        await until(lambda: 3 in told and len(told) == sent + 1)
+        assert told.index(3) <= 2 * 15
+
+
 async def test_closing_writes_what_was_queued(tmp_path: Path) -> None:
     answers: list[Answer] = []
     async with opened(tmp_path) as log:
@@ -250,6 +278,20 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         partition = log.stream("clicks").partitions[0]
     with pytest.raises(StoreError, match="the log is closed"):
         await append(partition, numbered("a", 0, 1))
+
+
+async def test_who_reads_or_waits_when_the_log_closes_is_told_so(tmp_path: Path) -> None:
+    async def wait(partition: LogPartition) -> None:
+        with pytest.raises(StoreError, match=r"nothing more comes to log stream clicks\[0\]"):
+            await partition.wait_beyond(5)
+
+    async with trio.open_nursery() as nursery, opened(tmp_path) as log:
+        partition = log.stream("clicks").partitions[0]
+        await append(partition, numbered("a", 0, 5))
+        nursery.start_soon(wait, partition)
+        await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(StoreError, match="is closed"):
+        await partition.read(0, 1)
 
 
 async def test_a_writer_that_fails_answers_everything_and_says_why(
@@ -348,6 +390,8 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
         "s4.producer.expiry": "3000",
     }
     assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full", 3.0)
+    for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
+        assert LogSettings.of(Config.of({"s4.log.retention.ms": text})).retention_ms == millis
 
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -445,6 +489,8 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
             await append(damaged, numbered("a", 200, 10, width=5000))
         with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
             await damaged.trim(200)
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(150)
         assert len(await read_all(damaged)) == 10
         assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
         assert await sound.trim(210) == 210
@@ -663,6 +709,23 @@ async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, see
             assert events(await read_all(partition)) == model[oldest:]
 
 
+async def test_a_stream_that_the_disk_has_no_room_for_leaves_nothing_behind(
+    small_disk: Path,
+) -> None:
+    async with open_log(LogSettings(small_disk / "log")) as log:
+        with pytest.raises(StoreError, match=r"\.new-clicks/.*(full|I/O)"):
+            await log.create("clicks", 200)
+        assert [path.name for path in (small_disk / "log").iterdir()] == ["lock"]
+        await log.create("clicks", 2)
+
+
+async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/log cannot be used .*s4\.log\.folder"):
+        async with open_log(LogSettings(tmp_path / "file" / "log")):
+            pass
+
+
 # --- retention and quota -------------------------------------------------------------------------
 
 
@@ -787,6 +850,19 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
         assert max(most, disk(tmp_path)) <= 8 * MIB
         await until(lambda: not log.trouble)
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
+
+
+async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: Path) -> None:
+    settings = LogSettings(tmp_path, retention_bytes=MIB, quota_bytes=8 * MIB)
+    async with open_log(settings) as log:
+        partition = (await log.create("clicks", 1)).partitions[0]
+        for n in range(1000):
+            while log.room <= 0:
+                await log.wait_room()
+            await append(partition, numbered("a", n * 10, 10, width=3000))
+            assert not log.trouble
+        assert partition.bounds.upcoming == 10_000
+        assert disk(tmp_path) <= 8 * MIB
 
 
 async def test_a_stream_that_the_quota_has_no_room_for_is_not_made(tmp_path: Path) -> None:

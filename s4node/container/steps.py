@@ -5,6 +5,8 @@ Rules
   not run meanwhile. ``wake`` is called when it has ended.
 - Slices and single events of plain tasks share ``threads``; the handlers of a parallel stream have
   threads of their own.
+- Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
+  takes the event that is next, whichever it was started for.
 - Whatever raises here stops the app.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -45,6 +48,7 @@ class Steps:
         self._wake = wake
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
+        self._launched: deque[tuple[Task, Flight, Mode]] = deque()
         self._home = threading.get_ident()
 
     def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
@@ -121,12 +125,14 @@ class Steps:
             if style is Mode.CALLBACK:
                 task.processor.begin_one(flight, flights)
             else:
-                spawn(self._fly, task, flight, style)
+                self._launched.append((task, flight, style))
+                spawn(self._fly)
             if begun < limit and task.next_op() is not Op.PROCESS:
                 break
         return begun
 
-    async def _fly(self, task: Task, flight: Flight, style: Mode) -> None:
+    async def _fly(self) -> None:
+        task, flight, style = self._launched.popleft()
         emitted.set(flight.put)
         error: Exception | None = None
         try:

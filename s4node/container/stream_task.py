@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import length_hint
 from typing import Any
@@ -29,6 +29,7 @@ from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error
 from s4node.event import LIVE, EventBatch
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
+from s4node.progress.input_progress import InputReceipt, PartReceipt
 from s4node.progress.startpoint import Specific, Startpoint
 from s4node.routing import key_failure
 from s4node.stream import OutputStream, Stream, emitted
@@ -495,10 +496,10 @@ class _NoKey(Exception):  # noqa: N818 - it stands for the key
 
 
 def _place(batch: EventBatch) -> tuple[str, str, int]:
-    """System, stream and partition of a batch."""
-    source: Hashable = batch.source
-    if isinstance(source, SystemStreamPartition):
-        return source.system, source.stream, source.partition
+    """System, stream and partition that a batch was read from, whoever its task is."""
+    receipt = batch.receipt
+    if isinstance(receipt, InputReceipt | PartReceipt):
+        return receipt.ssp
     return LIVE, batch.stream, batch.partition
 
 

@@ -8,6 +8,9 @@ Rules
   index.
 - A group of frames is one transaction, with the numbers of its producers and the declarations of
   its types: after any crash the file holds all of it or nothing.
+- A process that dies loses nothing that was committed, with any ``sync``: it is with the kernel by
+  then. A power cut loses nothing with ``full``; with ``normal`` what was committed since the
+  write-ahead log was last worked off, but the file is sound; with ``none`` it may damage the file.
 - Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
   survives the last row.
 - The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
@@ -144,6 +147,8 @@ class PartitionFile:
                 _check(self._database, path, stream, number)
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(self._synchronous)
+                # some builds overwrite what is deleted: deleting would cost as much as writing
+                self._database.execute("PRAGMA secure_delete = OFF")
                 self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
                 self.load()
         except NoRoom as error:
@@ -287,7 +292,7 @@ class PartitionFile:
             several=first is not None and oldest < self._newest,
             last_ms=self.ledger.last_ms,
             below=self.below,
-            file=pages * PAGE_BYTES,
+            file=max(pages * PAGE_BYTES, self.path.stat().st_size),  # it shrinks with the log
             free=free * PAGE_BYTES,
             wal=self._wal.stat().st_size if self._wal.exists() else 0,
         )
@@ -312,6 +317,7 @@ class PartitionView:
         self.path = path
         self._turn = threading.Lock()
         self._database: sqlite3.Connection | None = None
+        self._closed = False
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
@@ -341,13 +347,16 @@ class PartitionView:
             return _halve(self._open(), millis)
 
     def close(self) -> None:
-        """Close the connection; a later call opens another."""
+        """Close the connection; reading raises StoreError from now on."""
         with self._turn:
+            self._closed = True
             if self._database is not None:
                 self._database.close()
                 self._database = None
 
     def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreError(f"{self.path} is closed; read from the log before it is")
         if self._database is None:
             self._database = _connect(self.path, "ro")
         return self._database

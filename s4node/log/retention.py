@@ -6,8 +6,8 @@ Rules
   nothing that is to be kept.
 - The newest frame of a partition goes only when it is asked for.
 - Work is done in small steps, partitions in turn: first deleting, then giving pages back to the
-  disk, then cutting the write-ahead logs. While something waits for room they are cut first, after
-  every step: deleting and giving back write to them.
+  disk, then cutting the write-ahead logs. While something waits for room, or close to a quota, they
+  are cut first, after every step: deleting and giving back write to them.
 - Pages that came free are kept for what is appended next, some MiB of them: moving pages to shrink
   a file that will grow again at once is work for nothing. A partition at rest keeps none, nor does
   any while something waits for room.
@@ -117,8 +117,8 @@ def next_step(
 ) -> Step | None:
     """The next step of housekeeping; None if there is nothing to do.
 
-    ``pressed``: something waits for room. ``after`` is the partition of the last step: those behind
-    it come first.
+    ``pressed``: something waits for room, or the quota is :func:`tight`. ``after`` is the partition
+    of the last step: those behind it come first.
     """
 
     def at_rest(at: Held) -> bool:
@@ -139,6 +139,11 @@ def next_step(
         if partition is not None:
             return Step(partition, work)
     return None
+
+
+def tight(used: int, quota: int) -> bool:
+    """Whether the files are so close to the quota that housekeeping must not let them grow."""
+    return quota > 0 and used > quota - 4 * RESERVE_BYTES
 
 
 def admitted(weights: Sequence[int], free: int, used: int, quota: int) -> int:

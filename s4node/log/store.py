@@ -11,13 +11,14 @@ Rules
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,7 @@ class LogSettings:
         """As the configuration says."""
         return cls(
             Path(config[LOG_FOLDER]).expanduser().absolute(),
-            int(config[LOG_RETENTION_MS] * 1000),
+            math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # none is for ever
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],
@@ -122,6 +123,7 @@ class LogPartition:
         self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
         self._grown = trio.lowlevel.ParkingLot()
+        self._closed = False
         self._producers: dict[str, int] = {}
         self._types: dict[int, TypeDecl] = {}
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
@@ -174,8 +176,10 @@ class LogPartition:
         return rows
 
     async def wait_beyond(self, offset: int) -> None:
-        """Wait until there is something at ``offset``."""
+        """Wait until there is something at ``offset``; raises StoreError if the log closes."""
         while self._bounds.upcoming <= offset:
+            if self._closed:
+                raise StoreError(f"the log is closed, nothing more comes to {self}")
             await self._grown.park()
 
     async def offset_at(self, millis: int) -> int:
@@ -204,6 +208,8 @@ class LogPartition:
 
     def close(self) -> None:
         """Close its files; the writer is done with them."""
+        self._closed = True
+        self._grown.unpark_all()
         self._view.close()
         self._lane.file.close()
 
@@ -411,21 +417,37 @@ def _differences(there: LogStream, wanted: StreamSettings) -> str:
     return ", ".join(f"{name} {has!r}, not {asks!r}" for name, has, asks in pairs if has != asks)
 
 
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """The system's errors as ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"the log's files in {path} cannot be used ({error}); see to its rights and its disk, "
+            f"or set s4.log.folder to another folder"
+        ) from error
+
+
 def _lock(folder: Path) -> int:
     """The folder's lock, as a file descriptor; who closes it lets go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(fd, 200).decode(errors="replace").strip()
-        os.close(fd)
-        raise StoreError(
-            f"the log in {folder} is held by {holder or 'another process'}; stop that one, or set "
-            f"s4.log.folder to another folder"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise StoreError(
+                f"the log in {folder} is held by {holder or 'another process'}; stop that one, or "
+                f"set s4.log.folder to another folder"
+            ) from None
+        except OSError:
+            os.close(fd)
+            raise
     return fd
 
 
@@ -438,16 +460,22 @@ def _folders(folder: Path) -> list[Path]:
 
 def _create(folder: Path, settings: StreamSettings) -> None:
     new = folder / f".new-{settings.name}"
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    for number in range(settings.partitions):
-        create(_file(new, number), settings.name, number)
-    manifest = new / _MANIFEST
-    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n")
-    for path in (manifest, new):
-        _fsync(path)
-    new.rename(folder / settings.name)
-    _fsync(folder)
+    text = msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
+    try:
+        with _usable(new):
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            for number in range(settings.partitions):
+                create(_file(new, number), settings.name, number)
+            manifest = new / _MANIFEST
+            manifest.write_bytes(text)
+            for path in (manifest, new):
+                _fsync(path)
+            new.rename(folder / settings.name)
+            _fsync(folder)
+    except StoreError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def _fsync(path: Path) -> None:
@@ -487,7 +515,8 @@ def _open_stream(folder: Path, sync: str) -> tuple[StreamSettings, list[Partitio
 
 
 def _manifest(path: Path) -> StreamSettings:
-    text = path.read_bytes()
+    with _usable(path):
+        text = path.read_bytes()
     try:
         version = msgspec.json.decode(text)["format"]
         if version > FORMAT:

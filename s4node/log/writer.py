@@ -6,8 +6,8 @@ Rules
 - A group takes a frame of each producer in turn, so that who sends much holds the others up for a
   group at most.
 - A disk that is full, or a quota that is used up, is waited for: nothing of that partition is
-  answered, and the same frames are tried again after a pause. It is logged once, and once when it
-  is over. What can be written elsewhere goes on.
+  answered, and the same frames are tried again after a pause. It is logged once, when deleting has
+  not helped, and once when it is over. What can be written elsewhere goes on.
 - A damaged file fails the frames of its own partition and no others.
 - Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
   than ``HOUSEKEEPING_SECONDS`` at a time.
@@ -36,7 +36,7 @@ import trio
 from s4node.errors import S4Error, StoreError
 from s4node.log.ledger import Appended, Incoming, Known
 from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
-from s4node.log.retention import Keep, Work, admitted, next_step
+from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.schema import TypeDecl
 
 _log = structlog.get_logger()
@@ -118,8 +118,8 @@ class Lane:
         self.keep = keep
         self.told = told
         self.queues: dict[str, deque[Waiting]] = {}  # by producer, the next one first
-        self.asked: list[tuple[int, Done]] = []  # trims under way
-        self.broken = False  # no housekeeping: its file is damaged
+        self.asked: list[Done] = []  # who waits for a trim
+        self.broken: S4Error | None = None  # why there is no housekeeping: a damaged file
         self.doubtful = False  # what is in the file may be more than its book says
         self.resume_at = 0.0
         self.trouble = ""
@@ -162,6 +162,7 @@ class LogWriter:
         self._closing = False
         self._failed: S4Error | None = None
         self._w_kept_at = self._w_forgot_at = time.monotonic()
+        self._w_used = 0  # bytes of all files, where there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # there is more of it to do
         self._w_trouble = ""
@@ -247,8 +248,12 @@ class LogWriter:
         try:
             delivery = Delivery()
             for lane, below, done in asked:
-                lane.file.ask(below)
-                lane.asked.append((below, done))
+                if lane.broken is None:
+                    lane.file.ask(below)
+                    lane.asked.append(done)
+                else:
+                    delivery.answers.append((done, lane.broken))
+            self._measure()
             for lane, frames in group.items():
                 self._write(lane, frames, delivery)
             if not closing:
@@ -296,11 +301,12 @@ class LogWriter:
                 if taken >= GROUP_BYTES:
                     break
             lanes = [lane for lane in lanes if lane.queues]
+        group = {lane: frames for lane, frames in group.items() if frames}
         for lane in group:
             del self._ready[lane]
             if lane.queues:
-                self._ready[lane] = None
-        return {lane: frames for lane, frames in group.items() if frames}
+                self._ready[lane] = None  # behind those that got nothing
+        return group
 
     def _put_back(self, lane: Lane, frames: Sequence[Waiting]) -> None:
         with self._wake:
@@ -317,6 +323,7 @@ class LogWriter:
             del frames[count:]
         if not frames:
             return
+        before = file.held.disk
         try:
             if lane.doubtful:
                 file.load()
@@ -328,6 +335,7 @@ class LogWriter:
         except NoRoom as error:
             lane.doubtful = True
             self._blocked(lane, frames, _full(error))
+            frames.clear()
             return
         except S4Error as error:
             delivery.answers += [(waiting.done, error) for waiting in frames]
@@ -335,6 +343,7 @@ class LogWriter:
             answers = zip(frames, plan.answers, strict=True)
             delivery.answers += [(waiting.done, answer) for waiting, answer in answers]
             delivery.standings.append((lane, Standing.of(file, plan.producers, plan.types)))
+            self._w_used += file.held.disk - before
             if file.unworked > WAL_BYTES:
                 file.unworked = 0
                 self._unworked.put(file)
@@ -345,27 +354,28 @@ class LogWriter:
         lane.resume_at = time.monotonic() + RETRY_SECONDS
         lane.trouble = trouble
 
-    @property
-    def _used(self) -> int:
-        return sum(lane.file.held.disk for lane in self._lanes)
+    def _measure(self) -> None:
+        if self._quota:
+            self._w_used = sum(lane.file.held.disk for lane in self._lanes)
 
     def _admitted(self, file: PartitionFile, frames: Sequence[Waiting]) -> int:
         """How many of the frames the quota lets be written."""
         if not self._quota:
             return len(frames)
         weights = [waiting.weight for waiting in frames]
-        count = admitted(weights, file.held.free, self._used, self._quota)
+        count = admitted(weights, file.held.free, self._w_used, self._quota)
         if count < len(frames):  # before it waits: write-ahead logs are not worth their room
             for lane in self._lanes:
                 if lane.file.held.wal:
                     with contextlib.suppress(S4Error, NoRoom):
                         lane.file.cut_wal()
-            count = admitted(weights, file.held.free, self._used, self._quota)
+            self._measure()
+            count = admitted(weights, file.held.free, self._w_used, self._quota)
         return count
 
     def _over_quota(self) -> str:
         return (
-            f"the log's files take up {self._used} bytes and would exceed s4.log.quotaBytes "
+            f"the log's files take up {self._w_used} bytes and would exceed s4.log.quotaBytes "
             f"({self._quota}), although nothing is kept longer than it has to be; raise the quota, "
             f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
         )
@@ -377,23 +387,27 @@ class LogWriter:
         if self._w_more:
             return
         with self._wake:
-            lanes = [lane for lane in self._lanes if not lane.broken]
+            lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
         if began - self._w_forgot_at > FORGET_SECONDS:
             self._w_forgot_at = began
             self._forget(lanes, now_ms - int(self._expiry * 1000), delivery)
-        self._tell_trouble(lanes)
+        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
+        freed = False
         changed: dict[Lane, None] = {}
         keeps = [lane.keep for lane in lanes]
         while True:
             held = [lane.file.held for lane in lanes]
-            step = next_step(held, keeps, now_ms, bool(self._w_trouble), self._w_last)
+            self._measure()
+            pressed = bool(trouble) or tight(self._w_used, self._quota)
+            step = next_step(held, keeps, now_ms, pressed, self._w_last)
             if step is None:
                 break
             lane, self._w_last = lanes[step.partition], step.partition
             if not self._do(lane, step.work, now_ms, delivery):
                 break  # the disk is full, or somebody reads: the next tick will do
             changed[lane] = None
+            freed = freed or step.work is not Work.CUT_WAL
             if time.monotonic() - began > HOUSEKEEPING_SECONDS / 2:
                 self._w_more = True
                 break
@@ -401,8 +415,13 @@ class LogWriter:
         for lane in lanes:
             if lane.asked and lane.file.trimmed:
                 oldest = lane.file.held.oldest
-                delivery.answers += [(done, Appended(oldest, 0, 0)) for _, done in lane.asked]
+                delivery.answers += [(done, Appended(oldest, 0, 0)) for done in lane.asked]
                 lane.asked.clear()
+        if trouble and freed:
+            for lane in lanes:
+                lane.resume_at = 0.0  # there may be room: what waits is tried before it is told
+        else:
+            self._tell_trouble(trouble)
         self._w_kept_at = time.monotonic()
 
     def _do(self, lane: Lane, work: Work, now_ms: int, delivery: Delivery) -> bool:
@@ -419,9 +438,9 @@ class LogWriter:
             return False
         except S4Error as error:
             _log.error("nothing more is deleted from a file of the log", why=str(error))
-            delivery.answers += [(answer, error) for _, answer in lane.asked]
+            delivery.answers += [(answer, error) for answer in lane.asked]
             lane.asked.clear()
-            lane.broken = True
+            lane.broken = error
             return False
         return done
 
@@ -433,8 +452,7 @@ class LogWriter:
                     lane.file.forget(silent)
                     delivery.standings.append((lane, Standing.of(lane.file, forgotten=silent)))
 
-    def _tell_trouble(self, lanes: Sequence[Lane]) -> None:
-        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
+    def _tell_trouble(self, trouble: str) -> None:
         if trouble and not self._w_trouble:
             _log.error("appending to the log waits", why=trouble)
         elif self._w_trouble and not trouble:
@@ -469,7 +487,7 @@ class LogWriter:
                 for queue in lane.queues.values():
                     delivery.answers += [(waiting.done, failure) for waiting in queue]
                     delivery.weight += sum(waiting.weight for waiting in queue)
-                delivery.answers += [(done, failure) for _, done in lane.asked]
+                delivery.answers += [(done, failure) for done in lane.asked]
             delivery.answers += [(done, failure) for _, _, done in self._asked]
         self._w_trouble = str(failure) if failure.__cause__ else ""
         self._deliver(delivery)

@@ -74,6 +74,11 @@ class InputReceipt:
         self._early: list[tuple[int, int]] = []
         self._held: set[int] = set()
 
+    @property
+    def ssp(self) -> SystemStreamPartition:
+        """Where the events were read."""
+        return self.progress.ssp
+
     def done(self) -> None:
         """One part is fully processed; with the last, all that was not said before is."""
         self.parts -= 1
@@ -139,6 +144,11 @@ class PartReceipt:
         self._whole = whole
         self._numbers = numbers
 
+    @property
+    def ssp(self) -> SystemStreamPartition:
+        """Where the events were read."""
+        return self._whole.ssp
+
     def done(self) -> None:
         """The part is fully processed."""
         self._whole.done()
@@ -157,8 +167,8 @@ class PartReceipt:
         self._whole.shed(number, count, reason)
 
     def describe(self, number: int) -> str:
-        """The offset, for messages."""
-        return self._whole.describe(number)
+        """Partition and offset, for messages: its task may be that of another partition."""
+        return f"{self.ssp}:{self._whole.describe(number)}"
 
 
 def _runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:

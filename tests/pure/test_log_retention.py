@@ -18,6 +18,7 @@ from s4node.log.retention import (
     admitted,
     cut,
     next_step,
+    tight,
 )
 
 NOW = 1_000_000
@@ -112,6 +113,12 @@ def test_partitions_are_served_in_turn() -> None:
 
 def test_without_a_quota_everything_is_admitted() -> None:
     assert admitted([100, 200], free=0, used=10**12, quota=0) == 2
+
+
+def test_a_quota_is_tight_before_it_is_used_up() -> None:
+    assert not tight(used=5 << 20, quota=8 << 20)
+    assert tight(used=7 << 20, quota=8 << 20)
+    assert not tight(used=7 << 20, quota=0)
 
 
 def test_a_quota_admits_what_fits_whatever_it_comes_to_on_the_disk() -> None:

@@ -1,0 +1,1 @@
+"""Joins page views with the profiles of their users."""

@@ -1,0 +1,42 @@
+"""Notes which tests ran, for docs/semantics.md: the test that asks for it is the last to run."""
+
+from __future__ import annotations
+
+import pytest
+from semantics import Outcomes, function_of
+
+SEEN = pytest.StashKey[Outcomes]()
+LAST = "tests/test_semantics.py::test_every_test_that_the_page_names_ran_and_passed"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SEEN] = Outcomes(
+        whole=config.args_source is not pytest.Config.ArgsSource.ARGS
+        and not config.option.keyword
+        and not config.option.markexpr
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.nodeid == LAST)
+    config.stash[SEEN].selected |= {function_of(item.nodeid) for item in items}
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[SEEN].whole = False
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+    report = (yield).get_result()
+    if report.when == "call" or not report.passed:
+        outcome = "expected to fail" if hasattr(report, "wasxfail") else report.outcome
+        item.config.stash[SEEN].note(item.nodeid, outcome)
+
+
+@pytest.fixture
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    """What this session has shown so far."""
+    return request.config.stash[SEEN]

@@ -1,0 +1,205 @@
+"""docs/semantics.md says nothing that a test does not prove."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT, environment
+from semantics import Guarantee, Outcomes, missing, mistakes, read, unproven
+
+PAGE = (ROOT / "docs" / "semantics.md").read_text()
+GUARANTEES = read(PAGE)
+GROUPS = {"dispatch": 38, "loop": 38, "container": 40, "async": 30, "startpoint": 16}
+"""How many sentences each of the five documents has at least."""
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def test_every_guarantee_names_a_test_or_says_not_yet() -> None:
+    assert mistakes(GUARANTEES) == []
+
+
+def test_the_page_has_all_five_groups() -> None:
+    counted = {group: sum(g.id.startswith(f"{group}-") for g in GUARANTEES) for group in GROUPS}
+
+    assert all(counted[group] >= GROUPS[group] for group in GROUPS), counted
+    assert len(GUARANTEES) == sum(counted.values())
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    assert missing(GUARANTEES, ROOT) == []
+
+
+def test_what_the_page_says_of_its_own_numbers_is_true() -> None:
+    counted = re.search(r"Of (\d+) guarantees, (\d+) are not there yet", PAGE)
+
+    assert counted
+    not_yet = sum(one.promise == "not yet" for one in GUARANTEES)
+    assert (int(counted[1]), int(counted[2])) == (len(GUARANTEES), not_yet)
+
+
+def test_every_test_that_the_page_names_ran_and_passed(outcomes: Outcomes) -> None:
+    failed, skipped = unproven(GUARANTEES, outcomes)
+
+    assert failed == []
+    if skipped:
+        pytest.skip(f"{len(skipped)} proofs were skipped: {'; '.join(skipped)}")
+    if not outcomes.whole:
+        named = {test for one in GUARANTEES for test in one.tests}
+        ran = len(named & outcomes.of.keys())
+        pytest.skip(f"a part of the suite: {ran} of {len(named)} named tests ran, all exist")
+
+
+# -- the judge ------------------------------------------------------------------------------------
+
+
+def guarantee(*tests: str, promise: str = "kept", number: int = 1) -> Guarantee:
+    return Guarantee(f"loop-{number:02}", "It goes.", promise, "It does.", tests)
+
+
+@pytest.mark.parametrize(
+    ("ended", "whole", "failed", "skipped"),
+    [
+        ({"passed"}, True, [], []),
+        ({"passed"}, False, [], []),
+        ({"failed"}, True, ["failed"], []),
+        ({"failed"}, False, ["failed"], []),
+        ({"passed", "failed"}, True, ["failed"], []),
+        ({"expected to fail"}, True, ["expected to fail"], []),
+        ({"skipped"}, True, [], ["was skipped"]),
+        ({"passed", "skipped"}, True, [], ["was skipped"]),
+        ({"failed", "skipped"}, True, ["failed"], []),
+        (set(), True, ["did not run"], []),
+        (set(), False, [], []),
+    ],
+)
+def test_only_what_ran_and_passed_is_a_proof(
+    ended: set[str], whole: bool, failed: list[str], skipped: list[str]
+) -> None:
+    outcomes = Outcomes(whole=whole, of={"tests/test_a.py::test_b": ended} if ended else {})
+
+    told = unproven([guarantee("tests/test_a.py::test_b")], outcomes)
+
+    line = "loop-01: tests/test_a.py::test_b "
+    assert told == ([line + text for text in failed], [line + text for text in skipped])
+
+
+def test_what_was_selected_and_never_ran_is_no_proof_in_a_part_of_the_suite_either() -> None:
+    outcomes = Outcomes(selected={"tests/test_a.py::test_b"})
+
+    failed, _ = unproven([guarantee("tests/test_a.py::test_b")], outcomes)
+
+    assert failed == ["loop-01: tests/test_a.py::test_b did not run"]
+
+
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        (guarantee("tests/a.py::test_b"), []),
+        (guarantee(promise="not yet"), []),
+        (guarantee(), ["loop-01: no test proves it"]),
+        (guarantee("tests/a.py::test_b", promise="not yet"),
+         ["loop-01: not yet, and yet it names tests/a.py::test_b"]),
+        (guarantee("tests/a.py::test_b", promise="perhaps"),
+         ["loop-01: 'perhaps' is none of kept, stronger, different, not yet"]),
+        (guarantee("tests/a.py::test_b", number=2), ["loop-02: it is number 1 of its group"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_on_the_page_is_told(one: Guarantee, told: list[str]) -> None:
+    assert mistakes([one]) == told
+
+
+def test_a_page_is_read_as_it_is_written() -> None:
+    page = """
+| id | asked | | here |
+|---|---|---|---|
+| loop-01 | It goes. | **kept** | It does `a | b`. |
+
+- loop-01: `tests/a.py::test_b`, `tests/c.py::test_d`
+"""
+    with pytest.raises(ValueError, match="line 4: 5 cells"):
+        read(page)
+
+    assert read(page.replace("a | b", "a")) == [
+        Guarantee("loop-01", "It goes.", "kept", "It does `a`.",
+                  ("tests/a.py::test_b", "tests/c.py::test_d"))
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no guarantee: loop-02"):
+        read(page.replace("a | b", "a").replace("- loop-01", "- loop-02"))
+
+
+def test_a_test_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def test_b(): ...\nclass TestC:\n    def test_d(self): ...\n")
+
+    named = ("a.py::test_b", "a.py::TestC::test_d", "a.py::test_c", "b.py::test_b")
+    assert missing([guarantee(*named)], tmp_path) == [
+        "loop-01: a.py::test_c does not exist",
+        "loop-01: b.py::test_b does not exist",
+    ]
+
+
+ALL = {
+    "tests/test_a.py::test_one": ["passed"],
+    "tests/test_a.py::test_two": ["failed", "passed"],
+    "tests/test_z.py::test_three": ["skipped"],
+    "tests/test_z.py::test_four": ["failed"],
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "whole", "of"),
+    [
+        ([], True, ALL),
+        (["-k", "last or passed or one"], False, {"tests/test_a.py::test_one": ["passed"]}),
+        (["--deselect", "tests/test_a.py"], False,
+         {name: ended for name, ended in ALL.items() if "test_z" in name}),
+        (["tests/test_semantics.py", "tests/test_z.py::test_four"], False,
+         {"tests/test_z.py::test_four": ["failed"]}),
+    ],
+    ids=["the whole suite", "an expression", "without a file", "paths"],
+)  # fmt: skip
+def test_a_session_notes_what_ran_before_it_is_judged(
+    options: list[str], whole: bool, of: dict[str, list[str]], tmp_path: Path
+) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
+    for name in ("conftest.py", "semantics.py"):
+        shutil.copy(ROOT / "tests" / name, tests)
+    (tests / "test_a.py").write_text(
+        "import pytest\n"
+        "def test_one(): ...\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_two(n): assert n == 1\n"
+    )
+    (tests / "test_z.py").write_text(
+        "import pytest\n"
+        "def test_three(): pytest.skip('not here')\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError\n"
+        "def test_four(broken): ...\n"
+    )
+    (tests / "test_semantics.py").write_text(
+        "import json, pathlib\n"
+        "def test_every_test_that_the_page_names_ran_and_passed(outcomes):\n"
+        "    of = {name: sorted(ended) for name, ended in outcomes.of.items()}\n"
+        "    pathlib.Path('seen.json').write_text(json.dumps([outcomes.whole, of]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+        timeout=60,
+    )
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen == [whole, of], done.stdout
