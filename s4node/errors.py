@@ -64,6 +64,31 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
+class TaskError(ProcessingError):
+    """A task's method raised; ``__cause__`` is the user's own exception.
+
+    ``task`` and ``hook`` name them; ``position`` is empty where there was no event.
+    """
+
+    def __init__(
+        self, app: str, task: str, hook: str, cls: str, position: str, cause: BaseException
+    ) -> None:
+        place = f" at {position}" if position else ""
+        S4Error.__init__(
+            self,
+            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}"
+            f"{place}: {cause}. The container stops here: mend the task, catch the exception in "
+            f"it, or name it in task.ignored.exceptions",
+        )
+        self.app = app
+        self.pe = cls
+        self.task = task
+        self.hook = hook
+        self.key = None
+        self.position = position
+        self.__cause__ = cause
+
+
 class CallbackError(S4Error):
     """A task ended an event twice, or not in time; the message names task and event."""
 

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ class Elements:
         self.put: list[list[Any]] = [[] for _ in app.streams]
         self.asked = Asked()
         self.refused = 0
-        self.ignored: dict[str, int] = {}
+        self.ignored: Counter[str] = Counter()
         self.instances = {
             name: graph.make_instances(prototype, partition, clock)
             for name, (prototype, _) in app.prototypes.items()
@@ -90,6 +91,11 @@ class Elements:
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
         )
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """PEs do not know where their events come from."""
+        return {}
 
     @property
     def windowable(self) -> bool:

@@ -25,7 +25,7 @@ from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
 from s4node.container.readers import Readers
-from s4node.container.stream_task import StreamTaskProcessor
+from s4node.container.stream_task import processor_of
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
@@ -34,7 +34,6 @@ from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import TaskApp
 
 log = structlog.get_logger("s4node.container")
 
@@ -77,17 +76,17 @@ class Partitions:
         """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
-        processor = None
-        if isinstance(self._app, TaskApp):
-            processor = StreamTaskProcessor(
-                self._app,
-                partition,
-                trio.current_time,
-                name=name,
-                settings=self._settings,
-                inputs=inputs,
-                metrics=MetricsRegistry(source_of(name)),
-            )
+        metrics = MetricsRegistry(source_of(name))
+        clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
+        processor = processor_of(
+            self._app,
+            partition,
+            clock,
+            name=name,
+            settings=self._settings,
+            inputs=inputs,
+            metrics=metrics,
+        )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
             self._app,
@@ -104,9 +103,7 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
         )
-        if isinstance(processor, StreamTaskProcessor):
-            task.starts = processor.context.starts
-            task.metrics = processor.metrics
+        task.metrics = metrics
         self._loop.adopt(task)
         return task
 

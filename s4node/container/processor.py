@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Protocol
@@ -33,21 +34,22 @@ class Processor(Protocol):
     """Runs what a task tells it to.
 
     ``put`` is what it puts on the app's streams, by their index; ``asked`` what it asks for beside
-    single events.
+    single events. ``ignored`` are exceptions by their class.
     """
 
     put: list[list[Any]]
     asked: Asked
     refused: int
-
-    @property
-    def ignored(self) -> Mapping[str, int]:
-        """How many exceptions were ignored, by class."""
-        ...
+    ignored: Counter[str]
 
     @property
     def instances(self) -> Mapping[str, Instances]:
         """The instances of PEs, by the PE's name."""
+        ...
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where inputs are to begin, by SSP."""
         ...
 
     @property

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import trio
 
@@ -218,8 +218,8 @@ class Replay:
         await home.append(rest, ssp.partition % await home.partitions(rest), [letter])
 
 
-def _wishes(task: Task) -> dict[SystemStreamPartition, Startpoint]:
-    starts: dict[SystemStreamPartition, Startpoint] = task.starts
+def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
+    starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
     return starts
 
 

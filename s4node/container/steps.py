@@ -106,7 +106,7 @@ class Steps:
         if op is Op.WINDOW and seconds >= interval and not task.slow_window:
             task.slow_window = True
             log.warning(
-                "a window takes longer than the time between two, and leaves none for events",
+                "a window takes longer than the time between two, and leaves little for events",
                 task=task.name,
                 seconds=round(seconds, 3),
                 setting="task.window.ms",

@@ -20,12 +20,13 @@ from operator import length_hint
 from typing import Any
 
 from s4node import graph
+from s4node.app import App
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Op
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
-from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error
+from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
 from s4node.event import LIVE, EventBatch
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
@@ -187,6 +188,11 @@ class StreamTaskProcessor:
     # -- how ---------------------------------------------------------------------------------
 
     @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where the task has said that its inputs begin."""
+        return self.context.starts
+
+    @property
     def windowable(self) -> bool:
         """Whether the task wants to be called every window."""
         return self._hooks[Op.WINDOW] is not None
@@ -331,7 +337,7 @@ class StreamTaskProcessor:
             raise error
         hook = "process" if self._begin is None else "process_async"
         if not self._ignore(error):
-            raise self._blame(hook, error, f"event at {batch.position(index)}") from error
+            raise self._blame(hook, error, batch.position(index)) from error
 
     def _ignore(self, error: BaseException) -> bool:
         """Count an exception that is to be ignored; False if it is not."""
@@ -343,11 +349,9 @@ class StreamTaskProcessor:
                 return True
         return False
 
-    def _blame(self, hook: str, error: BaseException, place: str = "no event") -> ProcessingError:
+    def _blame(self, hook: str, error: BaseException, position: str = "") -> TaskError:
         what = type(getattr(self, "task", None) or self._app.factory).__name__
-        return ProcessingError(
-            self._app.name, f"{hook} of task {self._name!r} ({what})", None, place, error
-        )
+        return TaskError(self._app.name, self._name, hook, what, position, error)
 
     def _check(self, result: object) -> None:
         """Plain methods return nothing that would have to be awaited."""
@@ -485,6 +489,24 @@ class StreamTaskProcessor:
             raise self._blame(name, error) from error
         finally:
             emitted.reset(token)
+
+
+def processor_of(
+    app: App,
+    partition: int,
+    clock: Callable[[], float],
+    *,
+    name: str,
+    settings: TaskSettings,
+    inputs: Sequence[SystemStreamPartition] = (),
+    metrics: MetricsRegistry | None = None,
+) -> StreamTaskProcessor | None:
+    """The processor of a partition of an app of tasks; None for an app of PEs."""
+    if not isinstance(app, TaskApp):
+        return None
+    return StreamTaskProcessor(
+        app, partition, clock, name=name, settings=settings, inputs=inputs, metrics=metrics
+    )
 
 
 class _NoKey(Exception):  # noqa: N818 - it stands for the key

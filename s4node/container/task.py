@@ -59,6 +59,7 @@ class TaskStatistics:
     stages: dict[str, StageStatistics]
     instances: dict[str, int]
     unhandled: dict[str, int]
+    ignored: dict[str, int] = field(default_factory=dict)
     name: str = ""
     sent: int = 0
     in_flight: int = 0
@@ -66,7 +67,6 @@ class TaskStatistics:
     batch_resets: int = 0
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    ignored: dict[str, int] = field(default_factory=dict)
     lagging: dict[str, int] = field(default_factory=dict)
 
 
@@ -77,7 +77,8 @@ class Task:
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
     app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
-    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment.
+    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
+    is where its inputs begin, by its own wish.
     """
 
     def __init__(
@@ -112,9 +113,10 @@ class Task:
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
-        self.starts: dict[Any, Any] = {}
+        self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
+        self._lives = False
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -150,7 +152,8 @@ class Task:
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
             self._timeout_at = now + settings.callback_timeout
-        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
+        self.tick_at = math.inf
+        self._set_tick()
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -212,9 +215,12 @@ class Task:
         return self._inner_chooser if source in self._inner else self._outer_chooser
 
     def drain(self) -> None:
-        """Work off what cannot be read again, and be done."""
+        """Work off what cannot be read again, and be done; there are no further windows."""
         self.give_back()
         self.gate.draining = True
+        self.gate.window_due = False
+        self._window_at = math.inf
+        self._set_tick()
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again.
@@ -381,7 +387,11 @@ class Task:
         else:
             self.hand_on()
             gate.end(op)
-            if op is Op.TIMER and not result:
+            if op is Op.WINDOW:
+                self._pass_window(self._clock())  # what was missed meanwhile was this one
+                gate.window_due = False
+                self._set_tick()
+            elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
                 self.requests.finished(self)
@@ -540,18 +550,21 @@ class Task:
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
         if self._window_at <= now:
-            self._window_at += ((now - self._window_at) // self.settings.window + 1) * (
-                self.settings.window
-            )
+            self._pass_window(now)
             self.gate.window_due = True
         if self._commit_at <= now:
-            self._commit_at += ((now - self._commit_at) // self.settings.commit + 1) * (
-                self.settings.commit
-            )
+            self._commit_at = _next_tick(self._commit_at, self.settings.commit, now)
             if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
                 self.gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
+        self._set_tick()
+
+    def _pass_window(self, now: float) -> None:
+        if self._window_at <= now:
+            self._window_at = _next_tick(self._window_at, self.settings.window, now)
+
+    def _set_tick(self) -> None:
         self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
@@ -582,13 +595,16 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
+        self._lives = True
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
 
     async def close(self) -> None:
-        """Have the processor end its life."""
-        await self.processor.close()
+        """Have the processor end its life, if it has begun; once."""
+        if self._lives:
+            self._lives = False
+            await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
         """Counts since the start."""
@@ -618,3 +634,8 @@ class Task:
 def _is_whole(batch: EventBatch) -> bool:
     """Whether a batch can be read again as it is."""
     return isinstance(batch, InputBatch)
+
+
+def _next_tick(at: float, interval: float, now: float) -> float:
+    """The first tick after ``now`` of those that come every interval, one of them being ``at``."""
+    return at + ((now - at) // interval + 1) * interval

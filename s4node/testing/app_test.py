@@ -10,17 +10,19 @@ Rules
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
 from s4node.app import App
 from s4node.config import Config
+from s4node.container.stream_task import StreamTaskProcessor
 from s4node.errors import S4Error
 from s4node.keys import Key
 from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
-from s4node.testing.client import ClientStream, Refused
+from s4node.testing.client import ClientStream, InputClient, Refused
 from s4node.testing.runtime import Runtime
 
 A = TypeVar("A", bound=App)
@@ -88,15 +90,25 @@ class AppTest(Generic[A]):
 
     # -- what a test does --------------------------------------------------------------------
 
-    def send(self, stream: str, *events: Any) -> None:
+    def send(self, stream: str, *events: Any, partition: int | None = None) -> None:
         """Send events from outside to an input stream, or right to an internal one, in order.
 
-        What the app refuses is in :attr:`refused`; what a blocking stage has no room for stays in
-        :meth:`waiting`. Raises EventError for a type that the stream does not carry.
+        They go to the ``partition``, or where the stream's key says, or in turn to each. An input
+        from a system has as many partitions as the app, each numbered from 0. What the app refuses
+        is in :attr:`refused`; what a blocking stage has no room for stays in :meth:`waiting`.
+        Raises EventError for a type that the stream does not carry.
         """
         self._running()
-        self._client(stream).put(events)
+        self._client(stream).put(events, partition)
         self._runtime.settle()
+
+    def end(self, stream: str, *, partition: int | None = None) -> None:
+        """End an input that is read from a system for good, or one partition of it."""
+        self._running()
+        self._input(stream)
+        every = range(len(self._runtime.tasks))
+        for number in every if partition is None else [partition]:
+            self._runtime.end(stream, number)
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and do on the way all that falls due, in the order of its time."""
@@ -183,6 +195,31 @@ class AppTest(Generic[A]):
         where = "" if partition is None else f" in partition {partition}"
         raise LookupError(f"{prototype.name} has no instance of key {key!r}{where}; known: {known}")
 
+    def task(self, partition: int = 0) -> Any:
+        """The object that the factory of a TaskApp has made for a partition."""
+        processor = self._runtime.tasks[partition].processor
+        if not isinstance(processor, StreamTaskProcessor):
+            raise S4Error(f"app {self.app.name!r} is no TaskApp; look at its PEs with state()")
+        return processor.task
+
+    def committed(self, stream: str, partition: int = 0) -> int | None:
+        """The offset at which a restart would go on with an input from a system; None before the
+        first commit of the partition's task."""
+        return self._input(stream).progress[partition].committed
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether the tasks have asked for the end, or all their inputs have ended."""
+        return self._runtime.asked_to_stop
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """The exceptions of tasks that were ignored, by class."""
+        found: Counter[str] = Counter()
+        for task in self._runtime.tasks:
+            found += task.processor.ignored
+        return dict(found)
+
     def keys(self, pe: str | type[ProcessingElement]) -> list[Key]:
         """The keys that the PE has instances of, by partition and then as they came."""
         name = self._prototype(pe).name
@@ -220,6 +257,12 @@ class AppTest(Generic[A]):
         if stream not in self._runtime.clients:
             raise S4Error(f"{stream!r} is an output stream; read it with output({stream!r})")
         return self._runtime.clients[stream]
+
+    def _input(self, stream: str) -> InputClient:
+        client = self._client(stream)
+        if not isinstance(client, InputClient):
+            raise S4Error(f"{stream!r} is not read from a system; it has no offsets and no end")
+        return client
 
     def _prototype(self, pe: str | type[ProcessingElement]) -> Prototype:
         prototypes = [prototype for prototype, _ in self.app.prototypes.values()]

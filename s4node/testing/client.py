@@ -1,6 +1,7 @@
 """The client of an app under test: what it has sent, what waits, what was refused. Pure.
 
 Rules
+- What can be read again has as many partitions as the app, and begins at offset 0.
 - Events go through their wire format, so what cannot travel fails here as it does with a real node.
 - A keyed stream's events wait in a line for each partition, in the order sent. The stage of the
   partition says how many may go in; the rest stays here, as with a producer that has no credit.
@@ -9,14 +10,16 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from s4node.container.dispatch import Dispatch
 from s4node.event import EventBatch
+from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.schema import EventType
-from s4node.stream import Stream
+from s4node.stream import InputStream, Stream
+from s4node.systems.system import InputBatch, SystemStreamPartition
 
 
 class Refused(NamedTuple):
@@ -39,9 +42,15 @@ class ClientStream:
         self._next_home = 0
         self._types = {kind.cls: kind for kind in stream.types}
 
-    def put(self, events: Sequence[Any]) -> None:
-        """Take events, in order; raises EventError for a type that the stream does not carry."""
+    def put(self, events: Sequence[Any], partition: int | None = None) -> None:
+        """Take events, in order; raises EventError for a type that the stream does not carry.
+
+        They go to a ``partition``, or where the stream's key says, or in turn to each.
+        """
         travelled = list(self._travelled(self.stream._checked(events)))
+        if partition is not None:
+            self.lanes[partition].extend(travelled)
+            return
         if self.stream.key is None and not self.stream.broadcast:
             for event in travelled:
                 self.lanes[self._next_home].append(event)
@@ -69,6 +78,10 @@ class ClientStream:
         """Events that the app has not taken yet."""
         return list(chain.from_iterable(self.lanes))
 
+    def source(self, _partition: int) -> Hashable:
+        """Under what its batches are queued in their task."""
+        return self.stream.name
+
     def take(self, partition: int, room: int) -> EventBatch | None:
         """A batch of the events for a partition that has room for so many, or None."""
         lane = self.lanes[partition]
@@ -83,6 +96,44 @@ class ClientStream:
     def refuse(self, event: Any, reason: str) -> None:
         """The event is not processed."""
         self.refused.append(Refused(self.stream.name, event, reason))
+
+
+class InputClient(ClientStream):
+    """An input that can be read again: each of its partitions has offsets, and progress."""
+
+    def __init__(self, stream: InputStream, dispatch: Dispatch, partitions: int) -> None:
+        super().__init__(stream, dispatch, partitions)
+        self.ssps = [
+            SystemStreamPartition(stream.system, stream.name, number)
+            for number in range(partitions)
+        ]
+        self.progress = [InputProgress(ssp, 0, self._refused) for ssp in self.ssps]
+        self._next = [0] * partitions
+
+    def begin(self, partition: int, offset: int) -> None:
+        """The first event of a partition has this offset."""
+        self._next[partition] = offset
+        self.progress[partition] = InputProgress(self.ssps[partition], offset, self._refused)
+
+    def source(self, partition: int) -> SystemStreamPartition:
+        """Under what its batches are queued in their task."""
+        return self.ssps[partition]
+
+    def take(self, partition: int, room: int) -> EventBatch | None:
+        """A batch of the events for a partition that has room for so many, or None."""
+        lane = self.lanes[partition]
+        count = min(len(lane), room)
+        if count <= 0:
+            return None
+        first = self._next[partition]
+        self._next[partition] += count
+        batch = InputBatch(self.ssps[partition], first, count, 0, 0)
+        batch.events = [lane.popleft() for _ in range(count)]
+        batch.receipt = InputReceipt(self.progress[partition], first, first + count, batch)
+        return batch
+
+    def _refused(self, receipt: InputReceipt, number: int, reason: str) -> None:
+        self.refuse(receipt.batch.events[number - receipt.first], reason)
 
 
 class _Receipt:

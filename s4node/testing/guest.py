@@ -85,6 +85,12 @@ class Guest:
             raise errors[0]
         return results[0]
 
+    @property
+    def token(self) -> trio.lowlevel.TrioToken:
+        """By which other threads reach the app."""
+        assert self._token is not None
+        return self._token
+
     def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         """Run an async function beside the others; what it raises is kept in ``failures``."""
 

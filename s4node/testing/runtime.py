@@ -2,7 +2,7 @@
 
 Rules
 - The tasks, their gates, stages, dispatch plans and timers are those of a node. Left out are
-  sockets, processes and real time; output streams end in lists.
+  sockets, processes, real time, and threads for tasks; output streams end in lists.
 - At rest, all is processed but for what waits for time, for room, or for the world outside.
 - Time moves from one moment at which something is due to the next.
 """
@@ -13,6 +13,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import trio
@@ -27,12 +28,15 @@ from s4node.container.gate import Op
 from s4node.container.pipeline import Pipeline
 from s4node.container.requests import Requests
 from s4node.container.steps import Steps
+from s4node.container.stream_task import processor_of
 from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
 from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.keys import Partitioner, hasher_named
+from s4node.progress.startpoint import Specific
 from s4node.stream import InputStream, OutputStream, Stream
-from s4node.testing.client import ClientStream
+from s4node.testing.client import ClientStream, InputClient
 from s4node.testing.failures import Failures
 from s4node.testing.guest import Guest
 
@@ -53,6 +57,7 @@ class Runtime:
         self.config = config
         self.now = 0.0
         self.failed = False
+        self.asked_to_stop = False
         self.tasks: list[Task] = []
         self.clients: dict[str, ClientStream] = {}
         self.put: dict[str, list[Any]] = {}
@@ -87,36 +92,83 @@ class Runtime:
             self.failures.wrap(prototype)
             if prototype.is_async or inspect.iscoroutinefunction(prototype.on_time):
                 self._guest = self._guest or Guest(self._clock)
+        if app.has_tasks:
+            self._guest = self._guest or Guest(self._clock)
         self._dispatch = Dispatch(
             app, Partitioner(partitions, hasher_named(config[settings.HASHER]))
         )
         self._pipeline = Pipeline(app, config)
-        self.tasks = [self._make_task(partition) for partition in range(partitions)]
         for stream in app.streams.values():
             stream.carrier = _Carrier(self, stream)
             self.put[stream.name] = []
             if not isinstance(stream, OutputStream):
-                self.clients[stream.name] = ClientStream(stream, self._dispatch, partitions)
+                self.clients[stream.name] = (
+                    InputClient(stream, self._dispatch, partitions)
+                    if isinstance(stream, InputStream) and not stream.is_live
+                    else ClientStream(stream, self._dispatch, partitions)
+                )
+        for partition in range(partitions):
+            self.tasks.append(self._make_task(partition))
         for task in self.tasks:
             self._run(task.start)
+            self._begin_inputs(task)
         self.settle()
         self._run(lambda: hooks.call(app, app.on_start))
         self.settle()
 
     def _make_task(self, partition: int) -> Task:
+        app, name = self.app, f"Partition {partition}"
+        inputs = {
+            client.ssps[partition]: client
+            for client in self.clients.values()
+            if isinstance(client, InputClient)
+        }
+        settings = replace(TaskSettings.of(self.config), threads=0)
         task = Task(
-            self.app,
+            app,
             partition,
             stages=self._pipeline.stages_of(partition),
             clock=self._clock,
             deliver=lambda task, _, stream, events: self.carry(stream, events, task.partition),
             held=_Held(self),
+            name=name,
+            processor=processor_of(
+                app, partition, self._clock, name=name, settings=settings, inputs=list(inputs)
+            ),
+            settings=settings,
         )
+        for ssp in inputs:
+            task.add_input(ssp, self._pipeline.stage_of(ssp.stream, partition))
+        task.on_commit = self._commit
         self._requests.add(task)
+        self._steps.adopt(task, self._guest.token if self._guest is not None else None)
         return task
 
+    def _begin_inputs(self, task: Task) -> None:
+        """Number the inputs from where the task has said that they begin."""
+        for ssp, start in task.starts.items():
+            client = self.clients.get(ssp.stream)
+            if isinstance(client, InputClient) and isinstance(start, Specific):
+                client.begin(ssp.partition, start.offset)
+
+    def _commit(self, task: Task) -> None:
+        for client in self.clients.values():
+            if isinstance(client, InputClient):
+                progress = client.progress[task.partition]
+                progress.committed = progress.safe
+
+    def end(self, stream: str, partition: int) -> None:
+        """An input that can be read again ends."""
+        self.settle()
+        task = self.tasks[partition]
+        task.ended(self.clients[stream].source(partition))
+        self._add(task)
+        self.settle()
+
     def _shut_down(self) -> None:
-        """The tasks have asked for the end."""
+        self.asked_to_stop = True
+        for task in self.tasks:
+            task.give_back()
 
     def stop(self) -> None:
         """Stop in order, as a node does: sources, what waits, ``on_close``."""
@@ -132,6 +184,12 @@ class Runtime:
                 "the app has handlers that have not ended by themselves within task.shutdown.ms; "
                 "give them what they wait for before the test ends"
             )
+        for task in self.tasks:
+            task.drain()
+            self._add(task)
+        self.settle()
+        for task in self.tasks:
+            self._run(task.close)
         self._run(lambda: hooks.call(self.app, self.app.on_close))
 
     def close(self) -> None:
@@ -204,7 +262,8 @@ class Runtime:
         while True:
             self._admit()
             self._step_all()
-            if self._admit():
+            self._requests.settle()
+            if self._admit() or self._ready:
                 continue
             if self._guest is None:
                 return
@@ -267,17 +326,17 @@ class Runtime:
         taken = False
         for client in self.clients.values():
             for partition in range(len(self.tasks)):
-                batch = client.take(partition, self._room(client.stream.name, partition))
+                batch = client.take(partition, self._room(client, partition))
                 if batch is not None:
                     self._offer(batch)
                     taken = True
         return taken
 
-    def _room(self, stream: str, partition: int) -> int:
-        """How many more events of a stream the stage of a partition takes."""
-        if stream in self.overflowing:
+    def _room(self, client: ClientStream, partition: int) -> int:
+        """How many more events of a client the stage of a partition takes."""
+        if client.stream.name in self.overflowing:
             return 0
-        stage = self.tasks[partition].stages[stream]
+        stage = self.tasks[partition].stages[client.source(partition)]
         return stage.capacity - stage.depth
 
     def _offer(self, batch: EventBatch) -> None:

@@ -1,0 +1,197 @@
+"""The kit with apps of tasks: what a test does to them, and what it can look at."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import trio
+
+from s4node import Event
+from s4node.errors import CallbackError, S4Error, TaskError
+from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
+from s4node.testing import AppTest
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Total(Event):
+    clicks: int
+
+
+class Count:
+    """Counts clicks, and sends how many there were at each window."""
+
+    def __init__(self) -> None:
+        self.clicks = 0
+        self.ended = False
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        self.clicks += 1
+        if envelope.message.user == "commit":
+            coordinator.commit()
+        elif envelope.message.user == "stop":
+            coordinator.shutdown()
+        elif envelope.message.user == "odd":
+            raise ValueError("odd")
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> None:
+        collector.send("totals", Total(self.clicks))
+
+    def on_end_of_stream(self, collector: Collector, coordinator: Coordinator) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.clicks = -1
+
+
+class Counting(TaskApp):
+    def __init__(self, factory: Any = Count) -> None:
+        super().__init__("counting", factory, inputs=["log.clicks"], outputs=["totals"])
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", types=Click)
+
+
+WINDOWS = {"task.window.ms": "1000"}
+
+
+def test_events_have_offsets_by_partition_and_go_in_turn_or_where_the_test_says() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    class Look:
+        def process(self, envelope: Envelope, *_: Any) -> None:
+            seen.append((envelope.partition, envelope.offset, envelope.message.number))
+
+    with AppTest(Counting(Look), partitions=2) as test:
+        test.send("clicks", Click("a", 1), Click("b", 2), Click("c", 3))
+        test.send("clicks", Click("d", 4), partition=1)
+    assert sorted(seen) == [(0, 0, 1), (0, 1, 3), (1, 0, 2), (1, 1, 4)]
+
+
+def test_windows_come_as_the_test_moves_the_clock_and_what_they_send_can_be_seen() -> None:
+    with AppTest(Counting, settings=WINDOWS) as test:
+        test.send("clicks", Click("ada"), Click("bob"))
+        assert test.output("totals") == []
+        test.advance(seconds=1)
+        test.send("clicks", Click("ada"))
+        test.advance(seconds=2.5)
+        assert test.output("totals") == [Total(2), Total(3), Total(3)]
+        assert test.task().clicks == 3
+
+
+def test_a_commit_covers_exactly_the_event_that_asked_for_it_and_the_end_covers_all() -> None:
+    with AppTest(Counting, partitions=2) as test:
+        test.send("clicks", Click("ada"), Click("bob"), partition=0)
+        assert test.committed("clicks", 0) is None
+        test.send("clicks", Click("commit"), Click("ada"), partition=0)
+        assert (test.committed("clicks", 0), test.committed("clicks", 1)) == (3, None)
+        test.advance(seconds=60)
+        assert test.committed("clicks", 0) == 4
+        test.send("clicks", Click("ada"), partition=0)
+        task = test.task(0)
+    assert test.committed("clicks", 0) == 5
+    assert task.clicks == -1
+
+
+def test_the_end_of_all_inputs_is_told_and_committed() -> None:
+    with AppTest(Counting, partitions=2) as test:
+        test.send("clicks", Click("ada"), partition=1)
+        test.end("clicks", partition=1)
+        assert [test.task(p).ended for p in (0, 1)] == [False, True]
+        assert test.committed("clicks", 1) == 1
+        assert not test.asked_to_stop
+        test.end("clicks", partition=0)
+        assert test.asked_to_stop
+
+
+def test_all_tasks_together_may_ask_for_the_end() -> None:
+    with AppTest(Counting, partitions=2) as test:
+        test.send("clicks", Click("stop"), partition=0)
+        assert not test.asked_to_stop
+        test.send("clicks", Click("stop"), partition=1)
+        assert test.asked_to_stop
+
+
+def test_what_is_to_be_ignored_is_counted_and_anything_else_is_raised() -> None:
+    with AppTest(Counting, settings={"task.ignored.exceptions": "ValueError"}) as test:
+        test.send("clicks", Click("odd"), Click("ada"))
+        assert test.ignored == {"ValueError": 1}
+        assert test.task().clicks == 2
+    with AppTest(Counting) as test:
+        with pytest.raises(TaskError, match=r"process .* ValueError at clicks\[0\]@0: odd"):
+            test.send("clicks", Click("odd"))
+
+
+def test_async_tasks_wait_on_the_test_s_clock() -> None:
+    done: list[tuple[float, int]] = []
+
+    class Slow:
+        async def process(self, envelope: Envelope, *_: Any) -> None:
+            await trio.sleep([10, 9, 8, 4, 0.5][envelope.offset])
+            done.append((test.now, envelope.offset))
+
+    with AppTest(Counting(Slow), settings={"task.max.concurrency": "3"}) as test:
+        test.send("clicks", *[Click("a", n) for n in range(5)])
+        test.advance(seconds=8)
+        assert done == [(8.0, 2)]
+        test.advance(seconds=20)
+        assert [offset for _, offset in done] == [2, 1, 4, 0, 3]
+
+
+def test_callbacks_may_come_from_the_test_or_from_a_thread() -> None:
+    callbacks: list[Callback] = []
+
+    class Keep:
+        def process_async(self, _e: Any, _c: Any, _k: Any, callback: Callback) -> None:
+            callbacks.append(callback)
+
+    with AppTest(Counting(Keep)) as test:
+        test.send("clicks", Click("a"), Click("b"), Click("c"))
+        assert len(callbacks) == 1
+        callbacks[0].complete()
+        test.advance(0)
+        assert len(callbacks) == 2
+        threading.Thread(target=callbacks[1].complete).start()
+        test.wait(lambda: len(callbacks) == 3)
+        callbacks[2].complete()
+        test.advance(0)
+        callbacks[2].complete()
+        with pytest.raises(CallbackError, match="twice"):
+            test.advance(0)
+
+
+def test_timers_ring_on_the_test_s_clock_and_an_offset_may_be_chosen() -> None:
+    rang: list[float] = []
+
+    class Timed(Count):
+        def init(self, _config: Any, context: TaskContext) -> None:
+            context.schedule(30, lambda _c, _k: rang.append(test.now))
+            context.set_starting_offset(context.system_stream_partitions[0], 100)
+
+    with AppTest(Counting(Timed)) as test:
+        test.advance(29)
+        assert rang == []
+        test.advance(2)
+        assert rang == [30.0]
+        test.send("clicks", Click("commit"))
+        assert test.committed("clicks") == 101
+
+
+def test_a_task_is_looked_at_where_there_is_one_only() -> None:
+    from s4node import App, ProcessingElement
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("notes")
+    app.create_input_stream("clicks", app.create_pe(Note), key="user")
+    with AppTest(app) as test:
+        with pytest.raises(S4Error, match="is no TaskApp"):
+            test.task()
+        with pytest.raises(S4Error, match="'clicks' is not read from a system"):
+            test.end("clicks")
