@@ -145,9 +145,7 @@ class Task:
         self._replayable: set[Hashable] = set()
         self._given_back = False
         now = clock()
-        self._window_at = math.inf
-        if settings.window and self.processor.windowable:
-            self._window_at = now + settings.window
+        self._window_at = math.inf  # before its start there is none
         self._commit_at = now + settings.commit if settings.commit else math.inf
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
@@ -596,6 +594,9 @@ class Task:
         """Have the processor begin its life."""
         await self.processor.start()
         self._lives = True
+        if self.settings.window and self.processor.windowable:
+            self._window_at = self._clock() + self.settings.window
+            self.tick_at = min(self.tick_at, self._window_at)
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
