@@ -73,11 +73,11 @@ class TaskError(ProcessingError):
     def __init__(
         self, app: str, task: str, hook: str, cls: str, position: str, cause: BaseException
     ) -> None:
-        place = f" at {position}" if position else ""
+        place = f"; event at {position}" if position else ""
         S4Error.__init__(
             self,
-            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}"
-            f"{place}: {cause}. The container stops here: mend the task, catch the exception in "
+            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}: {cause}"
+            f"{place}. The container stops here: mend the task, catch the exception in "
             f"it, or name it in task.ignored.exceptions",
         )
         self.app = app

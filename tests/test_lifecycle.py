@@ -369,7 +369,7 @@ async def test_a_container_tells_its_listeners_from_start_to_stop() -> None:
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        ("Partition 1 init", [*START[:8], "Partition 0 close"]),  # the other has not begun
+        ("Partition 1 init", [*START[:8], *CLOSED[:2]]),
         ("on_start", [*START[:11], *CLOSED]),
         ("Partition 0 process", [*START, "Partition 0 process", *CLOSED]),
         ("Partition 1 close", [*START, *CLOSED]),

@@ -470,8 +470,8 @@ async def test_a_failure_that_is_told_by_a_callback_names_the_event(
                 callback.complete()
 
     told = (
-        r"process_async of task 'Partition 0' \(Fail\) of app 'job' raised KeyError at "
-        r"clicks\[0\]@2: 'no such user'"
+        r"process_async of task 'Partition 0' \(Fail\) of app 'job' raised KeyError: "
+        r"'no such user'; event at clicks\[0\]@2"
     )
     with pytest.raises(TaskError, match=told) as caught:
         async with running(Job(Fail), settings):
@@ -878,8 +878,8 @@ async def test_an_error_that_is_not_ignored_stops_the_container_and_names_the_pl
 
     values = values | {"task.ignored.exceptions": "KeyError"}
     told = (
-        r"process(_async)? of task 'Partition 1' \(Closes\) of app 'job' raised ValueError at "
-        r"clicks\[1\]@7: seven"
+        r"process(_async)? of task 'Partition 1' \(Closes\) of app 'job' raised ValueError: "
+        r"seven; event at clicks\[1\]@7"
     )
     with pytest.raises(TaskError, match=told) as caught:
         async with running(Job(lambda: Closes(fail)), settings | values) as container:

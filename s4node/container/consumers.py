@@ -321,47 +321,50 @@ class Consumers:
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = feed.reader = await system.open(feed.ssp, at, types)
-                    batch = await self._next(feed, system, reader)
+                    batch = await self._read(feed, system, reader)
                 if batch is None:
                     await _close(reader)
                     reader = None
                 elif isinstance(batch, EndOfStream):
                     self._end(feed)
                 else:  # it is ours now, and goes to its tasks although reading may stop
-                    await self._deliver(feed, batch)
+                    await self._take_apart(feed, batch)
         finally:
             await _close(reader)
             feed.runs = False
             self._quiet.unpark_all()
 
-    async def _next(
+    async def _read(
         self, feed: _Feed, system: System, reader: PartitionReader
     ) -> InputBatch | EndOfStream | None:
-        """The next batch once there is room for it; None where the reader must begin anew."""
-        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
-        if any(stage.full for stage in stages):
-            await self._wait(lambda: all(stage.roomy for stage in stages))
-        await self.rejects.wait_room()
-        try:
-            return await reader.read()
-        except InputLost as error:
-            bounds = await system.bounds(feed.ssp)
-            oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
-            for taker in feed.takers.values():
-                if taker.next < oldest:
-                    taker.progress.complete(taker.next, oldest)
-                    taker.next = oldest
-            return None
+        """Give the tasks what is read, as there is room with all of them.
 
-    async def _deliver(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue a batch with its tasks."""
-        if (
-            feed.ssp.stream in self._partition_of
-            and feed.ssp not in self._broadcast
-            and not self._is_routed(batch, feed.ssp)
-        ):
-            await self._take_apart(feed, batch)
-            return
+        Returns the first batch that must be taken apart, the end of the partition, or None where
+        the reader must begin anew.
+        """
+        keyed = feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast
+        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
+        while True:
+            if any(stage.full for stage in stages):
+                await self.wait(lambda: all(stage.roomy for stage in stages))
+            if self.rejects.full:
+                await self.rejects.wait_room()
+            try:
+                batch = await reader.read()
+            except InputLost as error:
+                bounds = await system.bounds(feed.ssp)
+                oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
+                for taker in feed.takers.values():
+                    if taker.next < oldest:
+                        taker.progress.complete(taker.next, oldest)
+                        taker.next = oldest
+                return None
+            if isinstance(batch, EndOfStream) or (keyed and not self._is_routed(batch, feed.ssp)):
+                return batch
+            self._give(feed, batch)
+
+    def _give(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
         for taker in feed.takers.values():
             if taker.next < end:
@@ -383,7 +386,7 @@ class Consumers:
         """Queue the events of a batch with the tasks of their keys, as there is room."""
         (taker,) = feed.takers.values()
         stage = taker.task.stages[feed.ssp]
-        await self._wait(lambda: not stage.depth)  # what is whole may yet be given back
+        await self.wait(lambda: not stage.depth)  # what is whole may yet be given back
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(
@@ -395,7 +398,7 @@ class Consumers:
             if part.partition == home:
                 self._tasks.feed(taker.task, part)
                 continue
-            await self._wait(partial(self._tasks.has_room, part.stream, part.partition))
+            await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
             self._tasks.offer_soon(part)
 
     def _end(self, feed: _Feed) -> None:
@@ -422,7 +425,8 @@ class Consumers:
 
     # -- room --------------------------------------------------------------------------------
 
-    async def _wait(self, condition: Callable[[], bool]) -> None:
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition is true, which is looked at between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self._waiting[lot] = condition
@@ -432,7 +436,7 @@ class Consumers:
                 del self._waiting[lot]
 
     def released(self) -> None:
-        """Between two turns: let go on who found it too full."""
+        """Between two turns, or when a consumer was heard: let go on who waits for something."""
         for lot, condition in list(self._waiting.items()):
             if condition():
                 lot.unpark()

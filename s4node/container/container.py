@@ -534,6 +534,8 @@ class Container:
         self.outputs.heard()
         if self.members is not None:
             self.members.heard()
+        if self.replay is not None:
+            self.replay.consumers.released()
         self._room()
         if self.members is not None and self.members.waiting:
             self.loop.nudge()  # there may be room for what waits

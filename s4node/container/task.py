@@ -116,7 +116,6 @@ class Task:
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
-        self._lives = False
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -593,7 +592,6 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
-        self._lives = True
         if self.settings.window and self.processor.windowable:
             self._window_at = self._clock() + self.settings.window
             self.tick_at = min(self.tick_at, self._window_at)
@@ -602,10 +600,8 @@ class Task:
             self.requests.take(self, self.processor.asked.taken())
 
     async def close(self) -> None:
-        """Have the processor end its life, if it has begun; once."""
-        if self._lives:
-            self._lives = False
-            await self.processor.close()
+        """Have the processor end its life, however far it has come."""
+        await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
         """Counts since the start."""
