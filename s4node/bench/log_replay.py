@@ -66,13 +66,15 @@ def _result(partitions: int, found: list[dict[str, Any]], limit_rate: float) -> 
 
 def _replay(partitions: int, seconds: float) -> dict[str, Any]:
     """One run: fill a log, and read it from the beginning."""
-    with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder:
-        with Role("replayed", folder=folder, partitions=partitions) as node:
-            address = node.hear()["address"]
-            with Role("producer", address=address, seconds=seconds) as producer:
-                sent = producer.hear()["sent"]
-            with Role("replaying", address=address, folder=folder, events=sent) as reader:
-                read = reader.hear()
+    with (
+        tempfile.TemporaryDirectory(prefix="s4-bench-") as folder,
+        Role("replayed", folder=folder, partitions=partitions) as node,
+    ):
+        address = node.hear()["address"]
+        with Role("producer", address=address, seconds=seconds) as producer:
+            sent = producer.hear()["sent"]
+        with Role("replaying", address=address, folder=folder, events=sent) as reader:
+            read = reader.hear()
     expected = workload.truth(workload.key_sequence(), sent)
     digest = workload.digest((key, count, total) for key, (count, total) in expected.items())
     return {**read, "checked": read["counted"] == sent and read["digest"] == digest}
