@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from harness import running, until
+from input_systems import fresh
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.container.container import Container
 from s4node.errors import ConfigError
+from s4node.event import EventBatch
 from s4node.systems.memory import MemorySystem
 from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
-from tests.harness import running, until
-from tests.input_systems import fresh
 
 ADDRESS = "the choosers' tests'"
 
@@ -46,6 +47,25 @@ class Noting:
         self._app.seen.append((self._name, envelope.stream, envelope.offset))
 
 
+class LastFirst:
+    """A chooser of the app's own: last offered, first chosen."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._offered: list[tuple[Any, EventBatch]] = []
+
+    def update(self, source: Any, batch: EventBatch) -> None:
+        self._offered.append((source, batch))
+
+    def choose(self, may: Callable[[Any], bool] | None = None) -> tuple[Any, EventBatch] | None:
+        for index in reversed(range(len(self._offered))):
+            if may is None or may(self._offered[index][0]):
+                return self._offered.pop(index)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
+
 class Notes(TaskApp):
     def __init__(self, *inputs: str) -> None:
         super().__init__("notes", lambda: Noting(self), inputs=inputs)
@@ -65,7 +85,7 @@ def system() -> Iterator[MemorySystem]:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
     return {
-        "systems.memory.type": "tests.input_systems:memory",
+        "systems.memory.type": "input_systems:memory",
         "systems.memory.address": ADDRESS,
         "systems.memory.samza.offset.default": "oldest",
         "s4.state.folder": str(tmp_path / "state"),
@@ -189,7 +209,7 @@ async def full(container: Container, **depths: int) -> None:
         ({"task.consumer.batch.size": "20"}, "aabbccaa"),
         ({"task.consumer.batch.size": "15"}, "aabbccaa"),
         ({"task.consumer.batch.size": "1000"}, "aaaabbcc"),
-        ({"task.chooser.class": "tests.pure.test_choosers:LastFirst"}, "ccbbaaaa"),
+        ({"task.chooser.class": f"{__name__}:LastFirst"}, "ccbbaaaa"),
     ],
 )
 async def test_the_settings_decide_which_input_goes_next(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from harness import ANY_PORT, plain_errors
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, ProcessingElement
@@ -16,7 +17,6 @@ from s4node.container.container import Container
 from s4node.container.lifecycle import ContainerListener, Lifecycle, Step, listeners_of
 from s4node.errors import ConfigError, ContainerStopped, LifecycleError, ProcessingError
 from s4node.tasks import TaskApp
-from tests.harness import ANY_PORT, plain_errors
 
 HERE = __name__
 

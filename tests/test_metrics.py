@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import trio
+from harness import running, until
+from input_systems import fresh, memory
 from structlog.testing import capture_logs
 
 from s4node import Client, Event
@@ -23,8 +25,6 @@ from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, ta
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged
 from s4node.tasks import Collector, Coordinator, Envelope, TaskApp, TaskContext
-from tests.harness import running, until
-from tests.input_systems import fresh, memory
 
 HERE = __name__
 
@@ -369,7 +369,7 @@ def values(tmp_path: Path) -> dict[str, str]:
     for partition in (0, 1):
         system.put("clicks", partition, *(Tick(number) for number in range(5)))
     return {
-        "systems.memory.type": "tests.input_systems:memory",
+        "systems.memory.type": "input_systems:memory",
         "systems.memory.address": "the metrics' tests'",
         "systems.memory.samza.offset.default": "oldest",
         "s4.state.folder": str(tmp_path / "state"),
