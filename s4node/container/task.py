@@ -15,12 +15,13 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from s4node.app import App
-from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin
+from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -32,6 +33,7 @@ from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage, StageStatistics
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
 
@@ -43,7 +45,13 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task has done. Counts are events; ``ignored`` are exceptions by their class."""
+    """What one task has done. Counts are events.
+
+    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
+    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
+    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
+    ``lagging`` are the partitions, by input, that are yet to be caught up with.
+    """
 
     partition: int
     processed: int
@@ -51,7 +59,15 @@ class TaskStatistics:
     stages: dict[str, StageStatistics]
     instances: dict[str, int]
     unhandled: dict[str, int]
-    ignored: dict[str, int]
+    ignored: dict[str, int] = field(default_factory=dict)
+    name: str = ""
+    sent: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    batch_resets: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    lagging: dict[str, int] = field(default_factory=dict)
 
 
 class Task:
@@ -93,6 +109,9 @@ class Task:
         self.pace = Pace(2048, 0.005)
         self.ready = False
         self.processed = 0
+        self.sent = 0
+        self._calls: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
@@ -113,6 +132,7 @@ class Task:
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
         self.bootstrap = bootstrap
+        self.metrics: MetricsRegistry | None = None  # those of one's own task
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
@@ -124,9 +144,7 @@ class Task:
         self._replayable: set[Hashable] = set()
         self._given_back = False
         now = clock()
-        self._window_at = math.inf
-        if settings.window and self.processor.windowable:
-            self._window_at = now + settings.window
+        self._window_at = math.inf  # before its start there is none
         self._commit_at = now + settings.commit if settings.commit else math.inf
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
@@ -406,6 +424,7 @@ class Task:
         for index, events in enumerate(put):
             if events:
                 put[index] = []
+                self.sent += len(events)
                 self._deliver(self, source, self._streams[index], events)
 
     # -- events that are outstanding together --------------------------------------------------
@@ -414,7 +433,7 @@ class Task:
         """Begin the next event beside those that are outstanding, if one may begin."""
         flights = self.flights
         assert flights is not None
-        flight = flights.begin(self._clock())
+        flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
         return flight
@@ -565,9 +584,17 @@ class Task:
 
     # -- life --------------------------------------------------------------------------------
 
+    def took(self, op: Op, seconds: float) -> None:
+        """A step that was no processing took so long."""
+        self._calls[op.value] += 1
+        self._seconds[op.value] += seconds
+
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
+        if self.settings.window and self.processor.windowable:
+            self._window_at = self._clock() + self.settings.window
+            self.tick_at = min(self.tick_at, self._window_at)
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -589,7 +616,15 @@ class Task:
             {str(source): stage.statistics() for source, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
-            dict(self.processor.ignored),
+            name=self.name,
+            sent=self.sent,
+            in_flight=self.gate.in_flight,
+            buffered=sum(batch.size - batch.at for batch in self._offered.values()),
+            batch_resets=resets_of(self._outer_chooser),
+            calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
+            seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
+            ignored=dict(self.processor.ignored),
+            lagging=self.bootstrap.lag if self.bootstrap is not None else {},
         )
 
 
