@@ -90,6 +90,8 @@ class Machine:
         for ssp in SSPS:
             self.task.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
         self.task.on_commit = self._commit
+        with pytest.raises(StopIteration):  # it has nothing to wait for
+            self.task.start().send(None)
 
     def _shut_down(self) -> None:
         self.shutdowns += 1
