@@ -108,8 +108,8 @@ class EventLoop:
             self.nudge()  # it is awake, or about to be
             return
         due = self._turn(self._nursery)
-        if self._ready or self._deadline(due) < self._asleep_until:
-            self.nudge()
+        if self._ready or self._nudged or self._deadline(due) < self._asleep_until:
+            self.nudge()  # it sleeps, so what was told behind the turn has not woken it
 
     def drain(self) -> None:
         """Make ``run`` return once no task has anything left to do."""
