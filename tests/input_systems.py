@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
 from s4node.systems.memory import MemorySystem
 
 _made: dict[str, MemorySystem] = {}
@@ -16,3 +21,10 @@ def fresh(address: str) -> MemorySystem:
     """A new system of this address."""
     _made.pop(address, None)
     return memory("memory", address)
+
+
+@contextmanager
+def dies(error: type[Exception], match: str | None = None) -> Iterator[None]:
+    """What is inside ends by this error, whenever that comes."""
+    with pytest.raises(error, match=match):
+        yield

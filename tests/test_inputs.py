@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
 import trio
+from harness import running, until
+from input_systems import dies, fresh
 
 from s4node import App, Event, GenericEvent, ProcessingElement
 from s4node.container.container import Container
@@ -21,10 +22,9 @@ from s4node.errors import (
     StartpointError,
     UnknownStream,
 )
+from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import InputBatch, SystemStreamPartition
-from harness import running, until
-from input_systems import fresh
 
 ADDRESS = "the tests'"
 
@@ -48,17 +48,13 @@ class Record(ProcessingElement):
 class Clicks(App):
     """Records clicks by user, read from the system ``memory``."""
 
-    def __init__(self, *, key: str | None = "user", system: str = "memory") -> None:
+    def __init__(self, *, system: str = "memory") -> None:
         super().__init__("clicks")
         self.seen: list[tuple[str, int]] = []
-        self._key = key
         self._system = system
 
     def on_init(self) -> None:
-        record = self.create_pe(Record, singleton=True) if self._key is None else None
-        self.create_input_stream(
-            "clicks", record or self.create_pe(Record), key=self._key, system=self._system
-        )
+        self.create_input_stream("clicks", self.create_pe(Record), key="user", system=self._system)
 
 
 @pytest.fixture
@@ -194,7 +190,7 @@ async def test_retention_that_took_what_the_checkpoint_goes_on_with_stops_the_co
         await until(lambda: len(app.seen) == 3)
     system.put("clicks", 0, *(Click("ada", number) for number in range(3, 10)))
     system.trim("clicks", 0, 6)
-    with pytest.raises(InputLost, match=r"offset 3.*oldest.* 6.*streams.clicks.onLost = oldest"):
+    with dies(InputLost, match=r"offset 3.*oldest.* 6.*streams.clicks.onLost = oldest"):
         async with running(Clicks(), settings):
             await trio.sleep_forever()
     app = Clicks()
@@ -215,7 +211,7 @@ async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
     app = Clicks()
-    with pytest.raises(InputLost, match="retention was faster"):
+    with dies(InputLost, match="retention was faster"):
         async with running(app, settings):
             await until(lambda: len(app.seen) == 1)
             lose()
@@ -243,13 +239,13 @@ async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
     async with running(app, settings):
         await until(lambda: len(app.seen) == 3)
     fresh(ADDRESS).create("clicks", 1)
-    with pytest.raises(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
+    with dies(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
         async with running(Clicks(), settings):
             await trio.sleep_forever()
 
 
 async def test_a_live_input_cannot_begin_at_the_oldest(settings: dict[str, str]) -> None:
-    with pytest.raises(StartpointError, match="live sockets, which keep nothing"):
+    with dies(StartpointError, match="live sockets, which keep nothing"):
         async with running(Clicks(system="live"), settings):
             raise AssertionError("it runs")
 
@@ -261,10 +257,10 @@ async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("views", 1)
-    with pytest.raises(UnknownStream, match=r"no stream 'clicks'; it has: views"):
+    with dies(UnknownStream, match=r"no stream 'clicks'; it has: views"):
         async with running(Clicks(), settings):
             raise AssertionError("it runs")
-    with pytest.raises(UnknownStream, match=r"no system 'archive'; known are live, memory"):
+    with dies(UnknownStream, match=r"no system 'archive'; known are live, memory"):
         async with running(Clicks(system="archive"), settings):
             raise AssertionError("it runs")
 
@@ -280,7 +276,7 @@ async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
 async def test_inputs_that_cannot_be_bound_are_told(
     system: MemorySystem, settings: dict[str, str], inputs: str, said: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with dies(ConfigError, match=said):
         async with running(Clicks(), {**settings, "task.inputs": inputs}):
             raise AssertionError("it runs")
 
@@ -336,7 +332,7 @@ async def test_a_number_of_partitions_that_changes_under_us_stops_the_container(
 ) -> None:
     system.create("clicks", 2)
     settings["job.coordinator.monitor-partition-change.frequency.ms"] = "10"
-    with pytest.raises(S4Error, match=f"has {now} partitions, and had 2.*{fix}|has 1 partitions"):
+    with dies(S4Error, match=f"has {now} partitions, and had 2.*{fix}|has 1 partitions"):
         async with running(Clicks(), settings):
             system.create("clicks", now)
             await trio.sleep_forever()
@@ -351,7 +347,7 @@ async def test_an_event_that_does_not_decode_stops_the_container_naming_its_plac
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 1))
     system.put_raw("clicks", 0, b"\xc1", like=Click)
-    with pytest.raises(DecodeError, match=r"memory.clicks\[0\] offset 1: Click does not decode"):
+    with dies(DecodeError, match=r"memory.clicks\[0\] offset 1: Click does not decode"):
         async with running(Clicks(), settings):
             await trio.sleep_forever()
 
@@ -451,13 +447,9 @@ async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_no
             await until(lambda: ssp(0) in progress and progress[ssp(0)].safe == 3)  # noqa: B023
             assert container.replay.rejects.counts == {"memory.clicks": 1}
         assert app.seen == [("ada", 0), ("ada", 2)]
-    with pytest.raises(DecodeError, match=r"offset 1: .*KeyFinder returned nothing"):
-        async with running(Guests(), {**settings, "s4.state.folder": f"{tmp(settings)}/x"}):
+    with dies(DecodeError, match=r"offset 1: .*KeyFinder returned nothing"):
+        async with running(Guests(), settings):
             await trio.sleep_forever()
-
-
-def tmp(settings: dict[str, str]) -> str:
-    return settings["s4.state.folder"]
 
 
 async def test_a_dead_letter_stream_that_is_none_stops_the_start(
@@ -465,6 +457,84 @@ async def test_a_dead_letter_stream_that_is_none_stops_the_start(
 ) -> None:
     system.create("clicks", 1)
     for name, said in (("dead", "is no output stream"), ("memory.dead", "no stream 'dead'")):
-        with pytest.raises(S4Error, match=said):
+        with dies(S4Error, match=said):
             async with running(Clicks(), {**settings, "task.dead.letter.stream": name}):
                 raise AssertionError("it runs")
+
+
+# -- commits and what the app has put on streams --------------------------------------------------
+
+
+class Passing(ProcessingElement):
+    """Puts what it gets on the app's own stream."""
+
+    def on_event(self, event: Click) -> None:
+        self.app.streams["inner"].put(event)
+
+
+class Slow(ProcessingElement):
+    """Waits for leave before it is done with an event."""
+
+    async def on_event(self, event: Click) -> None:
+        await self.app.leave.wait()
+        self.app.seen.append((event.user, event.number))
+
+
+class Detour(App):
+    """From an input over a stream of its own, or over two."""
+
+    def __init__(self, *, hops: int) -> None:
+        super().__init__("detour")
+        self.hops = hops
+        self.leave = trio.Event()
+        self.seen: list[tuple[str, int]] = []
+
+    def on_init(self) -> None:
+        last = "inner"
+        if self.hops == 2:
+            last = "second"
+            self.create_stream("inner", self.create_pe(Second), key="number", types=Click)
+        self.create_stream(last, self.create_pe(Slow), key="user", types=Click)
+        passing = self.create_pe(Passing)
+        passing.set_singleton()
+        self.create_input_stream("clicks", passing, types=Click, system="memory")
+
+
+class Second(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.streams["second"].put(event)
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+async def test_a_commit_waits_for_what_the_app_has_put_on_streams_of_its_own(
+    system: MemorySystem, settings: dict[str, str], hops: int
+) -> None:
+    other = next(f"user-{n}" for n in range(9) if Partitioner(2).partition_of(f"user-{n}") == 1)
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(other, number) for number in range(10)))
+    app = Detour(hops=hops)
+    often = {**settings, "task.commit.ms": "5"}
+    async with running(app, often, partitions=2) as container:
+        await until(lambda: safe(container) == 10)
+        committer = container.replay.committer
+        await until(lambda: any(kept.writing for kept in committer._tasks.values()))
+        await until(lambda: container.tasks[1].gate.in_flight == 1)
+        with trio.move_on_after(0.05):  # ten times as long as a commit is due
+            await until(lambda: committer.commits > 0)
+        assert committer.commits == 0
+        app.leave.set()
+        await until(lambda: committer.committed()[0].offsets.get(ssp(0)) == 10)
+    assert len(app.seen) == 10
+
+
+async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(100)))
+    app = Clicks()
+    slow = {"s4.stream.executor": "throttle", "s4.stream.maxRate": "100"}
+    async with running(app, settings | slow):
+        began = trio.current_time()
+        await until(lambda: len(app.seen) == 100)
+        assert trio.current_time() - began > 0.5

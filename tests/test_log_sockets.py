@@ -472,6 +472,14 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
         ("append", {"stream": "clicks", "partition": 0, "producer": "p", "first": 0, "count": 2,
                     "sections": [[1, 2, 1]], "body": b"\x90", "types": []}, "StoreError",
          "a section of 1 bytes announces 2 events"),
+        ("append", {"stream": "clicks", "partition": 0, "producer": "p", "first": 0, "count": 1,
+                    "sections": [[1, 1, 1]], "body": 10**12, "types": []}, "StoreError",
+         "Expected `bytes`, got `int`"),
+        ("append", {"stream": "clicks", "partition": 0, "producer": "p", "first": 0, "count": 1,
+                    "sections": [[1, 1, 1]], "body": b"\x90", "types": [["Click", 5.0, []]]},
+         "StoreError", "Expected `int`, got `float`"),
+        ("offset", {"stream": "clicks", "partition": 0, "millis": 2**64 - 1}, "StoreError",
+         "is no whole number"),
     ],
 )  # fmt: skip
 async def test_bad_questions_are_answered_with_what_is_wrong(
@@ -519,9 +527,7 @@ async def test_garbage_from_producers_and_readers_harms_nobody(tmp_path: Path) -
                 wire.Verdict("clicks", "nobody", (wire.Ruling(0, 0, 0, 10, 0),)),
             ):
                 await peer.send_frames(bad)
-                answer = await peer.receive_until(lambda h: isinstance(h, wire.Verdict))
-                assert isinstance(answer, wire.Verdict)
-                assert answer.error
+                await peer.receive_until(lambda h: isinstance(h, wire.Verdict) and h.error)
             await peer.send_frames(
                 wire.Hello("r", "", "clicks", headers={wire.SUBSCRIBE: True, wire.START: [1]})
             )

@@ -50,7 +50,7 @@ def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
 def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
     store.claim("Partition 0", "tree", 5)
-    with pytest.raises(TaskFenced, match="belongs to epoch 5 by now, .* had it in epoch 4"):
+    with pytest.raises(TaskFenced, match=r"belongs to epoch 5 by now, .* had it in epoch 4"):
         store.claim("Partition 0", "tree", 4)
     store.claim("Partition 0", "tree", 5)  # the same owner again
 
@@ -116,7 +116,7 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
 def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     with pytest.raises(
-        CheckpointError, match="is damaged .*; delete it to begin without"
+        CheckpointError, match=r"is damaged .*; delete it to begin without"
     ) as caught:
         ProgressStore(tmp_path)
     assert not isinstance(caught.value, ProgressUnwritten)
@@ -127,7 +127,7 @@ def test_a_row_that_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
     store.claim("Partition 0", "", 0)
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("UPDATE task SET offsets = '{'")
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match=r"is damaged"):
         store.claim("Partition 0", "", 0)
 
 
@@ -164,3 +164,18 @@ def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_pat
     holder.execute("ROLLBACK")
     store.write(claim, at(1))
     assert store.read() == {"Partition 0": at(1)}
+
+
+def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = ProgressStore(tmp_path)
+    claim, _ = store.claim("Partition 0", "", 0)
+    store.write(claim, at(1))
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = Checkpoint({("log", f"stream-{n}", 0): n for n in range(2000)}, 1)
+    with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
+        store.write(claim, large)
+    assert store.read() == {"Partition 0": at(1)}
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.write(claim, large)
+    assert store.read() == {"Partition 0": large}

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from s4node.app import App
-from s4node.bench import flows, overload, timed, word_count, workload
+from s4node.bench import flows, log_append, log_replay, overload, timed, word_count, workload
 from s4node.bench.process import resident_mb, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
@@ -325,6 +325,11 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "bare": timed.bare,
     "slow_node": lambda task: overload.slow_node(task, say, listen),
     "pressing": lambda task: overload.pressing(task, say, listen),
+    "log_node": lambda task: log_append.log_node(task, say, listen),
+    "appending": lambda task: log_append.appending(task, say, listen),
+    "bare_inserts": lambda task: log_append.bare_inserts(task, say),
+    "replayed": lambda task: log_replay.replayed(task, say, listen),
+    "replaying": lambda task: log_replay.replaying(task, say),
 }
 
 

@@ -14,12 +14,15 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import structlog
 import trio
 
 from s4node import config as settings
 from s4node.comm import frame as wire
 from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.config import Config
+
+log = structlog.get_logger("s4node.door")
 
 Lookup = Callable[[str, bool], Sequence[str] | str]
 """The addresses of the containers whose app takes a stream, or why there are none. With True, of
@@ -72,6 +75,7 @@ class Door:
         self._drain_word = b""
         self._lookup = lookup
         self._open = False
+        self._grace = config[settings.TASK_SHUTDOWN_MS]
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
@@ -113,7 +117,11 @@ class Door:
         self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
         self._listener.broadcast(self._drain_word)
         self._log.close()
-        await self._log.settle()
+        with trio.move_on_after(self._grace) as patience:
+            await self._log.settle()
+        if patience.cancelled_caught:
+            log.warning("not all on the disk in time; its producers keep the rest",
+                        seconds=self._grace, setting="task.shutdown.ms")  # fmt: skip
         with trio.move_on_after(_FAREWELL_SECONDS):
             await self._listener.farewell()
 

@@ -2,8 +2,9 @@
 
 Rules
 - A commit is asked for in the loop, while nothing of its task runs; it takes the offsets as they
-  are then, and the task goes on. What follows runs beside it: wait until all that had been sent to
-  output streams has its verdict, then write, in a thread.
+  are then, and the task goes on. What follows runs beside it: wait until all that had been put on
+  the app's own streams was processed and all that was sent has its verdict, then write, in a
+  thread.
 - One commit of a task is under way at a time. Those asked for meanwhile become one, the newest.
 - A commit that cannot be written (a full disk, lost rights) is told once, and tried again with the
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for

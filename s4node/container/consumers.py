@@ -56,8 +56,8 @@ _GRACE_SECONDS = 1.0
 class Tasks(Protocol):
     """What consumers need of the container's tasks."""
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
         ...
 
     def feed(self, task: Task, batch: EventBatch) -> None:
@@ -177,7 +177,7 @@ class Consumers:
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Give a task that is to start a stage for each of its partitions."""
         for ssp in ssps:
-            task.add_input(ssp, self._tasks.stage_of(ssp))
+            self._tasks.add_input(task, ssp)
 
     def take(
         self,
@@ -320,47 +320,50 @@ class Consumers:
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = await system.open(feed.ssp, at, types)
-                    batch = await self._next(feed, system, reader)
+                    batch = await self._read(feed, system, reader)
                 if batch is None:
                     await _close(reader)
                     reader = None
                 elif isinstance(batch, EndOfStream):
                     self._end(feed)
                 else:  # it is ours now, and goes to its tasks although reading may stop
-                    await self._deliver(feed, batch)
+                    await self._take_apart(feed, batch)
         finally:
             await _close(reader)
             feed.runs = False
             self._quiet.unpark_all()
 
-    async def _next(
+    async def _read(
         self, feed: _Feed, system: System, reader: PartitionReader
     ) -> InputBatch | EndOfStream | None:
-        """The next batch once there is room for it; None where the reader must begin anew."""
-        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
-        if any(stage.full for stage in stages):
-            await self._wait(lambda: all(stage.roomy for stage in stages))
-        await self.rejects.wait_room()
-        try:
-            return await reader.read()
-        except InputLost as error:
-            bounds = await system.bounds(feed.ssp)
-            oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
-            for taker in feed.takers.values():
-                if taker.next < oldest:
-                    taker.progress.complete(taker.next, oldest)
-                    taker.next = oldest
-            return None
+        """Give the tasks what is read, as there is room with all of them.
 
-    async def _deliver(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue a batch with its tasks."""
-        if (
-            feed.ssp.stream in self._partition_of
-            and feed.ssp not in self._broadcast
-            and not self._is_routed(batch, feed.ssp)
-        ):
-            await self._take_apart(feed, batch)
-            return
+        Returns the first batch that must be taken apart, the end of the partition, or None where
+        the reader must begin anew.
+        """
+        keyed = feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast
+        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
+        while True:
+            if any(stage.full for stage in stages):
+                await self.wait(lambda: all(stage.roomy for stage in stages))
+            if self.rejects.full:
+                await self.rejects.wait_room()
+            try:
+                batch = await reader.read()
+            except InputLost as error:
+                bounds = await system.bounds(feed.ssp)
+                oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
+                for taker in feed.takers.values():
+                    if taker.next < oldest:
+                        taker.progress.complete(taker.next, oldest)
+                        taker.next = oldest
+                return None
+            if isinstance(batch, EndOfStream) or (keyed and not self._is_routed(batch, feed.ssp)):
+                return batch
+            self._give(feed, batch)
+
+    def _give(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
         feed.whole = True
         for taker in feed.takers.values():
@@ -384,7 +387,7 @@ class Consumers:
         (taker,) = feed.takers.values()
         if feed.whole:  # what is whole may yet be given back, and what is taken apart may not
             stage = taker.task.stages[feed.ssp]
-            await self._wait(lambda: not stage.depth)
+            await self.wait(lambda: not stage.depth)
             feed.whole = False
         home = taker.task.partition
         end = batch.first + batch.size
@@ -397,7 +400,7 @@ class Consumers:
             if part.partition == home:
                 self._tasks.feed(taker.task, part)
                 continue
-            await self._wait(partial(self._tasks.has_room, part.stream, part.partition))
+            await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
             self._tasks.offer_soon(part)
 
     def _end(self, feed: _Feed) -> None:
@@ -416,7 +419,8 @@ class Consumers:
 
     # -- room --------------------------------------------------------------------------------
 
-    async def _wait(self, condition: Callable[[], bool]) -> None:
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition is true, which is looked at between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self._waiting[lot] = condition
@@ -426,7 +430,7 @@ class Consumers:
                 del self._waiting[lot]
 
     def released(self) -> None:
-        """Between two turns: let go on who found it too full."""
+        """Between two turns, or when a consumer was heard: let go on who waits for something."""
         for lot, condition in list(self._waiting.items()):
             if condition():
                 lot.unpark()

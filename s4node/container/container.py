@@ -474,7 +474,10 @@ class Container:
             shared=self.members is not None,
         )
         if self.replay is not None:
-            self.replay.make(self.model, self.partitioner, self.partitions, self.outputs)
+            enrolment = self.enrolment
+            deployed = enrolment is not None and enrolment.version != ""
+            name = enrolment.app if enrolment is not None and deployed else app.name
+            self.replay.make(name, self.model, self.partitioner, self.partitions, self.outputs)
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
@@ -514,6 +517,8 @@ class Container:
         self.outputs.heard()
         if self.members is not None:
             self.members.heard()
+        if self.replay is not None:
+            self.replay.consumers.released()
         self._room()
         if self.members is not None and self.members.waiting:
             self.loop.nudge()  # there may be room for what waits

@@ -9,7 +9,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -30,7 +31,7 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
-from s4node.stream import OutputStream, Stream
+from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 
 log = structlog.get_logger("s4node.container")
@@ -64,6 +65,10 @@ class Partitions:
         self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
+        self._inner = [
+            stream.name for stream in app.streams.values()
+            if not isinstance(stream, (InputStream, OutputStream))
+        ]  # fmt: skip
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -99,9 +104,11 @@ class Partitions:
 
     # -- what consumers feed -----------------------------------------------------------------
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
-        return self._pipeline.stage_of(ssp.stream, ssp.partition)
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
+        stage = self._pipeline.stage_of(ssp.stream, task.partition)
+        rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
+        task.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
         """Queue a batch with a task of this container."""
@@ -121,6 +128,27 @@ class Partitions:
         assert self._members is not None
         way = self._members.ways[stream]
         return way.depth < way.capacity and way.bytes < way.max_bytes
+
+    def marks(self) -> list[Callable[[], bool]]:
+        """For all that is on its way on the app's own streams: whether it has been processed.
+
+        What the processing of that puts on streams is behind marks that are taken then.
+        """
+        found: list[Callable[[], bool]] = []
+        for name in self._inner:
+            for task in self.tasks.values():
+                stage = task.stages[name]
+                if stage.depth:
+                    found.append(partial(_has_passed, stage, stage.admitted))
+            if self._members is not None and self._members.ways[name].unsettled:
+                mark = self._members.ways[name].mark()
+                found.append(partial(getattr, mark, "passed"))
+        return found
+
+    @property
+    def inner_streams(self) -> int:
+        """How many streams lead from the app to itself."""
+        return len(self._inner)
 
     def wake(self, task: Task) -> None:
         """The task may have something to do that it had not before."""
@@ -220,6 +248,12 @@ class Partitions:
         for partition, share in self._dispatch.shares(stream, events, home):
             self._put(stream.name, partition, share)
         self._loop.nudge()
+
+
+def _has_passed(stage: Stage, admitted: int) -> bool:
+    """Whether what had been admitted by then has left: what the app has put leaves in order, and
+    before what comes from outside."""
+    return not stage.depth or stage.admitted - stage.depth >= admitted
 
 
 class _Inner:

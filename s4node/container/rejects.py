@@ -50,9 +50,14 @@ class Rejects:
             task_status.started()
             await trio.sleep_forever()
 
+    @property
+    def full(self) -> bool:
+        """Whether so many dead letters wait that reading is to wait as well."""
+        return self._waiting >= MAX_WAITING
+
     async def wait_room(self) -> None:
         """Return once few dead letters wait."""
-        while self._waiting >= MAX_WAITING:
+        while self.full:
             await self._room.park()
 
     async def settle(self) -> None:

@@ -22,7 +22,7 @@ from s4node.container.binding import live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, default_offset, watch
 from s4node.container.model import AppKind, JobModel
-from s4node.container.outputs import Outputs
+from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
@@ -52,6 +52,7 @@ class Replay:
         self._app = app
         self._config = config
         self._outputs: Outputs
+        self._partitions: Partitions
         self._model: JobModel
         self._kept: dict[int, Checkpoint] = {}
 
@@ -108,15 +109,17 @@ class Replay:
 
     def make(
         self,
+        name: str,
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: Outputs,
     ) -> None:
-        """Make the parts."""
+        """Make the parts; the progress is kept under ``name``."""
         config = self._config
         self._model = model
         self._outputs = outputs
+        self._partitions = partitions
         self.rejects = Rejects(
             drop=config[settings.DROP_UNDECODED],
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
@@ -133,9 +136,9 @@ class Replay:
             broadcast=model.tasks[0].broadcast if model.tasks else (),
         )
         self.committer = Committer(
-            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
+            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name),
             self.consumers.progress,
-            outputs.sent,
+            self._sent,
             timeout=config[settings.COMMIT_TIMEOUT],
         )
 
@@ -193,6 +196,12 @@ class Replay:
             self.committer.commit(task)
         await self.committer.finish()
 
+    def _sent(self) -> Sent | _Emitted:
+        """All that the tasks have put on streams so far."""
+        if not self._partitions.inner_streams:
+            return self._outputs.sent()
+        return _Emitted(self._outputs, self._partitions, self.consumers)
+
     async def _keep(self, ssp: SystemStreamPartition, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
         name = self._config[settings.DEAD_LETTERS]
@@ -204,6 +213,29 @@ class Replay:
         system, _, rest = name.partition(".")
         home = self.systems[system]
         await home.append(rest, ssp.partition % await home.partitions(rest), [letter])
+
+
+class _Emitted:
+    """What the tasks of an app with streams of its own had put on streams at some moment.
+
+    An event that leads from stream to stream of the app is followed as far as there are streams;
+    round and round in a cycle it is not.
+    """
+
+    def __init__(self, outputs: Outputs, partitions: Partitions, consumers: Consumers) -> None:
+        self._outputs = outputs
+        self._partitions = partitions
+        self._consumers = consumers
+        self._marks = partitions.marks()
+
+    async def wait_settled(self) -> None:
+        """Return when all of it was processed, and what left by that has its verdict."""
+        for _ in range(self._partitions.inner_streams):
+            if not self._marks:
+                break
+            await self._consumers.wait(lambda: all(passed() for passed in self._marks))
+            self._marks = self._partitions.marks()
+        await self._outputs.sent().wait_settled()
 
 
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 
@@ -35,6 +36,10 @@ log = structlog.get_logger("s4node.log")
 
 MAX_QUESTIONS = 64
 """Questions of one connection that may wait for their answers."""
+
+WINDOW = 65_536
+"""Events of a partition that its producers may have under way to the disk, all together. They are
+only bytes, which have a bound of their own; many make large commits."""
 
 _SCAN_BYTES = 1 << 20
 
@@ -117,11 +122,10 @@ class LogHost:
                 )
 
     def _host(self, stream: LogStream) -> None:
-        capacity, size = (settings.STAGE_KEYS["stream"][word][0] for word in _STAGE_WORDS)
         self._streams[stream.name] = HostedStream(
             stream,
-            capacity=self._config[capacity],
-            max_bytes=self._config[size],
+            capacity=WINDOW,
+            max_bytes=self._queue.max_bytes,
             queue=self._queue,
             notify=_notify,
             grown=self._grown,
@@ -256,11 +260,14 @@ class LogHost:
             values = await ask(self, query.arguments)
         except S4Error as found:
             error = found
-        except (KeyError, TypeError, ValueError) as found:
+        except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as found:
             error = StoreError(
                 f"the arguments of {query.question!r} are no good ({found!r}): "
                 f"{shortly(query.arguments)}"
             )
+        except Exception as found:  # a question stops no node, whatever the disk does to it
+            log.exception("a question failed", question=query.question)
+            error = StoreError(f"the log could not answer {query.question!r}: {found}")
         if connection in self._asking:
             self._asking[connection] -= 1
             connection.answer(_answer(query, values, error))
@@ -354,16 +361,13 @@ class LogHost:
             str(arguments["producer"]),
             _whole(arguments["first"]),
             _whole(arguments["count"]),
-            tuple(wire.Section(*map(_whole, one)) for one in arguments["sections"]),
-            order=bytes(arguments.get("order", b"")),
+            msgspec.convert(arguments["sections"], tuple[wire.Section, ...]),
+            order=msgspec.convert(arguments.get("order", b""), bytes),
             created_ms=_whole(arguments.get("created_ms", 0)),
         )
-        body = bytes(arguments["body"])
+        body = msgspec.convert(arguments["body"], bytes)
         problem = wire.check_sections(data, memoryview(body))
-        types = tuple(
-            TypeDecl(name, mark, tuple((f, kind, bool(must)) for f, kind, must in fields))
-            for name, mark, fields in arguments["types"]
-        )
+        types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
         problem = problem or hosted.declare(types)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
@@ -386,7 +390,6 @@ class LogHost:
         return {"offset": answer.offset}
 
 
-_STAGE_WORDS = ("workQueueSize", "workQueueBytes")
 _SETTLE_SECONDS = 0.005
 
 _QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
@@ -427,8 +430,8 @@ async def _offset_of(partition: LogPartition, producer: str, number: int) -> int
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= wire.MAX_NUMBER:
+        raise TypeError(f"{value!r} is no whole number, 0 or more")
     return value
 
 

@@ -22,6 +22,8 @@ from s4node.schema import JsonText
 
 _SHOWN = 20
 _CHUNK = 1 << 16
+_PROGRESS_SECONDS = 5.0
+"""How often people are told how far it is."""
 
 
 def send(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
@@ -62,6 +64,7 @@ class Sending:
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
+        told = trio.current_time()
         stdin = sys.stdin.fileno()
         while True:
             # not sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
@@ -75,6 +78,10 @@ class Sending:
             if not chunk:
                 return
             self._report(stream.take_refusals())
+            if sys.stderr.isatty() and trio.current_time() > told + _PROGRESS_SECONDS:
+                told = trio.current_time()
+                print(f"{self._name}: {stream.counts['admitted']:,} events so far",
+                      file=sys.stderr)  # fmt: skip
 
     def _checked(self, line: bytes) -> JsonText | None:
         self._line += 1

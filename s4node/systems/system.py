@@ -60,8 +60,9 @@ class InputBatch(EventBatch):
 
     Events that are yet to be decoded are counted by ``size``; ``load`` decodes them into
     ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There
-    the batch has holes, and ``numbers``. ``loaded`` is for whoever shares it among tasks. ``routing`` is ``hasher:key`` where each of the events was
-    put into the partition of its key by that rule, as in the frames of the wire; else empty.
+    the batch has holes, and ``numbers``. ``loaded`` is for whoever shares it among tasks.
+    ``routing`` is ``hasher:key`` where each of the events was put into the partition of its key by
+    that rule, as in the frames of the wire; else empty.
     """
 
     __slots__ = ("loaded", "routing", "undecoded")

@@ -55,32 +55,42 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
         (
             JobGuard(8, "by-partition", "crc32", {"log.clicks": 8, "log.views": 2}),
             [
-                "it had 4 tasks and would have 8: keys would move away from their past; set "
-                "s4.cluster.partitions = 4 (and log.clicks has more partitions than that)",
-                "log.clicks had 4 partitions and has 8: its producers now put keys where other "
-                "tasks read; give the input stream a key in the app, or begin anew",
+                (
+                    "it had 4 tasks and would have 8: keys would move away from their past; set "
+                    "s4.cluster.partitions = 4 (and log.clicks has more partitions than that)"
+                ),
+                (
+                    "log.clicks had 4 partitions and has 8: its producers now put keys where other "
+                    "tasks read; give the input stream a key in the app, or begin anew"
+                ),
             ],
         ),
         (
             JobGuard(4, "by-ssp", "s4", JOB.counts),
             [
-                "it was written with job.systemstreampartition.grouper.factory = by-partition, "
-                "which is now by-ssp; set it back",
+                (
+                    "it was written with job.systemstreampartition.grouper.factory = by-partition, "
+                    "which is now by-ssp; set it back"
+                ),
                 "it was written with s4.hasher = crc32, which is now s4; set it back",
             ],
         ),
         (
             JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 1}),
             [
-                "log.views had 2 partitions and has 1: progress in the others would be for "
-                "nothing; give it 2 again"
+                (
+                    "log.views had 2 partitions and has 1: progress in the others would be for "
+                    "nothing; give it 2 again"
+                )
             ],
         ),
         (
             JobGuard(4, "by-partition", "crc32", JOB.counts, keys="other/1"),
             [
-                "its keys were encoded as utf8-msgpack/4096, and this program encodes other/1; run "
-                "the version of s4node that wrote it"
+                (
+                    "its keys were encoded as utf8-msgpack/4096, and this program encodes other/1; "
+                    "run the version of s4node that wrote it"
+                )
             ],
         ),
     ],

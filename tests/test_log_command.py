@@ -1,0 +1,82 @@
+"""``s4 log`` where something is wrong: what it says, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from harness import free_port, run_s4, running
+from test_log_sockets import Click, log_at, log_node, some_app
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        ("describe taps", 1, ("has no stream 'taps'; its streams: clicks. Create it with: s4 log "
+         "create taps")),
+        ("append taps", 1, "has no stream 'taps'; its streams: clicks."),
+        ("append clicks --type Tap", 1, "stream 'clicks' takes Click, not 'Tap'"),
+        ("tail clicks --from 1", 1, ("has 2 partitions, each with offsets of its own; say which "
+         "one with --partition")),
+        ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
+        ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
+        ("tail clicks --from yesterday", 1, ("--from yesterday is no start; write oldest, newest, "
+         "upcoming, an offset, or ms:MILLISECONDS since 1970")),
+        ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
+        ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
+        ("trim clicks --to-offset 1", 1, "say which one with --partition"),
+        ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
+        ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
+        ("create a/b", 1, "'a/b' is no name for a stream of the log"),
+        ("create clicks --partitions 3", 1, "exists with other settings"),
+        ("create keyed --key 'a b'", 2, "'a b' is not an attribute's name"),
+    ],
+)  # fmt: skip
+async def test_mistakes_are_told_with_what_there_is_and_what_to_do(
+    tmp_path: Path, command: str, status: int, words: str
+) -> None:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2)
+        await log.append("clicks", 0, [Click("joe", 1)])
+        done = await run_s4("log", *shlex.split(command), "--to", node.address, cwd=tmp_path)
+        assert words in done.stderr.replace("\n", " ")
+        assert (done.returncode, done.stdout) == (status, "")
+
+
+async def test_programs_read_json(tmp_path: Path) -> None:
+    async with log_node(tmp_path) as node:
+
+        async def told(command: str, stdin: bytes = b"") -> object:
+            to = ("--json", "--to", node.address)
+            done = await run_s4("log", *command.split(), *to, cwd=tmp_path, stdin=stdin)
+            assert (done.returncode, done.stderr) == (0, "")
+            return json.loads(done.stdout)
+
+        made = await told("create clicks --retention-ms 0")
+        assert isinstance(made, dict)
+        assert (made["stream"], made["retention_ms"], len(made["partitions"])) == ("clicks", 0, 1)
+        sent = await told("append clicks", b'{"user": "joe"}\n{"user": "ann"}\n')
+        assert sent == {
+            "stream": "clicks", "admitted": 2, "shed": 0, "refused": 0, "unsent": 0, "pending": 0,
+            "bad lines": 0,
+        }  # fmt: skip
+        event = {"partition": 0, "offset": 1, "event": {"user": "ann"}}
+        assert await told("tail clicks --from newest --count 1") == event
+        assert await told("tail clicks --from 1 --count 1") == event
+        (described,) = await told("describe")  # type: ignore[misc]
+        assert described["partitions"][0]["upcoming"] == 2
+        assert described["types"] == ["GenericEvent"]
+        assert await told("trim clicks --everything") == {"stream": "clicks", "oldest": {"0": 2}}
+
+
+async def test_a_node_without_a_log_and_no_node_at_all_are_told_apart(tmp_path: Path) -> None:
+    async with running(some_app()) as node:
+        done = await run_s4("log", "describe", "--to", node.address, cwd=tmp_path)
+        assert "this node has no log; start it with the setting s4.log.folder" in done.stderr
+        assert done.returncode == 1
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    done = await run_s4("log", "describe", "--to", nowhere, "--timeout", "0.3", cwd=tmp_path)
+    assert f"no answer to 'list' from {nowhere} within 0.3 s" in done.stderr
+    assert done.returncode == 1
