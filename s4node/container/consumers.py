@@ -31,7 +31,6 @@ from s4node.container.rejects import Rejects
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, InputLost, S4Error
 from s4node.event import EventBatch
-from s4node.executors.stage import Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.progress.checkpoint import Checkpoint

@@ -31,6 +31,7 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 
@@ -53,6 +54,7 @@ class Partitions:
         choosers: ChooserSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
+        self.metrics: dict[str, MetricsRegistry] = {}  # the tasks' own, by task
         self.turned = trio.lowlevel.ParkingLot()
         self._app = app
         self._pipeline = pipeline
@@ -81,7 +83,13 @@ class Partitions:
         name = name or f"Partition {partition}"
         clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
         processor = processor_of(
-            self._app, partition, clock, name=name, settings=self._settings, inputs=inputs
+            self._app,
+            partition,
+            clock,
+            name=name,
+            settings=self._settings,
+            inputs=inputs,
+            metrics=self.metrics.setdefault(name, MetricsRegistry(f"TaskName-{name}")),
         )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(

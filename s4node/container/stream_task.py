@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s4node import graph
 from s4node.app import App
@@ -35,6 +35,9 @@ from s4node.routing import key_failure
 from s4node.stream import OutputStream, Stream, emitted
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import Envelope, TaskApp
+
+if TYPE_CHECKING:
+    from s4node.metrics.registry import MetricsRegistry
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 
@@ -103,7 +106,7 @@ class Context:
         partition: int,
         inputs: Sequence[SystemStreamPartition],
         clock: Callable[[], float],
-        metrics: Any,
+        metrics: MetricsRegistry,
     ) -> None:
         self.task_name = name
         self.partition = partition
@@ -145,7 +148,7 @@ class StreamTaskProcessor:
         name: str,
         settings: TaskSettings,
         inputs: Sequence[SystemStreamPartition] = (),
-        metrics: Any = None,
+        metrics: MetricsRegistry,
     ) -> None:
         if app.factory is None:
             raise GraphError(f"app {app.name!r} has no factory; give TaskApp one that makes a task")
@@ -497,7 +500,7 @@ def processor_of(
     name: str,
     settings: TaskSettings,
     inputs: Sequence[SystemStreamPartition] = (),
-    metrics: Any = None,
+    metrics: MetricsRegistry,
 ) -> StreamTaskProcessor | None:
     """The processor of a partition of an app of tasks; None for an app of PEs."""
     if not isinstance(app, TaskApp):

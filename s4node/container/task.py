@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task has done. Counts are events; ``ignored`` are exceptions by their class."""
+    """What one task has done. Counts are events; ``ignored`` are exceptions by their class, and
+    ``calls`` how often it committed, or ran a window, timers or the end of stream."""
 
     partition: int
     processed: int
@@ -52,6 +54,8 @@ class TaskStatistics:
     instances: dict[str, int]
     unhandled: dict[str, int]
     ignored: dict[str, int]
+    in_flight: int
+    calls: dict[str, int]
 
 
 class Task:
@@ -97,6 +101,7 @@ class Task:
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
+        self._calls: Counter[Op] = Counter()
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -360,10 +365,12 @@ class Task:
             self._processed(result)
             gate.end(op)
         elif op is Op.COMMIT:
+            self._calls[op] += 1
             gate.end(op)
             if self.flights is not None:
                 self._released(self.flights.resume())
         else:
+            self._calls[op] += 1
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
@@ -590,6 +597,8 @@ class Task:
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
             dict(self.processor.ignored),
+            self.gate.in_flight,
+            {op.value: count for op, count in self._calls.items()},
         )
 
 

@@ -18,6 +18,7 @@ from s4node.container.task_settings import TaskSettings
 from s4node.event import Event
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Stage
+from s4node.metrics.registry import MetricsRegistry
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.systems.system import InputBatch, SystemStreamPartition
 from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
@@ -64,7 +65,12 @@ class Machine:
             ignored=frozenset({"KeyError"}),
         )  # fmt: skip
         self.processor = StreamTaskProcessor(
-            app, 0, lambda: self.now, name="Partition 0", settings=chosen
+            app,
+            0,
+            lambda: self.now,
+            name="Partition 0",
+            settings=chosen,
+            metrics=MetricsRegistry("machine"),
         )
         assert isinstance(self.processor.task, Held)
         self.user = self.processor.task
