@@ -29,6 +29,7 @@ from s4node.container.pace import Pace
 from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
 from s4node.container.task_settings import TaskSettings
+from s4node.container.tick import Tick
 from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
@@ -129,15 +130,12 @@ class Task:
         self._replayable: set[Hashable] = set()
         self._given_back = False
         now = clock()
-        self._window_at = math.inf
-        if settings.window and self.processor.windowable:
-            self._window_at = now + settings.window
-        self._commit_at = now + settings.commit if settings.commit else math.inf
+        self._windows = Tick(settings.window if self.processor.windowable else 0, now)
+        self._commits = Tick(settings.commit, now)
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
             self._timeout_at = now + settings.callback_timeout
-        self.tick_at = math.inf
-        self._set_tick()
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -203,8 +201,7 @@ class Task:
         self.give_back()
         self.gate.draining = True
         self.gate.window_due = False
-        self._window_at = math.inf
-        self._set_tick()
+        self._windows.stop()
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again.
@@ -374,9 +371,8 @@ class Task:
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
-                self._pass_window(self._clock())  # what was missed meanwhile was this one
+                self._windows.due(self._clock())  # what was missed meanwhile was this one
                 gate.window_due = False
-                self._set_tick()
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
@@ -534,23 +530,14 @@ class Task:
 
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
-        if self._window_at <= now:
-            self._pass_window(now)
+        if self._windows.due(now):
             self.gate.window_due = True
-        if self._commit_at <= now:
-            self._commit_at = _next_tick(self._commit_at, self.settings.commit, now)
-            if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
-                self.gate.commit_due = True
+        any_progress = self.gate.uncommitted or self.gate.in_flight
+        if self._commits.due(now) and any_progress and self.on_commit is not None:
+            self.gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
-        self._set_tick()
-
-    def _pass_window(self, now: float) -> None:
-        if self._window_at <= now:
-            self._window_at = _next_tick(self._window_at, self.settings.window, now)
-
-    def _set_tick(self) -> None:
-        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
         timeout = self.settings.callback_timeout
@@ -605,8 +592,3 @@ class Task:
 def _is_whole(batch: EventBatch) -> bool:
     """Whether a batch can be read again as it is."""
     return isinstance(batch, InputBatch)
-
-
-def _next_tick(at: float, interval: float, now: float) -> float:
-    """The first tick after ``now`` of those that come every interval, one of them being ``at``."""
-    return at + ((now - at) // interval + 1) * interval
