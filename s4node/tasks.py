@@ -19,6 +19,7 @@ import msgspec
 
 from s4node.app import App
 from s4node.keys import KeySpec
+from s4node.metrics.registry import MetricsRegistry
 
 
 class Envelope(msgspec.Struct, gc=False):
@@ -109,7 +110,7 @@ class TaskContext(Protocol):
     task_name: str
     partition: int
     system_stream_partitions: Sequence[tuple[str, str, int]]
-    metrics: Any
+    metrics: MetricsRegistry
 
     def store(self, name: str) -> Any:
         """A key-value store of the task; raises KeyError where there is none of this name."""

@@ -1003,9 +1003,9 @@ async def test_a_task_is_told_its_place_and_says_where_its_inputs_begin(
                 context.set_starting_offset(context.system_stream_partitions[0], 15)
 
     app = Job(lambda: Told(lambda _t, e, *_: seen.append((e.partition, e.offset))))
-    async with running(app, settings | {"s4.app.threshold": "7"}) as container:
+    async with running(app, settings | {"s4.app.threshold": "7"}):
         await until(lambda: len(seen) == 25)
-        told = [one.counter("told").value for one in container.partitions.metrics.values()]
+        told = [context.metrics.counter("told").value for context in contexts]
     assert told == [1, 1]
     assert sorted(seen) == [(0, n) for n in range(20)] + [(1, n) for n in range(15, 20)]
     assert [c.task_name for c in contexts] == ["Partition 0", "Partition 1"]

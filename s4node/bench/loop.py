@@ -24,7 +24,6 @@ from s4node.container.stream_task import StreamCollector, processor_of
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.event import Event
-from s4node.metrics.registry import MetricsRegistry
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.systems.system import InputBatch, SystemStreamPartition
 from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
@@ -207,12 +206,7 @@ def _feed(
         deliver=deliver,
         held=pipeline.order.held,
         processor=processor_of(
-            app,
-            number,
-            trio.current_time,
-            name=f"Partition {number}",
-            settings=chosen,
-            metrics=MetricsRegistry("bench"),
+            app, number, trio.current_time, name=f"Partition {number}", settings=chosen
         ),
         settings=chosen,
     )

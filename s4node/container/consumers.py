@@ -28,6 +28,7 @@ from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
+from s4node.container.statistics import ProgressStatistics
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, InputLost, S4Error
 from s4node.event import EventBatch
@@ -105,6 +106,7 @@ class _Feed:
         self.runs = False
         self.ended = False
         self.whole = False  # the last batch was not taken apart
+        self.reader: PartitionReader | None = None
 
 
 class Consumers:
@@ -318,7 +320,7 @@ class Consumers:
                 with self._until_stopped(feed.scope):
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
-                        reader = await system.open(feed.ssp, at, types)
+                        reader = feed.reader = await system.open(feed.ssp, at, types)
                     batch = await self._read(feed, system, reader)
                 if batch is None:
                     await _close(reader)
@@ -415,6 +417,14 @@ class Consumers:
                 if not taker.told_end:
                     taker.told_end = True
                     self._tasks.ended(taker.task, taker.ssp)
+
+    def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
+        """How far each task is, by the tasks' ``names``."""
+        for task, inputs in self.progress.items():
+            for ssp, progress in inputs.items():
+                feed = self._feeds.get(ssp)
+                lag = feed.reader.lag if feed is not None and feed.reader is not None else None
+                yield ProgressStatistics(names[task], *ssp, progress.safe, progress.committed, lag)
 
     # -- room --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
+from s4node.container.metrics import source_of
 from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
@@ -54,7 +55,6 @@ class Partitions:
         choosers: ChooserSettings,
     ) -> None:
         self.tasks: dict[int, Task] = {}
-        self.metrics: dict[str, MetricsRegistry] = {}  # the tasks' own, by task
         self.turned = trio.lowlevel.ParkingLot()
         self._app = app
         self._pipeline = pipeline
@@ -81,6 +81,7 @@ class Partitions:
         """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
+        metrics = MetricsRegistry(source_of(name))
         clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
         processor = processor_of(
             self._app,
@@ -89,7 +90,7 @@ class Partitions:
             name=name,
             settings=self._settings,
             inputs=inputs,
-            metrics=self.metrics.setdefault(name, MetricsRegistry(f"TaskName-{name}")),
+            metrics=metrics,
         )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
@@ -107,6 +108,7 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
         )
+        task.metrics = metrics
         self._loop.adopt(task)
         return task
 

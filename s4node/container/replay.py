@@ -25,6 +25,7 @@ from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
+from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
@@ -189,6 +190,17 @@ class Replay:
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
                     f"reads {', '.join(map(str, ssps)) or 'nothing'}"
                 )
+
+    def statistics(self) -> ReplayStatistics:
+        """Counts since the start."""
+        names = {task.index: task.name for task in self._model.tasks}
+        return ReplayStatistics(
+            tuple(self.consumers.statistics(names)),
+            self.committer.commits,
+            self.committer.failures,
+            dict(self.rejects.counts),
+            dict(self.consumers.lost),
+        )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when the progress of these tasks, of which nothing runs, is written."""

@@ -32,8 +32,45 @@ class InputStatistics:
 
 
 @dataclass(frozen=True)
+class ProgressStatistics:
+    """How far a task is in a partition of an input.
+
+    ``offset`` is that of the event up to which everything is done, ``committed`` where a restart
+    would go on (None while there is none), ``lag`` how many events there are that were not read yet
+    (None while nobody knows).
+    """
+
+    task: str
+    system: str
+    stream: str
+    partition: int
+    offset: int
+    committed: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True)
+class ReplayStatistics:
+    """What became of the inputs that can be read again.
+
+    ``commits`` were written, ``failures`` could not be and were tried again. ``rejected`` counts
+    events that could not be processed, ``lost`` those that retention took, by ``system.stream``.
+    """
+
+    progress: tuple[ProgressStatistics, ...]
+    commits: int
+    failures: int
+    rejected: dict[str, int]
+    lost: dict[str, int]
+
+
+@dataclass(frozen=True)
 class ContainerStatistics:
-    """What a container has done since its start."""
+    """What a container has done since its start.
+
+    ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
+    many seconds its start took, 0 while it lasts. ``replay`` is None where it reads no such inputs.
+    """
 
     tasks: tuple[TaskStatistics, ...]
     admitted: dict[str, int]
@@ -42,6 +79,11 @@ class ContainerStatistics:
     peers: dict[str, int]
     stages: tuple[StageStatistics, ...] = ()
     inputs: dict[str, InputStatistics] = field(default_factory=dict)
+    replay: ReplayStatistics | None = None
+    turns: int = 0
+    utilization: float = 0.0
+    started_after: float = 0.0
+    threads: int = 0
 
     @property
     def processed(self) -> int:

@@ -108,6 +108,7 @@ class Steps:
         self._wake(task)
 
     def _took(self, task: Task, op: Op, seconds: float) -> None:
+        task.took(op, seconds)
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and not task.slow_window:
             task.slow_window = True

@@ -15,13 +15,13 @@ Rules
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from s4node.app import App
-from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin
+from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -34,6 +34,7 @@ from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage, StageStatistics
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
 
@@ -45,8 +46,13 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task has done. Counts are events; ``ignored`` are exceptions by their class, and
-    ``calls`` how often it committed, or ran a window, timers or the end of stream."""
+    """What one task has done. Counts are events.
+
+    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
+    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
+    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
+    ``lagging`` are the partitions, by input, that are yet to be caught up with.
+    """
 
     partition: int
     processed: int
@@ -54,9 +60,15 @@ class TaskStatistics:
     stages: dict[str, StageStatistics]
     instances: dict[str, int]
     unhandled: dict[str, int]
-    ignored: dict[str, int]
-    in_flight: int
-    calls: dict[str, int]
+    ignored: dict[str, int] = field(default_factory=dict)
+    name: str = ""
+    sent: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    batch_resets: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    lagging: dict[str, int] = field(default_factory=dict)
 
 
 class Task:
@@ -98,11 +110,13 @@ class Task:
         self.pace = Pace(2048, 0.005)
         self.ready = False
         self.processed = 0
+        self.sent = 0
+        self._calls: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
         self.requests: Requests
-        self._calls: Counter[Op] = Counter()
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -119,6 +133,7 @@ class Task:
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
         self.bootstrap = bootstrap
+        self.metrics: MetricsRegistry | None = None  # those of one's own task
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
@@ -130,11 +145,12 @@ class Task:
         self._replayable: set[Hashable] = set()
         self._given_back = False
         now = clock()
-        self._windows = Tick(settings.window if self.processor.windowable else 0, now)
+        self._windows = Tick(0, now)  # before its start there is none
         self._commits = Tick(settings.commit, now)
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
             self._timeout_at = now + settings.callback_timeout
+        self.tick_at = math.inf
         self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     # -- feeding -----------------------------------------------------------------------------
@@ -362,12 +378,10 @@ class Task:
             self._processed(result)
             gate.end(op)
         elif op is Op.COMMIT:
-            self._calls[op] += 1
             gate.end(op)
             if self.flights is not None:
                 self._released(self.flights.resume())
         else:
-            self._calls[op] += 1
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
@@ -409,6 +423,7 @@ class Task:
         for index, events in enumerate(put):
             if events:
                 put[index] = []
+                self.sent += len(events)
                 self._deliver(self, source, self._streams[index], events)
 
     # -- events that are outstanding together --------------------------------------------------
@@ -559,9 +574,17 @@ class Task:
 
     # -- life --------------------------------------------------------------------------------
 
+    def took(self, op: Op, seconds: float) -> None:
+        """A step that was no processing took so long."""
+        self._calls[op.value] += 1
+        self._seconds[op.value] += seconds
+
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
+        if self.settings.window and self.processor.windowable:
+            self._windows = Tick(self.settings.window, self._clock())
+            self.tick_at = min(self.tick_at, self._windows.at)
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -583,9 +606,15 @@ class Task:
             {str(source): stage.statistics() for source, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
-            dict(self.processor.ignored),
-            self.gate.in_flight,
-            {op.value: count for op, count in self._calls.items()},
+            name=self.name,
+            sent=self.sent,
+            in_flight=self.gate.in_flight,
+            buffered=sum(batch.size - batch.at for batch in self._offered.values()),
+            batch_resets=resets_of(self._outer_chooser),
+            calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
+            seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
+            ignored=dict(self.processor.ignored),
+            lagging=self.bootstrap.lag if self.bootstrap is not None else {},
         )
 
 

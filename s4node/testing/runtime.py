@@ -34,7 +34,6 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.keys import Partitioner, hasher_named
-from s4node.metrics.registry import MetricsRegistry
 from s4node.progress.startpoint import Specific
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.testing.client import ClientStream, InputClient
@@ -134,13 +133,7 @@ class Runtime:
             held=_Held(self),
             name=name,
             processor=processor_of(
-                app,
-                partition,
-                self._clock,
-                name=name,
-                settings=settings,
-                inputs=list(inputs),
-                metrics=MetricsRegistry(f"TaskName-{name}"),
+                app, partition, self._clock, name=name, settings=settings, inputs=list(inputs)
             ),
             settings=settings,
         )

@@ -18,7 +18,6 @@ from s4node.container.task_settings import TaskSettings
 from s4node.event import Event
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Stage
-from s4node.metrics.registry import MetricsRegistry
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.systems.system import InputBatch, SystemStreamPartition
 from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
@@ -65,12 +64,7 @@ class Machine:
             ignored=frozenset({"KeyError"}),
         )  # fmt: skip
         self.processor = StreamTaskProcessor(
-            app,
-            0,
-            lambda: self.now,
-            name="Partition 0",
-            settings=chosen,
-            metrics=MetricsRegistry("machine"),
+            app, 0, lambda: self.now, name="Partition 0", settings=chosen
         )
         assert isinstance(self.processor.task, Held)
         self.user = self.processor.task
@@ -96,6 +90,8 @@ class Machine:
         for ssp in SSPS:
             self.task.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
         self.task.on_commit = self._commit
+        with pytest.raises(StopIteration):  # it has nothing to wait for
+            self.task.start().send(None)
 
     def _shut_down(self) -> None:
         self.shutdowns += 1
