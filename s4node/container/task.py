@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from s4node.app import App
@@ -28,12 +27,13 @@ from s4node.container.gate import Gate, Op
 from s4node.container.pace import Pace
 from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
+from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
 from s4node.container.tick import Tick
 from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
-from s4node.executors.stage import Stage, StageStatistics
+from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
@@ -42,33 +42,6 @@ Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
-
-
-@dataclass(frozen=True)
-class TaskStatistics:
-    """What one task has done. Counts are events.
-
-    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
-    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
-    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
-    ``lagging`` are the partitions, by input, that are yet to be caught up with.
-    """
-
-    partition: int
-    processed: int
-    refused: int
-    stages: dict[str, StageStatistics]
-    instances: dict[str, int]
-    unhandled: dict[str, int]
-    ignored: dict[str, int] = field(default_factory=dict)
-    name: str = ""
-    sent: int = 0
-    in_flight: int = 0
-    buffered: int = 0
-    batch_resets: int = 0
-    calls: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    lagging: dict[str, int] = field(default_factory=dict)
 
 
 class Task:
