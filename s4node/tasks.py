@@ -103,7 +103,8 @@ class AsyncStreamTask(Protocol):
 class TaskContext(Protocol):
     """A task's place, and what it may have of its container.
 
-    ``partition`` is its number among the app's tasks; ``metrics`` counts under the task's name.
+    ``partition`` is its number among the app's tasks. ``metrics`` are the task's own: their
+    ``counter(name)``, ``gauge(name)`` and ``timer(name)`` are reported with the container's.
     """
 
     task_name: str

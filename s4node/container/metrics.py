@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from s4node.container.statistics import ContainerStatistics, ProgressStatistics
-from s4node.container.task import TaskStatistics
+from s4node.container.statistics import ContainerStatistics, ProgressStatistics, TaskStatistics
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 
 CONTAINER = "SamzaContainerMetrics"

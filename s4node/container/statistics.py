@@ -9,8 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from s4node.container.task import TaskStatistics
 from s4node.executors.stage import StageStatistics
+
+
+@dataclass(frozen=True)
+class TaskStatistics:
+    """What one task has done. Counts are events.
+
+    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
+    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
+    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
+    ``lagging`` are the partitions, by input, that are yet to be caught up with.
+    """
+
+    partition: int
+    processed: int
+    refused: int
+    stages: dict[str, StageStatistics]
+    instances: dict[str, int]
+    unhandled: dict[str, int]
+    ignored: dict[str, int] = field(default_factory=dict)
+    name: str = ""
+    sent: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    batch_resets: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    lagging: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from s4node.app import App
@@ -28,11 +27,13 @@ from s4node.container.gate import Gate, Op
 from s4node.container.pace import Pace
 from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
+from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
+from s4node.container.tick import Tick
 from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
-from s4node.executors.stage import Stage, StageStatistics
+from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
@@ -41,33 +42,6 @@ Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
-
-
-@dataclass(frozen=True)
-class TaskStatistics:
-    """What one task has done. Counts are events.
-
-    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
-    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
-    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
-    ``lagging`` are the partitions, by input, that are yet to be caught up with.
-    """
-
-    partition: int
-    processed: int
-    refused: int
-    stages: dict[str, StageStatistics]
-    instances: dict[str, int]
-    unhandled: dict[str, int]
-    ignored: dict[str, int] = field(default_factory=dict)
-    name: str = ""
-    sent: int = 0
-    in_flight: int = 0
-    buffered: int = 0
-    batch_resets: int = 0
-    calls: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    lagging: dict[str, int] = field(default_factory=dict)
 
 
 class Task:
@@ -144,13 +118,13 @@ class Task:
         self._replayable: set[Hashable] = set()
         self._given_back = False
         now = clock()
-        self._window_at = math.inf  # before its start there is none
-        self._commit_at = now + settings.commit if settings.commit else math.inf
+        self._windows = Tick(0, now)  # before its start there is none
+        self._commits = Tick(settings.commit, now)
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
             self._timeout_at = now + settings.callback_timeout
         self.tick_at = math.inf
-        self._set_tick()
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -216,8 +190,7 @@ class Task:
         self.give_back()
         self.gate.draining = True
         self.gate.window_due = False
-        self._window_at = math.inf
-        self._set_tick()
+        self._windows.stop()
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again.
@@ -385,9 +358,8 @@ class Task:
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
-                self._pass_window(self._clock())  # what was missed meanwhile was this one
+                self._windows.due(self._clock())  # what was missed meanwhile was this one
                 gate.window_due = False
-                self._set_tick()
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
@@ -546,23 +518,14 @@ class Task:
 
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
-        if self._window_at <= now:
-            self._pass_window(now)
+        if self._windows.due(now):
             self.gate.window_due = True
-        if self._commit_at <= now:
-            self._commit_at = _next_tick(self._commit_at, self.settings.commit, now)
-            if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
-                self.gate.commit_due = True
+        any_progress = self.gate.uncommitted or self.gate.in_flight
+        if self._commits.due(now) and any_progress and self.on_commit is not None:
+            self.gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
-        self._set_tick()
-
-    def _pass_window(self, now: float) -> None:
-        if self._window_at <= now:
-            self._window_at = _next_tick(self._window_at, self.settings.window, now)
-
-    def _set_tick(self) -> None:
-        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
         timeout = self.settings.callback_timeout
@@ -593,8 +556,8 @@ class Task:
         """Have the processor begin its life."""
         await self.processor.start()
         if self.settings.window and self.processor.windowable:
-            self._window_at = self._clock() + self.settings.window
-            self.tick_at = min(self.tick_at, self._window_at)
+            self._windows = Tick(self.settings.window, self._clock())
+            self.tick_at = min(self.tick_at, self._windows.at)
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -631,8 +594,3 @@ class Task:
 def _is_whole(batch: EventBatch) -> bool:
     """Whether a batch can be read again as it is."""
     return isinstance(batch, InputBatch)
-
-
-def _next_tick(at: float, interval: float, now: float) -> float:
-    """The first tick after ``now`` of those that come every interval, one of them being ``at``."""
-    return at + ((now - at) // interval + 1) * interval

@@ -32,7 +32,7 @@ PURE = [
     "container.task", "container.port",
     "container.hooks", "container.dispatch", "container.statistics", "container.processor",
     "container.elements", "container.stream_task", "container.task_settings",
-    "container.requests", "container.flights", "container.metrics",
+    "container.requests", "container.flights", "container.metrics", "container.tick",
     "metrics.snapshot", "metrics.registry",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",
