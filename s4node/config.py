@@ -641,7 +641,8 @@ def _checked(line: Line) -> Entry | Problem:
     try:
         return Entry(line.name, line.text, key.parse(line.text), line.origin)
     except ValueError as error:
-        return line.problem(f"{line.name} = {line.text!r} {error}; write e.g. {key.text}")
+        example = f"; write e.g. {key.text}" if key.text else ""
+        return line.problem(f"{line.name} = {line.text!r} {error}{example}")
 
 
 def _advice(name: str) -> str:

@@ -74,11 +74,12 @@ class TaskError(ProcessingError):
         self, app: str, task: str, hook: str, cls: str, position: str, cause: BaseException
     ) -> None:
         place = f"; event at {position}" if position else ""
+        ignorable = hook in ("process", "process_async", "window", "timer")
         S4Error.__init__(
             self,
             f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}: {cause}"
-            f"{place}. The container stops here: mend the task, catch the exception in "
-            f"it, or name it in task.ignored.exceptions",
+            f"{place}. The container stops here: mend the task, or catch the exception in it"
+            f"{', or name it in task.ignored.exceptions' if ignorable else ''}",
         )
         self.app = app
         self.pe = cls

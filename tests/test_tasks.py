@@ -1001,8 +1001,9 @@ async def test_a_hook_that_raises_stops_the_container_named_and_the_others_are_c
         system.create("clicks", 0)
         fill(system, 2, 3)
     told = rf"{hook} of task 'Partition 0' \(Task\) of app 'job' raised LookupError: in {hook}"
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(TaskError, match=told) as caught:
         await run_to_end(Job(lambda: Task(nothing)), values)
+    assert ("task.ignored.exceptions" in str(caught.value)) == (hook in ("window", "timer"))
     if hook != "init":
         assert sorted(closed) == [0, 1]
 
