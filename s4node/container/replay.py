@@ -205,7 +205,8 @@ class Replay:
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when the progress of these tasks, of which nothing runs, is written."""
         for task in tasks:
-            self.committer.commit(task)
+            if task.on_commit is not None:  # it is ours since it was claimed
+                self.committer.commit(task)
         await self.committer.finish()
 
     def _sent(self) -> Sent | _Emitted:
