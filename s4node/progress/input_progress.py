@@ -30,10 +30,11 @@ class InputProgress:
 
     ``committed`` is the offset that a restart would go on at, None while there is none.
     ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
-    of the new ``safe`` after each batch or piece of one, if somebody wants to know.
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoint``
+    is the id of the one that is consumed by the first event that is read, if there is one.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start")
+    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start", "startpoint")
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp
@@ -41,6 +42,7 @@ class InputProgress:
         self.committed: int | None = None
         self.on_refused = on_refused
         self.on_safe: Callable[[int], None] | None = None
+        self.startpoint = ""
         self._low = LowWatermark(start)
 
     @property
