@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,6 +81,12 @@ class ProgressStore(SqliteFile):
             text = msgspec.json.encode(job.to_row()).decode()
             self._db.execute("INSERT OR REPLACE INTO job VALUES (1, ?)", (text,))
 
+    def job(self) -> JobGuard | None:
+        """What the job was like that wrote here."""
+        with self._transaction(write=False):
+            row = self._db.execute("SELECT guard FROM job").fetchone()
+        return None if row is None else JobGuard.of(self._parsed(row[0]))
+
     # -- tasks -------------------------------------------------------------------------------
 
     def claim(self, task: str, origin: str, epoch: int) -> tuple[Claim, Checkpoint]:
@@ -130,6 +137,18 @@ class ProgressStore(SqliteFile):
         with self._transaction(write=False):
             rows = self._db.execute("SELECT name, offsets, written_ms FROM task").fetchall()
         return {name: Checkpoint.of(self._parsed(text), ms) for name, text, ms in rows}
+
+    def replace(self, checkpoints: Mapping[str, Checkpoint]) -> None:
+        """Have tasks go on elsewhere, all of them or none; for a job that does not run."""
+        with self._transaction():
+            for task, checkpoint in checkpoints.items():
+                text = msgspec.json.encode(checkpoint.rows()).decode()
+                self._db.execute(
+                    "INSERT INTO task VALUES (?, 1, '', 0, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                    "fence = fence + 1, offsets = excluded.offsets, "
+                    "written_ms = excluded.written_ms",
+                    (task, text, checkpoint.written_ms),
+                )
 
 
 def now_ms() -> int:
