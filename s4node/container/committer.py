@@ -27,7 +27,7 @@ import trio
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten
 from s4node.progress.checkpoint import Checkpoint, JobGuard
-from s4node.progress.input_progress import InputProgress
+from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.systems.system import SystemStreamPartition
 
@@ -139,7 +139,7 @@ class Committer:
     def snapshot(self, task: int) -> None:
         """As commit, by the task's number; only what has changed is written."""
         kept = self._tasks[task]
-        offsets, consumed = _taken(self._progress.get(task, {}))
+        offsets, consumed = taken(self._progress.get(task, {}))
         known = kept.checkpoint.offsets
         idle = kept.pending is None and not kept.writing and not consumed
         if idle and all(known.get(ssp) == offset for ssp, offset in offsets.items()):
@@ -219,21 +219,6 @@ class Committer:
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
-
-
-def _taken(
-    progress: Mapping[SystemStreamPartition, InputProgress],
-) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
-    """The offsets of a task to be committed, and the startpoints that are consumed by then."""
-    offsets: dict[SystemStreamPartition, int] = {}
-    consumed: set[str] = set()
-    for ssp, each in progress.items():
-        if not each.startpoint:
-            offsets[ssp] = each.safe
-        elif each.safe > each.start:
-            offsets[ssp] = each.safe
-            consumed.add(each.startpoint)
-    return offsets, frozenset(consumed)
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from s4node.config import Config
     from s4node.progress.startpoint import Startpoint
 
-Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
-Load = Callable[..., "Config"]
-"""Makes the configuration of property files and settings."""
+    Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Load = Callable[..., Config]  # makes it of property files and settings
 
 
 def startpoint_commands(commands: Parsers, load: Load) -> None:

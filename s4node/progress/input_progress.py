@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from s4node.event import EventBatch
@@ -55,6 +55,24 @@ class InputProgress:
         self._low.complete(first, end)
         if self.on_safe is not None:
             self.on_safe(self._low.safe)
+
+
+def taken(
+    progress: Mapping[SystemStreamPartition, InputProgress],
+) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
+    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed.
+
+    An input that was begun at a startpoint has no offset before an event of it is done.
+    """
+    offsets: dict[SystemStreamPartition, int] = {}
+    consumed: set[str] = set()
+    for ssp, each in progress.items():
+        if not each.startpoint:
+            offsets[ssp] = each.safe
+        elif each.safe > each.start:
+            offsets[ssp] = each.safe
+            consumed.add(each.startpoint)
+    return offsets, frozenset(consumed)
 
 
 class InputReceipt:
