@@ -164,3 +164,18 @@ def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_pat
     holder.execute("ROLLBACK")
     store.write(claim, at(1))
     assert store.read() == {"Partition 0": at(1)}
+
+
+def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = ProgressStore(tmp_path)
+    claim, _ = store.claim("Partition 0", "", 0)
+    store.write(claim, at(1))
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = Checkpoint({("log", f"stream-{n}", 0): n for n in range(2000)}, 1)
+    with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
+        store.write(claim, large)
+    assert store.read() == {"Partition 0": at(1)}
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.write(claim, large)
+    assert store.read() == {"Partition 0": large}

@@ -26,6 +26,7 @@ from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import Startpoints
+from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
@@ -114,12 +115,13 @@ class Replay:
 
     def make(
         self,
+        name: str,
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: Outputs,
     ) -> None:
-        """Make the parts."""
+        """Make the parts; the progress is kept under ``name``."""
         config = self._config
         self._model = model
         self._outputs = outputs
@@ -138,10 +140,9 @@ class Replay:
             streams=replayable(self._app),
             counts=self.counts,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
+            name=name,
         )
-        folder = folder_of(
-            config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name
-        )
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
         self._presence = Presence(folder)
         self._startpoints = Startpoints(folder, model.tasks)
         self.committer = Committer(
@@ -214,6 +215,17 @@ class Replay:
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
                     f"reads {', '.join(map(str, ssps)) or 'nothing'}"
                 )
+
+    def statistics(self) -> ReplayStatistics:
+        """Counts since the start."""
+        names = {task.index: task.name for task in self._model.tasks}
+        return ReplayStatistics(
+            tuple(self.consumers.statistics(names)),
+            self.committer.commits,
+            self.committer.failures,
+            dict(self.rejects.counts),
+            dict(self.consumers.lost),
+        )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when the progress of these tasks, of which nothing runs, is written."""
