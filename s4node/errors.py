@@ -115,7 +115,7 @@ class UnknownStream(S4Error):  # noqa: N818
 
 
 class StartpointError(S4Error):
-    """A startpoint means no offset of its input."""
+    """A startpoint means no offset of its input, or cannot be kept."""
 
 
 class InputLost(S4Error):  # noqa: N818
@@ -144,6 +144,10 @@ class StateError(S4Error):
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818
     """Progress could not be written for now: nothing has happened, and it can be tried again."""
+
+
+class JobRuns(S4Error):  # noqa: N818
+    """What was asked for can only be done while no container of the job runs."""
 
 
 class TaskFenced(S4Error):  # noqa: N818

@@ -351,7 +351,7 @@ async def test_progress_is_committed_where_other_tasks_have_processed_all_that_w
 async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.store._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     notes = Notes()
@@ -380,7 +380,7 @@ async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
 async def test_commits_that_fail_for_too_long_stop_the_container(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.store._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     file = Path(settings["s4.state.folder"]) / "default" / "notes" / FILE

@@ -10,12 +10,14 @@ Rules
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for
   verdicts is no failure: it is told when it lasts, for then a consumer is away. A task that
   another container has taken over, and a damaged file, stop the container at once.
+- An input that was begun at a startpoint keeps its old offset until an event of it is processed;
+  the commit that covers that one also says that the startpoint is consumed.
 - ``finish`` returns when all that was asked for is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +27,7 @@ import trio
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten
 from s4node.progress.checkpoint import Checkpoint, JobGuard
-from s4node.progress.input_progress import InputProgress
+from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.systems.system import SystemStreamPartition
 
@@ -47,12 +49,15 @@ class Sent(Protocol):
 
 
 class _Commit:
-    """Offsets to be written, and what must have its verdict before."""
+    """Offsets to be written, startpoints ``consumed``, and what must have its verdict before."""
 
-    __slots__ = ("offsets", "sent")
+    __slots__ = ("consumed", "offsets", "sent")
 
-    def __init__(self, offsets: dict[SystemStreamPartition, int], sent: Sent) -> None:
+    def __init__(
+        self, offsets: dict[SystemStreamPartition, int], consumed: frozenset[str], sent: Sent
+    ) -> None:
         self.offsets = offsets
+        self.consumed = consumed
         self.sent = sent
 
 
@@ -73,7 +78,9 @@ class Committer:
     """Keeps the progress of tasks in ``folder``.
 
     ``progress`` is by task and partition; ``sent`` says what has been sent to output streams so
-    far. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and ``failures`` count.
+    far. ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and
+    returns whether nobody can meet them any more. ``timeout`` (seconds) is for how long commits
+    may fail. ``commits`` and ``failures`` count.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Committer:
         folder: Path,
         progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
         sent: Callable[[], Sent],
+        on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
         *,
         timeout: float,
     ) -> None:
@@ -89,6 +97,7 @@ class Committer:
         self._folder = folder
         self._progress = progress
         self._sent = sent
+        self._on_consumed = on_consumed
         self._timeout = timeout
         self._tasks: dict[int, _Kept] = {}
         self._thread = trio.CapacityLimiter(1)
@@ -130,12 +139,12 @@ class Committer:
     def snapshot(self, task: int) -> None:
         """As commit, by the task's number; only what has changed is written."""
         kept = self._tasks[task]
-        offsets = {ssp: each.safe for ssp, each in self._progress.get(task, {}).items()}
+        offsets, consumed = taken(self._progress.get(task, {}))
         known = kept.checkpoint.offsets
-        idle = kept.pending is None and not kept.writing
+        idle = kept.pending is None and not kept.writing and not consumed
         if idle and all(known.get(ssp) == offset for ssp, offset in offsets.items()):
             return
-        kept.pending = _Commit(offsets, self._sent())
+        kept.pending = _Commit(offsets, consumed, self._sent())
         if not kept.writing:
             kept.writing = True
             self._nursery.start_soon(self._write_all, task, kept)
@@ -165,7 +174,7 @@ class Committer:
 
     async def _write(self, task: int, kept: _Kept, commit: _Commit) -> None:
         offsets: dict[tuple[str, str, int], int] = dict(commit.offsets.items())
-        checkpoint = Checkpoint(offsets, now_ms()).over(kept.checkpoint)
+        checkpoint = Checkpoint(offsets, now_ms(), commit.consumed).over(kept.checkpoint)
         try:
             await self._in_thread(self._store.write, kept.claim, checkpoint)
         except ProgressUnwritten as error:
@@ -178,6 +187,17 @@ class Committer:
         kept.checkpoint = checkpoint
         for ssp, offset in commit.offsets.items():
             self._progress[task][ssp].committed = offset
+        if commit.consumed:
+            for each in self._progress[task].values():
+                if each.startpoint in commit.consumed:
+                    each.startpoint = ""
+            if await self._on_consumed(kept.claim.task, commit.consumed):
+                self.forget(task, commit.consumed)
+
+    def forget(self, task: int, startpoints: Collection[str]) -> None:
+        """Nobody can meet these startpoints of a task any more: its next commit leaves them out."""
+        kept = self._tasks[task]
+        kept.checkpoint = kept.checkpoint.without(startpoints)
 
     async def _failed(self, kept: _Kept, commit: _Commit, error: ProgressUnwritten) -> None:
         """Have it tried again, with the newest offsets."""

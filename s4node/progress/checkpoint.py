@@ -5,14 +5,16 @@ Rules
 - Offsets fit the job that wrote them. What decides which task gets which event (the number of
   tasks, grouper, hasher, keys, partitions of the inputs) is kept beside them, and a job that
   differs is refused: it would skip events, or have keys whose past is elsewhere.
+- A startpoint that was read from is consumed: its id is kept with the offsets that are behind it,
+  until it is known to be forgotten everywhere else.
 - Inputs may come and go. What a task once read stays in its checkpoint, so that an input which
   comes back goes on where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from s4node.errors import CheckpointError
@@ -25,31 +27,39 @@ KEY_ENCODING = "utf8-msgpack/4096"
 class Checkpoint:
     """The progress of a task: the offset to go on with by ``(system, stream, partition)``.
 
-    ``written_ms`` is when it was written (Unix time).
+    ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
     """
 
     offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     written_ms: int = 0
+    consumed: frozenset[str] = frozenset()
 
     def over(self, before: Checkpoint) -> Checkpoint:
         """This one, with what only ``before`` knows."""
-        return Checkpoint({**before.offsets, **self.offsets}, self.written_ms)
+        offsets = {**before.offsets, **self.offsets}
+        return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed)
+
+    def without(self, startpoints: Collection[str]) -> Checkpoint:
+        """This one, where nobody can meet these startpoints any more."""
+        return replace(self, consumed=self.consumed.difference(startpoints))
 
     def rows(self) -> list[list[Any]]:
-        """As it is written."""
-        return [[*ssp, offset] for ssp, offset in self.offsets.items()]
+        """As it is written: a row an offset, and one a startpoint."""
+        offsets = [[*ssp, offset] for ssp, offset in self.offsets.items()]
+        return [*offsets, *(["startpoint", each] for each in sorted(self.consumed))]
 
     @classmethod
     def of(cls, rows: Any, written_ms: int) -> Checkpoint:
         """From what was written; raises CheckpointError if it is nothing of that kind."""
         try:
+            consumed = frozenset(str(row[1]) for row in rows if len(row) == 2)
             offsets = {
                 (str(system), str(stream), int(partition)): int(offset)
-                for system, stream, partition, offset in rows
+                for system, stream, partition, offset in (row for row in rows if len(row) != 2)
             }
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"what was kept is no checkpoint ({error})") from error
-        return cls(offsets, written_ms)
+        return cls(offsets, written_ms, consumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,15 @@ Rules
 - One row a task. Who wants to write it claims it first; a claim fences all earlier ones, whose
   writes raise TaskFenced from then on, whenever their process wakes up. A claim by an older epoch
   of the same coordination is refused.
-- Plain blocking calls, one transaction each; who may not block calls them from a thread, one at a
-  time. What is written is there for every later process, after a crash of this one as well; with
-  the default of ``sync`` a power cut may take the last commits, after which inputs are replayed.
-- What a passing trouble may be (full disk, another's lock, lost rights) raises ProgressUnwritten:
-  nothing has happened, and it can be tried again. Damage and a newer format are CheckpointError.
+- Plain blocking calls, one transaction each. A power cut may take the last commits, after which
+  inputs are replayed.
+- What a passing trouble may be raises ProgressUnwritten, damage and a newer format CheckpointError.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +20,10 @@ import msgspec
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.sqlite_file import Form, SqliteFile
 
 FORMAT = 1
 FILE = "progress.sqlite"
-_APPLICATION = 0x53344E70  # "S4Np", SQLite's place for saying whose file this is
-_PATIENCE_SECONDS = 2.0
 
 _SCHEMA = """
 CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
@@ -38,6 +33,18 @@ CREATE TABLE task (
 ) WITHOUT ROWID;
 """
 
+_FORM = Form(
+    FILE,
+    0x53344E70,  # "S4Np"
+    FORMAT,
+    _SCHEMA,
+    "progress",
+    "delete it to begin without any progress (inputs then begin where samza.offset.default says), "
+    "or put a copy of it back",
+    ProgressUnwritten,
+    CheckpointError,
+)
+
 
 class Claim(NamedTuple):
     """The right to write a task's row, as long as nobody has claimed it since."""
@@ -46,57 +53,11 @@ class Claim(NamedTuple):
     fence: int
 
 
-class ProgressStore:
+class ProgressStore(SqliteFile):
     """The database ``progress.sqlite`` in ``folder``, both made where missing."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ProgressUnwritten(
-                f"progress cannot be kept in {folder} ({error}); mend its rights, or set "
-                f"s4.state.folder to another folder"
-            ) from error
-        with self._explained():
-            self._db = sqlite3.connect(
-                self.path, timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._explained():
-                self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _prepare(self) -> None:
-        db = self._db
-        db.execute("PRAGMA synchronous = NORMAL")
-        if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            db.execute("PRAGMA journal_mode = WAL")
-        with self._transaction():  # of two that begin at once, one makes it
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            empty = not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-            if empty and (version, application) == (0, 0):
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                db.execute(f"PRAGMA user_version = {FORMAT}")
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-            elif application != _APPLICATION:
-                raise CheckpointError(
-                    f"{self.path} is a database of another program; set s4.state.folder to another "
-                    f"folder"
-                )
-            elif version != FORMAT:
-                raise CheckpointError(
-                    f"{self.path} is written in format {version}, and this s4node reads format "
-                    f"{FORMAT}; run the s4node that wrote it"
-                )
-
-    def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
-        self._db.close()
+        super().__init__(folder, _FORM)
 
     # -- the job -----------------------------------------------------------------------------
 
@@ -119,6 +80,12 @@ class ProgressStore:
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
             self._db.execute("INSERT OR REPLACE INTO job VALUES (1, ?)", (text,))
+
+    def job(self) -> JobGuard | None:
+        """What the job was like that wrote here."""
+        with self._transaction(write=False):
+            row = self._db.execute("SELECT guard FROM job").fetchone()
+        return None if row is None else JobGuard.of(self._parsed(row[0]))
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -171,43 +138,17 @@ class ProgressStore:
             rows = self._db.execute("SELECT name, offsets, written_ms FROM task").fetchall()
         return {name: Checkpoint.of(self._parsed(text), ms) for name, text, ms in rows}
 
-    # -- inside ------------------------------------------------------------------------------
-
-    def _parsed(self, text: str) -> object:
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.DecodeError, TypeError) as error:
-            raise CheckpointError(f"{self.path} is damaged ({error}); {_MEND}") from error
-
-    @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[None]:
-        with self._explained():
-            self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise ProgressUnwritten(
-                f"progress cannot be kept in {self.path} ({error}); make room on the disk, or mend "
-                f"the rights"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise CheckpointError(f"{self.path} is damaged ({error}); {_MEND}") from error
-
-
-_MEND = (
-    "delete it to begin without any progress (inputs then begin where samza.offset.default says), "
-    "or put a copy of it back"
-)
+    def replace(self, checkpoints: Mapping[str, Checkpoint]) -> None:
+        """Have tasks go on elsewhere, all of them or none; for a job that does not run."""
+        with self._transaction():
+            for task, checkpoint in checkpoints.items():
+                text = msgspec.json.encode(checkpoint.rows()).decode()
+                self._db.execute(
+                    "INSERT INTO task VALUES (?, 1, '', 0, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                    "fence = fence + 1, offsets = excluded.offsets, "
+                    "written_ms = excluded.written_ms",
+                    (task, text, checkpoint.written_ms),
+                )
 
 
 def now_ms() -> int:
