@@ -255,6 +255,9 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
                 nursery.start_soon(_announce, line, container)
                 async with _enrolled(container, begin, config):
                     await container.run()
+                if not stopping.is_set():
+                    line.say(lifeline.Done())
+                    line.flush()
             line.detach()
             nursery.cancel_scope.cancel()
 
