@@ -103,6 +103,7 @@ class Committer:
         self._thread = trio.CapacityLimiter(1)
         self._store: ProgressStore
         self._nursery: trio.Nursery
+        self._ending = False
         self._quiet = trio.lowlevel.ParkingLot()
 
     # -- life --------------------------------------------------------------------------------
@@ -117,7 +118,10 @@ class Committer:
         try:
             async with trio.open_nursery() as self._nursery:
                 task_status.started()
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._ending = True
         finally:
             self._store.close()
 
@@ -138,6 +142,8 @@ class Committer:
 
     def snapshot(self, task: int) -> None:
         """As commit, by the task's number; only what has changed is written."""
+        if self._ending:  # all is being cancelled, and a task has taken one more step
+            return
         kept = self._tasks[task]
         offsets, consumed = taken(self._progress.get(task, {}))
         known = kept.checkpoint.offsets
