@@ -660,6 +660,7 @@ async def test_several_containers_read_from_the_log_of_their_launcher(tmp_path: 
         await until(lambda: process.stdout[-1:] == ["last 400"])
         process.signal(signal.SIGTERM)
         assert await process.wait() == 0
+    assert "send events" not in process.errors  # nothing comes over the containers' sockets
 
 
 # -- processes ------------------------------------------------------------------------------------

@@ -74,7 +74,8 @@ class Stop(Message, tag="stop", frozen=True):
 
 
 class Prepared(Message, tag="prepared", frozen=True):
-    """From a container: the app is loaded and its graph is good."""
+    """From a container: the app is loaded and its graph is good. ``inputs`` are those that come
+    over sockets."""
 
     app: str
     inputs: list[str]
