@@ -408,6 +408,7 @@ class Container:
     async def _quiesce(self) -> None:
         """Work off what the members still send each other."""
         if self.members is not None and self._membership is not None:
+            self.loop.end_windows()
             await self.members.drain(self.loop, self.partitions)
             self.listener.stop_accepting()
             self.inputs.leave()
