@@ -28,7 +28,7 @@ from s4node import (
     TaskApp,
 )
 from s4node.errors import CheckpointError, ProcessingError
-from s4node.progress.store import ProgressStore
+from s4node.progress.store import FILE, ProgressStore
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "containers"
@@ -560,7 +560,7 @@ async def test_a_member_that_is_stopped_while_it_takes_over_a_partition_ends_in_
         _,
     ):
         await until(lambda: story.count == 100)
-        (path,) = tmp_path.glob("state/**/progress.sqlite")
+        path = tmp_path / "state" / "default" / "told" / FILE
         heir = both.containers["n0"]
         owned = set(heir.tasks)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
