@@ -519,7 +519,7 @@ async def test_events_get_their_turn_between_windows_that_take_all_the_time(
             system.put("views", 3, event(n))
         before = len(story.steps)
         await until(lambda: len(story.seen["Partition 3"]) == 41, seconds=20)
-        assert ("window", "Partition 3") in story.steps[before:]
+        await until(lambda: ("window", "Partition 3") in story.steps[before:])
 
 
 @LINGERING
