@@ -22,7 +22,7 @@ test: install-spark ## run all tests
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)
 
-torture: install ## kill, stop and cut the nodes of a cluster under load; SEED=, SECONDS= to repeat
+torture: install ## kill, stop and cut nodes, logs and tasks under load; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: install ## check style and formatting

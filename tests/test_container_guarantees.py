@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 from harness import running, until
 from input_systems import fresh
 from test_nodes import nodes
@@ -25,6 +28,7 @@ from s4node import (
     TaskApp,
 )
 from s4node.errors import CheckpointError, ProcessingError
+from s4node.progress.store import FILE, ProgressStore
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "containers"
@@ -476,3 +480,98 @@ async def test_a_task_that_raises_ends_the_container_in_a_failure_that_is_told_o
     assert "ZeroDivisionError: no" in Diary.told[-1]
     closed = sorted(name for what, name in story.steps if what == "close")
     assert closed == ["Partition 0", "Partition 1", "Partition 2"]
+
+
+# -- members that stop -----------------------------------------------------------------------------
+
+
+class Lingering(Teller):
+    """Its windows take longer than the time between two, and all tasks' together much longer."""
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> None:
+        super().window(collector, coordinator)
+        time.sleep(0.02)
+
+
+class LingeringAsync(Lingering):
+    """Its events wait."""
+
+    async def process(  # type: ignore[override]
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        super().process(envelope, collector, coordinator)
+
+
+LINGERING = pytest.mark.parametrize("make", [Lingering, LingeringAsync], ids=["plain", "async"])
+
+
+@LINGERING
+async def test_events_get_their_turn_between_windows_that_take_all_the_time(
+    make: Callable[[Story], Any], system: MemorySystem, settings: dict[str, str]
+) -> None:
+    views_and_metrics(system)
+    story = Story()
+    settings |= {"task.window.ms": "5", "task.max.concurrency": "4"}
+    async with running(app_of(story, "memory.views", make=make), settings):
+        await until(lambda: ("window", "Partition 3") in story.steps)
+        for n in range(40):
+            system.put("views", 3, event(n))
+        before = len(story.steps)
+        await until(lambda: len(story.seen["Partition 3"]) == 41, seconds=20)
+        await until(lambda: ("window", "Partition 3") in story.steps[before:])
+
+
+@LINGERING
+async def test_windows_that_take_all_the_time_do_not_keep_members_from_stopping(
+    make: Callable[[Story], Any],
+    system: MemorySystem,
+    settings: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    system.create("views", 4)
+    story = Story()
+
+    def made() -> TaskApp:
+        return app_of(story, "memory.views", make=make)
+
+    settings |= {"task.window.ms": "5", "task.shutdown.ms": "20000"}
+    async with nodes(tmp_path / "tree", made, 2, partitions=4, app="told", **settings):
+        for n in range(100):
+            system.put("views", n % 4, event(n))
+        await until(lambda: story.count >= 8)
+        began = trio.current_time()
+    assert trio.current_time() - began < 10
+
+
+async def test_a_member_that_is_stopped_while_it_takes_over_a_partition_ends_in_order(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("views", 4)
+    for n in range(100):
+        system.put("views", n % 4, event(n))
+    story = Story()
+
+    def make() -> TaskApp:
+        return app_of(story, "memory.views")
+
+    async with nodes(tmp_path / "tree", make, 2, partitions=4, app="told", **settings) as (
+        both,
+        _,
+    ):
+        await until(lambda: story.count == 100)
+        path = tmp_path / "state" / "default" / "told" / FILE
+        heir = both.containers["n0"]
+        owned = set(heir.tasks)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # nobody can claim a task meanwhile
+            both.kill("n1")
+            await until(lambda: len(heir.tasks) == 4, "it takes over")
+            heir.stop()
+            await trio.sleep(0.6)  # it has had the time to work off everything, and commits
+            other.execute("ROLLBACK")
+    with closing(ProgressStore(path.parent)) as store:
+        kept = {name: dict(each.offsets) for name, each in store.read().items()}
+    assert kept.keys() == {f"Partition {n}" for n in range(4)}
+    for n in owned:
+        assert kept[f"Partition {n}"] == {("memory", "views", n): 25}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 import trio
-from harness import running, until
+from harness import free_port, node_process, running, until
 from input_systems import dies, fresh
 
 from s4node import App, Event, GenericEvent, ProcessingElement
@@ -538,3 +539,24 @@ async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
         began = trio.current_time()
         await until(lambda: len(app.seen) == 100)
         assert trio.current_time() - began > 0.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+async def test_an_app_that_waits_for_a_log_which_is_not_there_can_be_stopped(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    app = tmp_path / "job.py"
+    app.write_text(
+        "from s4node import TaskApp\n"
+        "class Job:\n"
+        "    def process(self, envelope, collector, coordinator): pass\n"
+        'job = TaskApp("job", Job, inputs=["log.clicks"])\n'
+    )
+    settings = {"systems.log.address": address, "s4.state.folder": str(tmp_path / "state")}
+    given = [word for pair in settings.items() for word in ("-p", "=".join(pair))]
+    async with node_process(app, *given, cwd=tmp_path, ready=False) as node:
+        await until(lambda: "cannot be reached" in node.errors)
+        assert address in node.errors
+        node.signal(number)
+        assert await node.wait() == 0, node.errors

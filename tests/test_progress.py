@@ -12,6 +12,7 @@ import pytest
 from harness import environment
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
+from s4node.ops.serve import exit_status
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.store import FILE, ProgressStore
 
@@ -179,3 +180,15 @@ def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Pat
     store._db.execute("PRAGMA max_page_count = 100000")
     store.write(claim, large)
     assert store.read() == {"Partition 0": large}
+
+
+def test_progress_that_cannot_be_kept_is_told_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ProgressUnwritten) as raised:
+        ProgressStore(tmp_path)
+    assert exit_status(raised.value) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"s4: progress cannot be kept in {tmp_path / FILE} (")
+    assert told.count("\n") == 1

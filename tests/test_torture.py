@@ -1,4 +1,4 @@
-"""Whatever is done to the nodes of a cluster: nothing is lost, doubled, stuck or out of order.
+"""Whatever is done to nodes, logs and tasks: nothing is lost, doubled, stuck or out of order.
 
 ``make torture`` does it for longer, and with other seeds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torture.log_run import torture_log
 from torture.run import torture
 
 pytestmark = pytest.mark.slow
@@ -29,3 +30,12 @@ async def test_a_node_that_slept_through_its_session_s_end_takes_nothing_more(
     run = await torture(tmp_path, 4, seconds=8, deaths=True, say=print, deeds=["freeze"])
     assert run.done["freeze"] > 0
     assert run.complaints == []
+
+
+@pytest.mark.parametrize("seed", [1, 11])
+async def test_what_is_copied_from_a_log_under_an_adversary_skips_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    run = await torture_log(tmp_path, seed, seconds=5, say=print)
+    assert run.complaints == []
+    assert run.total > 300

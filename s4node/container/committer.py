@@ -144,7 +144,9 @@ class Committer:
         """As commit, by the task's number; only what has changed is written."""
         if self._ending:  # all is being cancelled, and a task has taken one more step
             return
-        kept = self._tasks[task]
+        kept = self._tasks.get(task)
+        if kept is None:  # a member that stops is just taking it over, and has done nothing of it
+            return
         offsets, consumed = taken(self._progress.get(task, {}))
         known = kept.checkpoint.offsets
         idle = kept.pending is None and not kept.writing and not consumed

@@ -519,13 +519,16 @@ async def _close(reader: PartitionReader | None) -> None:
 
 async def watch(system: System) -> None:
     """Tell once that a system cannot be reached, and that it is back."""
+    where = {"system": system.name}
+    if address := getattr(system, "address", ""):
+        where["address"] = address
     while True:
         with trio.move_on_after(_GRACE_SECONDS) as grace:
             await system.wait_reachable()
         if grace.cancelled_caught:
-            log.warning("an input cannot be reached; it is waited for", system=system.name)
+            log.warning("an input cannot be reached; it is waited for", **where)
             await system.wait_reachable()
-            log.info("an input can be reached again", system=system.name)
+            log.info("an input can be reached again", **where)
         await system.wait_reachable(False)
 
 

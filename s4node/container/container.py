@@ -120,6 +120,7 @@ class Container:
         self._prepared = False
         self._drain_word = b""
         self._stopping = trio.Event()
+        self._reaching = trio.CancelScope()  # the systems of the inputs
         self._told: wire.Headers = {}  # with every answer to a hello
         self._refusing: set[str] = set()  # streams of which a consumer has refused events
         self._membership: Membership | None = None
@@ -156,20 +157,25 @@ class Container:
     def stop(self) -> None:
         """Begin an orderly stop; ``run`` returns when it is done."""
         self._stopping.set()
+        self._reaching.cancel()
 
     # -- life --------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         """Let the app declare its graph, check it, and find out which tasks it has.
 
-        ``run`` does it unless it is done. It waits for systems that cannot be reached.
+        ``run`` does it unless it is done. It waits for systems that cannot be reached, until
+        :meth:`stop`, after which ``run`` returns at once.
         """
         if self._prepared:
             return
         self._prepared = True
         app, config = self.app, self.config
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
-        self.replay = await Replay.prepared(app, config, self.address if self.log else "")
+        with self._reaching:
+            self.replay = await Replay.prepared(app, config, self.address if self.log else "")
+        if self._reaching.cancelled_caught:
+            return
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
@@ -189,7 +195,8 @@ class Container:
         async with self._lifecycle.living():
             if self.log is None:
                 await self.prepare()  # its errors come as they are
-            await self._live()
+            if not self._reaching.cancelled_caught:
+                await self._live()
 
     async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
@@ -199,6 +206,9 @@ class Container:
                 await outer.start(self.listener.serve)
                 outer.start_soon(self._answer_early)
                 await self.prepare()
+                if self._reaching.cancelled_caught:
+                    outer.cancel_scope.cancel()
+                    return
             self._make()
             self._reporting = outer
             self._lifecycle.closes("files", self.pipeline.close)
@@ -408,6 +418,7 @@ class Container:
     async def _quiesce(self) -> None:
         """Work off what the members still send each other."""
         if self.members is not None and self._membership is not None:
+            self.loop.end_windows()
             await self.members.drain(self.loop, self.partitions)
             self.listener.stop_accepting()
             self.inputs.leave()

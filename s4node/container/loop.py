@@ -74,12 +74,15 @@ class EventLoop:
         self._turning = False
         self._nudged = False
         self._draining = False
+        self._windows_over = False
 
     def adopt(self, task: Task) -> None:
         """Run this task, too."""
         task.pace = Pace(self._max_events, self._max_seconds)
         if self._draining:
             task.drain()
+        if self._windows_over:
+            task.end_windows()
         self.tasks.append(task)
         self._requests.add(task)
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
@@ -125,6 +128,12 @@ class EventLoop:
         """Begin nothing more of what can be read again."""
         for task in self.tasks:
             task.give_back()
+
+    def end_windows(self) -> None:
+        """Have no further windows: where they take all the time, there is never nothing to do."""
+        self._windows_over = True
+        for task in self.tasks:
+            task.end_windows()
 
     def _shut_down(self) -> None:
         self.give_back()

@@ -119,6 +119,8 @@ class Task:
         self._given_back = False
         now = clock()
         self._windows = Tick(0, now)  # before its start there is none
+        self._windows_over = False
+        self._owing = False  # no event has begun since the last window
         self._commits = Tick(settings.commit, now)
         self._timeout_at = math.inf
         if settings.callback_timeout and self.flights is not None:
@@ -186,9 +188,14 @@ class Task:
         return self._inner_chooser if source in self._inner else self._outer_chooser
 
     def drain(self) -> None:
-        """Work off what cannot be read again, and be done; there are no further windows."""
+        """Work off what cannot be read again, and be done."""
         self.give_back()
+        self.end_windows()
         self.gate.draining = True
+
+    def end_windows(self) -> None:
+        """Have no further windows, nor any if the task has not started."""
+        self._windows_over = True
         self.gate.window_due = False
         self._windows.stop()
 
@@ -312,6 +319,7 @@ class Task:
     def begin(self, op: Op, mode: Mode) -> None:
         """A step begins; ``run`` and ``finish`` follow."""
         self.gate.begin(op)
+        self._owing = self._owing and op is not Op.PROCESS
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     def run(self, op: Op, limit: int) -> int:
@@ -360,6 +368,7 @@ class Task:
             if op is Op.WINDOW:
                 self._windows.due(self._clock())  # what was missed meanwhile was this one
                 gate.window_due = False
+                self._owing = True
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
@@ -408,6 +417,7 @@ class Task:
         flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
+            self._owing = False
         return flight
 
     def land(self, flight: Flight, error: BaseException | None = None) -> None:
@@ -519,7 +529,8 @@ class Task:
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
         if self._windows.due(now):
-            self.gate.window_due = True
+            # where windows take all the time, events get their turn between two
+            self.gate.window_due |= not (self._owing and self._choose())
         if self._commits.due(now) and self.on_commit is not None:
             self.gate.commit_due = True  # others may have processed what it has read
         if self._timeout_at <= now:
@@ -554,7 +565,7 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
-        if self.settings.window and self.processor.windowable:
+        if self.settings.window and self.processor.windowable and not self._windows_over:
             self._windows = Tick(self.settings.window, self._clock())
             self.tick_at = min(self.tick_at, self._windows.at)
         self.hand_on()

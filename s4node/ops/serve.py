@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import traceback
@@ -29,6 +30,9 @@ from s4node.ops import logging
 
 _AT_ONCE_SECONDS = 1.0
 
+_TOLD = (S4Error, OSError, SyntaxError, sqlite3.Error)
+"""Causes of which our own error says all that there is to say."""
+
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
     """Run ``app`` until a signal or a failure; returns the exit status."""
@@ -45,7 +49,7 @@ def exit_status(error: BaseException) -> int:
     for leaf in found:
         if isinstance(leaf, S4Error):
             cause = leaf.__cause__
-            if cause is not None and not isinstance(cause, (S4Error, OSError, SyntaxError)):
+            if cause is not None and not isinstance(cause, _TOLD):
                 traceback.print_exception(cause, limit=-4, file=sys.stderr)
             print(f"s4: {leaf}", file=sys.stderr)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):

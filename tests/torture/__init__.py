@@ -1,1 +1,1 @@
-"""A cluster under a seeded adversary: what it may do to nodes, and what must be true after all."""
+"""A cluster and a log under a seeded adversary: what it may do, and what must be true after all."""

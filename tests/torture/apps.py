@@ -99,4 +99,6 @@ APPS = {"first": first, "second": second}
 
 def make(app: str, notes: Path) -> App:
     """The app of that name, which notes into the file."""
-    return partial(APPS[app], Notes(notes))()
+    from torture.copying import copying  # which takes its events from here
+
+    return partial(APPS.get(app) or partial(copying, app), Notes(notes))()

@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,4 +70,5 @@ if __name__ == "__main__":
     except BaseException as error:
         for leaf in leaves(error):
             print(f"ended by {type(leaf).__name__}: {leaf}", file=sys.stderr, flush=True)
+            traceback.print_tb(leaf.__traceback__)
         os._exit(1)

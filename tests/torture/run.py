@@ -75,6 +75,7 @@ class Torture:
         self.sent: dict[str, Sent] = {}
         self.dead: set[str] = set()
         self.done: Counter[str] = Counter()
+        self.settings: dict[str, str] = SETTINGS
         self.complaints: list[str] = []
         self._chance = random.Random(seed)
         self._say = say
@@ -93,7 +94,10 @@ class Torture:
                 finally:
                     await self._end()
                 self._nursery.cancel_scope.cancel()
-        self.complaints += complaints(read(self.folder), self.sent, self.dead, ["texts"])
+        self.complaints += self._complaints()
+
+    def _complaints(self) -> list[str]:
+        return complaints(read(self.folder), self.sent, self.dead, ["texts"])
 
     async def _end(self) -> None:
         """Leave no process behind."""
@@ -160,7 +164,7 @@ class Torture:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "torture.member", str(self.folder / "cluster"), app, name,
                  str(expected), str(self.folder / f"{name}.notes"),
-                 *(f"{key}={value}" for key, value in SETTINGS.items())],
+                 *(f"{key}={value}" for key, value in self.settings.items())],
                 stdout=subprocess.PIPE, stderr=log,
                 env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
             )  # fmt: skip
