@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import trio
 from harness import free_port, plain_errors, s4_process, until
+from kept import kept_positions
 
 from s4node import Event
-from s4node.progress.store import ProgressStore
 from s4node.systems.embedded_log import EmbeddedLog
 
 KEEPER = """
@@ -105,10 +105,12 @@ class Bench:
 
     def offsets(self, app: str) -> dict[int, int]:
         """What is committed, by partition."""
-        store = ProgressStore(self.folder / "state" / "default" / app)
-        found = store.read()
-        store.close()
-        return {ssp[2]: at for one in found.values() for ssp, at in one.offsets.items()}
+        found = kept_positions(self.folder / "state" / "default" / app)
+        return {
+            int(place[:-1].rpartition("[")[2]): at
+            for positions in found.values()
+            for place, at in positions.items()
+        }
 
 
 @asynccontextmanager

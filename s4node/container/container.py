@@ -32,7 +32,7 @@ import structlog
 import trio
 
 from s4node import config as settings
-from s4node import flow
+from s4node import flow, graph
 from s4node.app import App
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
@@ -158,6 +158,10 @@ class Container:
         app, config = self.app, self.config
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
         self.replay = await Replay.prepared(app, config, self.address if self.log else "")
+        if self.replay is not None:
+            graph.check_kept(app)
+        elif app.stores:
+            graph.refuse_stores(app)
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
@@ -192,6 +196,8 @@ class Container:
         self._make()
         async with self._lifecycle.living():
             self._lifecycle.closes("files", self.pipeline.close)
+            if self.replay is not None:
+                self._lifecycle.closes("state", self.replay.close)
             self._closings.append(self._lifecycle.closes("on_close", self._close_app))
             await self._live()
 

@@ -35,20 +35,21 @@ class Checkpoint:
         """This one, with what only ``before`` knows."""
         return Checkpoint({**before.offsets, **self.offsets}, self.written_ms)
 
-    def rows(self) -> list[list[Any]]:
-        """As it is written."""
-        return [[*ssp, offset] for ssp, offset in self.offsets.items()]
-
     @classmethod
-    def of(cls, rows: Any, written_ms: int) -> Checkpoint:
-        """From what was written; raises CheckpointError if it is nothing of that kind."""
-        try:
-            offsets = {
-                (str(system), str(stream), int(partition)): int(offset)
-                for system, stream, partition, offset in rows
-            }
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"what was kept is no checkpoint ({error})") from error
+    def at(cls, positions: Mapping[str, int], written_ms: int) -> Checkpoint:
+        """From positions by their places, such as ``log.clicks[0]``.
+
+        Raises CheckpointError if one is no place.
+        """
+        offsets = {}
+        for place, offset in positions.items():
+            system, dot, rest = place.partition(".")
+            stream, bracket, partition = rest.removesuffix("]").rpartition("[")
+            if not (dot and bracket and partition.isdigit()):
+                raise CheckpointError(
+                    f"a position was kept of {place!r}, which is no system.stream[partition]"
+                )
+            offsets[system, stream, int(partition)] = offset
         return cls(offsets, written_ms)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from s4node.keys import KEY_GROUPS, Hasher, Key
+from s4node.keys import KEY_GROUPS, Hasher
 from s4node.state.database import Database
 from s4node.state.instances import Codec, SavedInstances
 from s4node.state.rows import (
@@ -29,7 +29,8 @@ from s4node.state.rows import (
     prefix,
     task_row,
 )
-from s4node.state.store import KeyValueStore, StoreSpec
+from s4node.state.store import KeyValueStore
+from s4node.stores import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -84,7 +85,7 @@ class TaskState:
             )
         return self.stores[spec.name]
 
-    def saved(self, name: str, live: dict[Key, Any], codec: Codec) -> SavedInstances:
+    def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
         """Where the instances of a prototype are kept."""
         saved = self.instances[name] = SavedInstances(
             self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher
@@ -105,10 +106,21 @@ class TaskState:
         start = len(task_row(POSITIONS, b""))
         return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
 
+    def position_rows(self, positions: Mapping[str, int]) -> list[tuple[bytes, bytes | None]]:
+        """Positions as rows, for who writes nothing else."""
+        return [
+            (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()
+        ]
+
+    @property
+    def changed(self) -> bool:
+        """Whether a commit would write anything but positions."""
+        return bool(self.changes) or any(each.touched for each in self.instances.values())
+
     def begin_commit(self, positions: Mapping[str, int]) -> None:
         """What has changed until now is the next commit, together with these positions."""
-        for place, offset in positions.items():
-            self.changes.put(task_row(POSITIONS, place.encode()), _encode(offset))
+        for row, offset in self.position_rows(positions):
+            self.changes.put(row, offset)
         self.changes.begin()
         for instances in self.instances.values():
             instances.begin()
@@ -123,6 +135,10 @@ class TaskState:
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         self.bytes_written += self.database.write(self.changes.rows())
+
+    def write_positions(self, positions: Mapping[str, int]) -> None:
+        """Write positions whose state was written before; in a thread, as write."""
+        self.bytes_written += self.database.write(self.position_rows(positions))
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""
