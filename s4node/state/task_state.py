@@ -52,7 +52,7 @@ class TaskState:
         self._hasher = hasher
         self._groups = groups
         self._now = now
-        self._tables = {
+        self.tables = {
             row[len(task_row(META, _TABLE)) :].decode(): _decode(value)
             for row, value in self._task_rows(META)
             if row.startswith(task_row(META, _TABLE))
@@ -64,16 +64,18 @@ class TaskState:
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
-        number = self._tables.get(name)
+        number = self.tables.get(name)
         if number is None:
-            number = max(self._tables.values(), default=FIRST_TABLE - 1) + 1
-            self._tables[name] = number
+            number = max(self.tables.values(), default=FIRST_TABLE - 1) + 1
+            self.tables[name] = number
             self.set_meta("table:" + name, number)
         return number
 
     def store(self, spec: StoreSpec[Any, Any]) -> KeyValueStore[Any, Any]:
         """The task's store of this declaration."""
         if spec.name not in self.stores:
+            if spec.ttl and not self.meta(f"ttl of {spec.name}"):
+                self.set_meta(f"ttl of {spec.name}", True)
             self.stores[spec.name] = KeyValueStore(
                 spec,
                 self.table(f"store {spec.name}"),
