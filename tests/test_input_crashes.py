@@ -179,7 +179,7 @@ async def test_a_killed_container_goes_on_at_its_last_commit_and_skips_nothing(
 async def test_a_container_that_is_stopped_in_order_replays_nothing_when_it_is_started_again(
     tmp_path: Path, app: str
 ) -> None:
-    total = 40_000
+    total = 100_000
     async with bench(tmp_path) as it:
         arguments = it.arguments(app, **{"task.commit.ms": "0", "s4.cluster.partitions": "4"})
         await append(it.log, 0, total)

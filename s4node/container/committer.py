@@ -211,7 +211,7 @@ class Committer:
             for kept in self._tasks.values():
                 if kept.waited_for is not None and not kept.writing:
                     self._begin(kept, {})
-            if self._round or any(kept.writing for kept in self._tasks.values()):
+            if self.writing:
                 await self._quiet.park()
                 continue
             due = [kept for kept in mine if self._changed(kept) and not kept.task.busy]
@@ -385,6 +385,11 @@ class Committer:
             self._quiet.unpark_all()
         for kept in everyone:
             self._over(kept)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a commit is under way."""
+        return self._round or any(kept.writing for kept in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""

@@ -99,6 +99,7 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
         )
+        task.rest()
         self._loop.adopt(task)
         return task
 

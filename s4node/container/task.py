@@ -129,16 +129,8 @@ class Task:
         self._inputs: set[Hashable] = set()  # that have not ended
         self._replayable: set[Hashable] = set()
         self._given_back = False
-        now = clock()
-        self._window_at = math.inf
-        if settings.window and self.processor.windowable:
-            self._window_at = now + settings.window
-        self._commit_at = now + settings.commit if settings.commit else math.inf
-        self._timeout_at = math.inf
-        if settings.callback_timeout and self.flights is not None:
-            self._timeout_at = now + settings.callback_timeout
-        self.tick_at = math.inf
-        self._set_tick()
+        self._resting = False
+        self._begin_time()
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -523,9 +515,25 @@ class Task:
         """Whether the processor has timers."""
         return self.processor.timed
 
+    def rest(self) -> None:
+        """Have nothing become due until it has started."""
+        self._resting = True
+
+    def _begin_time(self) -> None:
+        settings, now = self.settings, self._clock()
+        self._window_at = self._timeout_at = math.inf
+        if settings.window and self.processor.windowable:
+            self._window_at = now + settings.window
+        self._commit_at = now + settings.commit if settings.commit else math.inf
+        if settings.callback_timeout and self.flights is not None:
+            self._timeout_at = now + settings.callback_timeout
+        self._set_tick()
+
     @property
     def next_due(self) -> float:
         """When to call ``check_due`` at the latest; infinity if never."""
+        if self._resting:
+            return math.inf
         gate = self.gate
         if not self.processor.timed or gate.in_flight or gate.running is not None:
             return self.tick_at  # a busy task's timers wait until it wakes the loop
@@ -537,6 +545,8 @@ class Task:
 
         Raises CallbackError where a callback has not come in time.
         """
+        if self._resting:
+            return False
         gate = self.gate
         if self.tick_at <= now:
             self._tick(now)
@@ -592,6 +602,9 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
+        if self._resting:
+            self._resting = False
+            self._begin_time()
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
