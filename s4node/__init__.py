@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from s4node.comm.sync_client import SyncClient, SyncStream
     from s4node.config import Config
     from s4node.container.container import Container
+    from s4node.container.lifecycle import ContainerListener
     from s4node.errors import S4Error
     from s4node.event import Event, GenericEvent
     from s4node.executors.policy import Executor
@@ -88,6 +89,7 @@ __all__ = [
     "Specific",
     "EmbeddedLog",
     "Container",
+    "ContainerListener",
     "Config",
     "Executor",
     "S4Error",
@@ -127,6 +129,7 @@ _HOMES = {
     "Specific": "progress.startpoint",
     "EmbeddedLog": "systems.embedded_log",
     "Container": "container.container",
+    "ContainerListener": "container.lifecycle",
     "Config": "config",
     "Executor": "executors.policy",
     "S4Error": "errors",

@@ -208,6 +208,36 @@ class OpenType:
         return GenericEvent.of(dict(zip(self.names, values, strict=False)))
 
 
+class NamedType:
+    """Reads GenericEvents as events of ``kind``, whose fields they have by name."""
+
+    __slots__ = ("_kind", "_one", "_twins", "name")
+
+    def __init__(self, kind: EventType) -> None:
+        self.name = kind.name
+        self._kind = kind
+        twin = _twin(kind.cls)
+        self._twins = msgspec.msgpack.Decoder(list[twin])  # type: ignore[valid-type]
+        self._one: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(twin)
+
+    def decode(self, body: bytes | memoryview) -> list[Any]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        return list(map(self._of, self._twins.decode(body)))
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return self._kind.decode_json(body)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return each(
+            self.name, _raw_decoder.decode(body), lambda raw: self._of(self._one.decode(raw))
+        )
+
+    def _of(self, twin: Any) -> Any:
+        return self._kind.cls(**msgspec.structs.asdict(twin))
+
+
 class UnreadableType:
     """A type whose events cannot be read here, and why."""
 
@@ -233,18 +263,21 @@ class UnreadableType:
         return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
 
 
-TypeReader: TypeAlias = EventType | OpenType | UnreadableType
+TypeReader: TypeAlias = EventType | OpenType | NamedType | UnreadableType
 """What decodes the events of one fingerprint."""
 
 
 def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: bool) -> TypeReader:
     """How events of a declared type are read: as our class of its name, or, with ``others``, as
-    GenericEvents where there is none."""
+    GenericEvents where there is none. GenericEvents are read as our class where there is but one:
+    what was appended as JSON has no other type."""
     ours = known.get(declared.name)
     if ours is not None:
         reason = ours.refusal_of(declared)
         return ours if reason is None else UnreadableType(declared.name, reason)
     if not others:
+        if declared.name == GENERIC and len(known) == 1:
+            return NamedType(next(iter(known.values())))
         names = ", ".join(known) or "none"
         return UnreadableType(
             declared.name, f"{declared.name!r} is not among the event types asked for: {names}"

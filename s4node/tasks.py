@@ -20,6 +20,7 @@ import msgspec
 from s4node.app import App
 from s4node.errors import GraphError
 from s4node.keys import Key, KeySpec
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stores import StoreSpec
 
 
@@ -104,13 +105,14 @@ class AsyncStreamTask(Protocol):
 class TaskContext(Protocol):
     """A task's place, and what it may have of its container.
 
-    ``partition`` is its number among the app's tasks; ``metrics`` counts under the task's name.
+    ``partition`` is its number among the app's tasks. ``metrics`` are the task's own: their
+    ``counter(name)``, ``gauge(name)`` and ``timer(name)`` are reported with the container's.
     """
 
     task_name: str
     partition: int
     system_stream_partitions: Sequence[tuple[str, str, int]]
-    metrics: Any
+    metrics: MetricsRegistry
 
     def store(self, name: str) -> Any:
         """A key-value store of the task; raises KeyError where there is none of this name."""

@@ -1,21 +1,23 @@
-"""Which input goes next, in real containers that read from systems in memory."""
+"""Which tasks there are and which input goes next, in containers that read from memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from harness import running, until
+from input_systems import fresh
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.container.container import Container
-from s4node.errors import ConfigError
+from s4node.errors import CheckpointError, ConfigError
+from s4node.event import EventBatch
 from s4node.systems.memory import MemorySystem
+from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
-from tests.harness import running, until
-from tests.input_systems import fresh
 
 ADDRESS = "the choosers' tests'"
 
@@ -46,6 +48,25 @@ class Noting:
         self._app.seen.append((self._name, envelope.stream, envelope.offset))
 
 
+class LastFirst:
+    """A chooser of the app's own: last offered, first chosen."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._offered: list[tuple[Any, EventBatch]] = []
+
+    def update(self, source: Any, batch: EventBatch) -> None:
+        self._offered.append((source, batch))
+
+    def choose(self, may: Callable[[Any], bool] | None = None) -> tuple[Any, EventBatch] | None:
+        for index in reversed(range(len(self._offered))):
+            if may is None or may(self._offered[index][0]):
+                return self._offered.pop(index)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
+
 class Notes(TaskApp):
     def __init__(self, *inputs: str) -> None:
         super().__init__("notes", lambda: Noting(self), inputs=inputs)
@@ -65,7 +86,7 @@ def system() -> Iterator[MemorySystem]:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
     return {
-        "systems.memory.type": "tests.input_systems:memory",
+        "systems.memory.type": "input_systems:memory",
         "systems.memory.address": ADDRESS,
         "systems.memory.samza.offset.default": "oldest",
         "s4.state.folder": str(tmp_path / "state"),
@@ -189,7 +210,7 @@ async def full(container: Container, **depths: int) -> None:
         ({"task.consumer.batch.size": "20"}, "aabbccaa"),
         ({"task.consumer.batch.size": "15"}, "aabbccaa"),
         ({"task.consumer.batch.size": "1000"}, "aaaabbcc"),
-        ({"task.chooser.class": "tests.pure.test_choosers:LastFirst"}, "ccbbaaaa"),
+        ({"task.chooser.class": f"{__name__}:LastFirst"}, "ccbbaaaa"),
     ],
 )
 async def test_the_settings_decide_which_input_goes_next(
@@ -247,3 +268,70 @@ async def test_every_task_reads_the_broadcast_partitions_and_only_those(
         mine = [(s, n) for name, s, n in app.seen if name == f"Partition {number}"]
         assert sorted(mine[:4]) == [("rules", 0), ("rules", 0), ("rules", 1), ("rules", 1)]
         assert mine[4:] == [("clicks", 0)]
+
+
+class Everything:
+    """A grouper of the app's own: one task reads all."""
+
+    def group(self, ssps: Sequence[SystemStreamPartition]) -> dict[str, object]:
+        return {"all of it": ssps}
+
+
+GROUPER = "job.systemstreampartition.grouper.factory"
+
+
+@pytest.mark.parametrize(
+    ("grouper", "tasks"),
+    [
+        ("by-partition", ["Partition 0", "Partition 1", "Partition 2"]),
+        (
+            "by-ssp",
+            [*(f"memory.clicks[{n}]" for n in range(2)), *(f"memory.rules[{n}]" for n in range(3))],
+        ),
+        (f"{__name__}:Everything", ["all of it"]),
+    ],
+)
+async def test_the_grouper_says_which_tasks_there_are_and_what_they_read(
+    system: MemorySystem, settings: dict[str, str], grouper: str, tasks: list[str]
+) -> None:
+    for stream, partitions in (("clicks", 2), ("rules", 3)):
+        system.create(stream, partitions)
+        for partition in range(partitions):
+            fill(system, stream, 10, partition=partition)
+    app = Notes("memory.clicks", "memory.rules")
+    async with running(app, settings | {GROUPER: grouper}) as container:
+        await until(lambda: len(app.seen) == 50)
+        assert [task.name for task in container.tasks.values()] == tasks
+        read = [list(map(str, model.ssps)) for model in container.model.tasks]
+    assert sorted({name for name, _, _ in app.seen}) == sorted(tasks)
+    assert sorted(ssp for ssps in read for ssp in ssps) == sorted(
+        [*(f"memory.clicks[{n}]" for n in range(2)), *(f"memory.rules[{n}]" for n in range(3))]
+    )
+    again = Notes("memory.clicks", "memory.rules")
+    other = "by-ssp" if grouper == "by-partition" else "by-partition"
+    with pytest.raises(CheckpointError) as caught:
+        async with running(again, settings | {GROUPER: other}):
+            pass
+    assert f"{GROUPER} = {grouper}, which is now {other}; set it back" in str(caught.value)
+    assert again.seen == []
+
+
+async def test_a_grouper_that_does_not_fit_the_app_stops_it_before_it_starts(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("rules", 1)
+    with pytest.raises(ConfigError, match=r"live inputs \(clicks\): their producers choose the"):
+        async with running(Mixed(), settings | {GROUPER: "by-ssp"}):
+            pass
+
+
+async def test_more_containers_than_tasks_are_refused(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 3)
+    app = Notes("memory.clicks")
+    async with running(app, settings | {"job.container.count": "3"}) as container:
+        assert len(container.tasks) == 3
+    with pytest.raises(ConfigError, match="= 4, but the app has 3 tasks"):
+        async with running(Notes("memory.clicks"), settings | {"job.container.count": "4"}):
+            pass

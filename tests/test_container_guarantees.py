@@ -24,7 +24,7 @@ from s4node import (
     GenericEvent,
     TaskApp,
 )
-from s4node.errors import CheckpointError
+from s4node.errors import CheckpointError, ProcessingError
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "containers"
@@ -408,3 +408,71 @@ async def test_windows_are_called_in_good_time_while_events_keep_coming(
         assert 10 <= len(times[task]) <= 25
         pauses = [b - a for a, b in zip(times[task], times[task][1:], strict=False)]
         assert sorted(pauses)[len(pauses) // 2] < 0.1
+
+
+# -- a container's life ---------------------------------------------------------------------------
+
+
+class Diary:
+    """A listener, named in the settings, that writes down what it is told."""
+
+    told: list[str] = []  # noqa: RUF012 - the container makes the listener, the test reads here
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self.told.clear()
+
+    def before_start(self) -> None:
+        self.told.append("before start")
+
+    def on_step(self, step: str) -> None:
+        self.told.append(step)
+
+    def after_start(self) -> None:
+        self.told.append("after start")
+
+    def after_stop(self) -> None:
+        self.told.append("after stop")
+
+    def after_failure(self, error: BaseException) -> None:
+        self.told.append(f"after failure: {error}")
+
+
+STEPS = ["before start", "offsets", "readers", "reporters", "commit timer", "window timer",
+         "tasks", "loop", "after start"]  # fmt: skip
+
+
+async def test_listeners_are_told_of_each_step_of_the_start_and_of_one_end(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    views_and_metrics(system)
+    story = Story()
+    settings["container.lifecycle.listeners"] = f"{__name__}:Diary"
+    async with running(app_of(story, "memory.views"), settings):
+        await until(lambda: story.count == 12)
+    assert Diary.told == [*STEPS, "after stop"]
+
+
+async def test_a_task_that_raises_ends_the_container_in_a_failure_that_is_told_once(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Broken(Teller):
+        def process(
+            self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+        ) -> None:
+            raise ZeroDivisionError("no")
+
+    system.create("views", 3)
+    story = Story()
+    settings["container.lifecycle.listeners"] = f"{__name__}:Diary"
+
+    async def run() -> None:
+        async with running(app_of(story, "memory.views", make=Broken), settings):
+            system.put("views", 1, event(0))
+            await trio.sleep_forever()
+
+    with pytest.raises(ProcessingError, match=r"process of task 'Partition 1' .*views\[1\]@0"):
+        await run()
+    assert Diary.told[:-1] == STEPS
+    assert "ZeroDivisionError: no" in Diary.told[-1]
+    closed = sorted(name for what, name in story.steps if what == "close")
+    assert closed == ["Partition 0", "Partition 1", "Partition 2"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from harness import running
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.cluster.topology import Topology
 from s4node.config import Config
+from s4node.container.loop import EventLoop
 from s4node.errors import ConfigError, StageBroken
 
 
@@ -89,3 +91,28 @@ def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="two consumers at tcp://"):
         Topology(config).consumers("out")
+
+
+async def test_what_is_told_behind_a_turn_that_a_sleeping_loop_took_at_once_has_another_turn() -> (
+    None
+):
+    """Such as a verdict that comes due while verdicts are being sent."""
+    turns: list[int] = []
+    told = False
+
+    def after_turn() -> None:
+        nonlocal told
+        turns.append(loop.turns)
+        if told:
+            told = False
+            loop.nudge()
+
+    loop = EventLoop(max_events=1, max_seconds=1, clock=trio.current_time, after_turn=after_turn)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        await trio.testing.wait_all_tasks_blocked()
+        told = True
+        loop.take_turn()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert turns[-2:] == [turns[0] + 1, turns[0] + 2]

@@ -525,3 +525,16 @@ async def test_a_commit_waits_for_what_the_app_has_put_on_streams_of_its_own(
         app.leave.set()
         await until(lambda: committer.committed()[0].offsets.get(ssp(0)) == 10)
     assert len(app.seen) == 10
+
+
+async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(100)))
+    app = Clicks()
+    slow = {"s4.stream.executor": "throttle", "s4.stream.maxRate": "100"}
+    async with running(app, settings | slow):
+        began = trio.current_time()
+        await until(lambda: len(app.seen) == 100)
+        assert trio.current_time() - began > 0.5

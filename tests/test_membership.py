@@ -53,6 +53,7 @@ async def seat(
     partitions: int = 4,
     expected: int = 1,
     gather: float = LONG,
+    containers: int = 0,
     app: str = "count",
     timeout: float = 10.0,
 ) -> AsyncIterator[Seat]:
@@ -72,6 +73,7 @@ async def seat(
                     partitions=partitions,
                     expected=expected,
                     gather_timeout=gather,
+                    containers=containers,
                 )
             )
             nursery.start_soon(one.membership.run, one.views.append)
@@ -164,6 +166,42 @@ async def test_more_members_than_partitions_leave_spares(tmp_path: Path) -> None
         seat(tmp_path, "c", partitions=2, expected=3) as c,
     ):
         await until(lambda: sorted(map(len, (a.mine, b.mine, c.mine))) == [0, 1, 1])
+
+
+async def test_with_so_many_containers_the_other_members_are_spares_that_take_over(
+    tmp_path: Path,
+) -> None:
+    async with (
+        seat(tmp_path, "a", expected=3, containers=2) as a,
+        seat(tmp_path, "b", expected=3, containers=2) as b,
+    ):
+        async with seat(tmp_path, "c", expected=3, containers=2) as c:
+            seats = sorted([a, b, c], key=lambda seat: not seat.mine)
+            await until(lambda: all(seat.view.epoch == 1 for seat in seats))
+            seats.sort(key=lambda seat: not seat.mine)
+            assert [len(seat.mine) for seat in seats] == [2, 2, 0]
+            spare_was_c = seats[2] is c
+        await until(lambda: len(a.mine) + len(b.mine) == 4)
+        assert sorted([len(a.mine), len(b.mine)]) == [2, 2]
+        assert a.view.epoch == (1 if spare_was_c else 2)
+
+
+async def test_after_a_restart_with_another_number_few_partitions_change_their_member(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as first:
+        seats = [await first.enter_async_context(seat(tmp_path, n, expected=2)) for n in "ab"]
+        await until(lambda: all(s.view.epoch == 1 for s in seats))
+        before = seats[0].owners
+    async with AsyncExitStack() as second:
+        seats = [
+            await second.enter_async_context(seat(tmp_path, n, partitions=4, expected=3))
+            for n in "cba"
+        ]
+        await until(lambda: all(s.view.epoch == 2 for s in seats))
+        after = seats[0].owners
+    assert sorted(after.count(name) for name in "abc") == [1, 1, 2]
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
 
 
 async def test_only_what_was_the_dead_one_s_moves(tmp_path: Path) -> None:

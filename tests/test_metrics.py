@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+from harness import running, until
+from input_systems import fresh, memory
 from structlog.testing import capture_logs
 
+from s4node import Client, Event
 from s4node.config import Config
+from s4node.container.container import Container
 from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
+from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged
+from s4node.tasks import Collector, Coordinator, Envelope, TaskApp, TaskContext
 
 HERE = __name__
 
@@ -314,3 +320,175 @@ async def test_a_reporter_that_hangs_holds_up_neither_the_others_nor_the_end() -
         assert len(stuck.reports) == 1
     assert time.monotonic() - began < 8
     stuck.release.set()
+
+
+# --- of a running container ----------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+
+
+class Tick(Event):
+    number: int = 0
+
+
+class Counting:
+    """Counts, sends, raises what is to be ignored, and commits."""
+
+    def __init__(self, at_init: Callable[[], None]) -> None:
+        self.metrics: MetricsRegistry
+        self._at_init = at_init
+
+    def init(self, config: Mapping[str, str], context: TaskContext) -> None:
+        self._at_init()
+        self.metrics = context.metrics
+        self.metrics.gauge("seven", lambda: 7)
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        self.metrics.counter(envelope.stream).increment()
+        if envelope.stream == "ticks":
+            raise KeyError(envelope.offset)
+        collector.send("out", envelope.message)
+        coordinator.commit()
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> None:
+        self.metrics.counter("windows").increment()
+
+
+def counting(at_init: Callable[[], None] = lambda: None) -> TaskApp:
+    inputs = ["memory.clicks", "memory.gate"]
+    app = TaskApp("counting", lambda: Counting(at_init), inputs=inputs, outputs=["out"])
+    app.create_input_stream("ticks", types=Tick)
+    return app
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> dict[str, str]:
+    system = fresh("the metrics' tests'")
+    system.create("clicks", 2)
+    system.create("gate", 2)
+    for partition in (0, 1):
+        system.put("clicks", partition, *(Tick(number) for number in range(5)))
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": "the metrics' tests'",
+        "systems.memory.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+        "task.window.ms": "10",
+        "task.ignored.exceptions": "KeyError",
+    }
+
+
+def by_source(container: Container) -> dict[str, Groups]:
+    return {snapshot.source: snapshot.groups for snapshot in merged(container.metrics())}
+
+
+def names_on_the_page(heading: str) -> set[tuple[str, str]]:
+    """Group and name of every row of a section's table."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    found, group = set(), ""
+    for line in section.splitlines():
+        if line.startswith(("| `", "| |")):
+            cells = [cell.strip() for cell in line.split("|")]
+            group = cells[1].strip("`") or group
+            found |= {(group, name) for name in re.findall(r"`([^`]+)`", cells[2])}
+    return found
+
+
+def placed(name: str) -> str:
+    """A name with the placeholders of the page."""
+    name = re.sub(r"^memory-\w+-[0-9]-", "<system>-<stream>-<partition>-", name)
+    name = re.sub(r"^memory-\w+-lagging", "<system>-<stream>-lagging", name)
+    name = re.sub(r"^live-\w+-", "live-<stream>-", name)
+    name = re.sub(r"^out-sends", "<stream>-sends", name)
+    return re.sub(r"^exception-ignored-KeyError", "exception-ignored-<class>", name)
+
+
+async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
+    values: dict[str, str],
+) -> None:
+    values["streams.gate.samza.bootstrap"] = "true"
+    found: dict[str, set[tuple[str, str]]] = {"Of the container": set(), "Of a task": set()}
+
+    def look(container: Container) -> bool:
+        for source, groups in by_source(container).items():
+            kind = "Of a task" if source.startswith("TaskName-") else "Of the container"
+            for group, named in groups.items():
+                found[kind] |= {(group, placed(name)) for name in named if group != "app"}
+        return all(task.processed >= 6 for task in container.tasks.values())
+
+    system = memory("memory", values["systems.memory.address"])
+    for partition in (0, 1):
+        system.put("gate", partition, Tick(0))
+    app = counting(system.go_away)  # so that there is something that lags
+    async with running(app, values, partitions=2) as container:
+        look(container)
+        system.come_back()
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(8)])
+            assert await ticks.flush() == []
+        await until(lambda: look(container))
+        committer = container.replay.committer  # type: ignore[union-attr]
+        await until(lambda: committer.commits > 0)
+        look(container)
+    for heading, names in found.items():
+        assert names == names_on_the_page(heading), heading
+
+
+async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> None:
+    async with running(counting(), values, partitions=2) as container:
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(6)])
+            assert await ticks.flush() == []
+        await until(lambda: container.processed == 16)
+        await until(lambda: container.replay.committer.commits > 1)  # type: ignore[union-attr]
+        await until(
+            lambda: all(
+                "windows" in groups["app"] for groups in list(by_source(container).values())[1:]
+            )
+        )
+        sources = by_source(container)
+    assert list(sources) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
+    whole = sources[container.node]
+    assert whole["SamzaContainerMetrics"]["process-calls"] == 16
+    assert whole["SamzaContainerMetrics"]["commit-calls"] == 10  # one for each click
+    assert whole["SamzaContainerMetrics"]["tasks"] == 2
+    assert 0 < float(whole["SamzaContainerMetrics"]["event-loop-utilization"]) <= 1
+    assert float(whole["SamzaContainerMetrics"]["physical-memory-mb"]) > 10
+    assert whole["SystemConsumersMetrics"]["live-ticks-messages-admitted"] == 6
+    assert whole["SystemConsumersMetrics"]["memory-clicks-1-messages-behind-high-watermark"] == 0
+    for number in (0, 1):
+        task = sources[f"TaskName-Partition {number}"]
+        mine = task["TaskInstanceMetrics"]
+        assert mine["send-calls"] == 5
+        assert mine["process-calls"] == 5 + int(mine["exception-ignored-KeyError"])
+        assert mine["messages-actually-processed"] == 5
+        assert mine[f"memory-clicks-{number}-offset"] == 5
+        assert task["app"]["clicks"] == 5
+        assert task["app"]["seven"] == 7
+        assert int(task["app"]["windows"]) == int(mine["window-calls"])
+
+
+async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(
+    values: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    values |= {
+        "metrics.reporters": f"jsonl, {HERE}:Own",
+        "metrics.reporter.jsonl.file": str(file),
+        "metrics.reporter.interval": "20",
+        "s4.app.trouble": "report",  # one that fails stops nothing
+    }
+    async with running(counting(), values, partitions=2) as container:
+        await until(lambda: container.processed == 10)
+        await until(lambda: file.exists() and file.read_text().count("\n") > 9)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    last = {line["header"]["source"]: line["metrics"] for line in lines[-3:]}
+    assert list(last) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
+    assert last[container.node]["SamzaContainerMetrics"]["process-calls"] == 10
+    for number in (0, 1):
+        offsets = last[f"TaskName-Partition {number}"]["OffsetManagerMetrics"]
+        assert offsets == {f"memory-clicks-{number}-checkpointed-offset": 5} | {
+            name: value for name, value in offsets.items() if "gate" in name
+        }

@@ -160,3 +160,19 @@ def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_pat
     holder.execute("ROLLBACK")
     store.renew(claim, 1)
     assert store.tasks() == {"Partition 0": 1}
+
+
+def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = ProgressStore(tmp_path)
+    claim = store.claim("Partition 0", "", 0)
+    store.renew(claim, 1)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
+        for number in range(2000):
+            store.claim(f"task {number}", "", 0)
+    assert store.tasks()["Partition 0"] == 1
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.claim("task 2000", "", 0)
+    store.renew(claim, 2)
+    assert store.tasks()["Partition 0"] == 2

@@ -99,6 +99,35 @@ def test_the_client_in_the_readme_reaches_the_keyed_count(tmp_path: Path) -> Non
         assert [process.stdout.readline() for _ in range(3)] == ["joe 1\n", "ann 1\n", "joe 2\n"]
 
 
+def test_a_stream_that_is_kept_feeds_the_keyed_count_and_a_task(tmp_path: Path) -> None:
+    section = README.partition("## Streams that are kept")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+    commands = [shlex.split(one) for one in block.replace("\\\n", " ").split("$ ") if one.strip()]
+    (tmp_path / "tally.py").write_text(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
+    place = ["-p", f"s4.state.folder={tmp_path}", "-p", f"s4.coordination.folder={tmp_path}"]
+    serve, create, _, tail, run = commands
+    with node(*serve[1:3], "-p", f"s4.log.folder={tmp_path / 'log'}", *place) as (address, _):
+        assert s4(*create[1:], "--to", address).returncode == 0
+        appended = s4("log", "append", "clicks", "--to", address, stdin='{"user": "joe"}\n')
+        assert appended.stderr.startswith("clicks: 1 admitted")
+        with subprocess.Popen(
+            [sys.executable, "-m", "s4node", *tail[1:], "--to", address],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        ) as reader:  # fmt: skip
+            assert reader.stdout is not None
+            assert json.loads(reader.stdout.readline()) == {"user": "joe"}
+            reader.terminate()
+        options = [word.replace("tcp://127.0.0.1:12000", address) for word in run[5:]]
+        for app, shown in (
+            ("apps/counter/app.py", "joe 1"),
+            (str(tmp_path / "tally.py"), "1 clicks"),
+        ):
+            wanted = [*options, *place, "-p", "task.window.ms=20"]
+            with node("run", app, *wanted) as (_, process):
+                assert process.stdout is not None
+                assert any(line == f"{shown}\n" for line in process.stdout)
+
+
 def test_lines_from_a_plain_socket_are_greeted() -> None:
     """As ``nc`` does it: lines in, one of them broken, the last one without an end."""
     with node("node", "hello", "--app", "apps/hello/app.py") as (address, hello):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,13 +12,12 @@ from typing import Any
 
 import pytest
 import trio
-from harness import running, until
+from harness import ANY_PORT, ROOT, node_process, run_s4, running, s4_process, until
 from input_systems import fresh
 
 from apps.enrich.app import Click, Enrich, Located
-from apps.join.app import JoinApp, PageView, Profile, Visit
+from apps.join.app import Join, JoinApp, PageView, Profile, Visit
 from apps.join.careful import Careful, Refused
-from apps.repartition.app import PageView as View
 from apps.repartition.app import RepartitionApp
 from s4node import (
     App,
@@ -26,9 +27,12 @@ from s4node import (
     Coordinator,
     Envelope,
     Event,
+    GenericEvent,
+    Oldest,
     ProcessingElement,
     TaskApp,
 )
+from s4node.keys import Partitioner, crc32
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "apps"
@@ -62,7 +66,10 @@ class Kept:
 
 @asynccontextmanager
 async def consumer(
-    kept: Kept, settings: dict[str, str], *streams: tuple[str, type[Event]], partitions: int = 1
+    kept: Kept,
+    settings: dict[str, str],
+    *streams: tuple[str, type[Event | GenericEvent]],
+    partitions: int = 1,
 ) -> AsyncIterator[Container]:
     """An app that consumes these streams as they come; ``settings`` lead to it then."""
 
@@ -85,17 +92,21 @@ async def consumer(
 # -- repartition ----------------------------------------------------------------------------------
 
 
+def view(n: int) -> GenericEvent:
+    return GenericEvent(page=f"page-{n % 17}", user=f"user-{n % 200}", number=n)
+
+
 async def test_a_stream_is_written_anew_with_another_key_and_number_of_partitions(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("page-views", 4)
-    views = [View(f"page-{n % 17}", f"user-{n % 200}", n) for n in range(2000)]
-    for view in views:
-        system.put("page-views", view.number % 17 % 4, view)  # each page in its partition
+    views = [view(n) for n in range(2000)]
+    for each in views:
+        system.put("page-views", each.number % 17 % 4, each)  # each page in its partition
     kept = Kept()
     settings["task.inputs"] = "memory.page-views"
     async with (
-        consumer(kept, settings, ("page-views-by-user", View), partitions=12),
+        consumer(kept, settings, ("page-views-by-user", GenericEvent), partitions=12),
         running(RepartitionApp(), settings) as node,
     ):
         await until(lambda: kept.count == 2000)
@@ -104,13 +115,13 @@ async def test_a_stream_is_written_anew_with_another_key_and_number_of_partition
     homes: dict[str, set[int]] = defaultdict(set)
     order: dict[tuple[str, str], list[int]] = defaultdict(list)
     for partition, events in kept.events.items():
-        for view in events:
-            homes[view.user].add(partition)
-            order[view.page, view.user].append(view.number)
+        for each in events:
+            homes[each.user].add(partition)
+            order[each.page, each.user].append(each.number)
     assert all(len(partitions) == 1 for partitions in homes.values())
     assert all(numbers == sorted(numbers) for numbers in order.values())
-    everything = [view for events in kept.events.values() for view in events]
-    assert sorted(everything, key=lambda view: view.number) == views
+    everything = [each for events in kept.events.values() for each in events]
+    assert sorted(everything, key=lambda each: each.number) == views
 
 
 async def test_a_repartition_that_is_stopped_and_started_again_writes_everything_once(
@@ -118,15 +129,15 @@ async def test_a_repartition_that_is_stopped_and_started_again_writes_everything
 ) -> None:
     system.create("page-views", 3)
     for n in range(600):
-        system.put("page-views", n % 3, View(f"page-{n % 3}", f"user-{n % 40}", n))
+        system.put("page-views", n % 3, view(n))
     kept = Kept()
     settings["task.inputs"] = "memory.page-views"
-    async with consumer(kept, settings, ("page-views-by-user", View), partitions=5):
+    async with consumer(kept, settings, ("page-views-by-user", GenericEvent), partitions=5):
         async with running(RepartitionApp(), settings):
             await until(lambda: kept.count > 20)
         async with running(RepartitionApp(), settings):
             await until(lambda: kept.count >= 600)
-    numbers = sorted(view.number for events in kept.events.values() for view in events)
+    numbers = sorted(each.number for events in kept.events.values() for each in events)
     assert numbers == list(range(600))
 
 
@@ -156,6 +167,36 @@ async def test_views_and_profiles_of_twelve_and_fourteen_partitions_are_joined_b
     assert found == {
         (user, f"page-{page}", f"city-{n % 9}") for n, user in enumerate(users) for page in range(6)
     }
+
+
+async def test_with_bootstrap_no_view_waits_for_its_profile(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    waited: list[str] = []
+
+    class Watching(Join):
+        def process(
+            self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+        ) -> None:
+            super().process(envelope, collector, coordinator)
+            waited.extend(self.waiting)
+
+    system.create("page-views", 2)
+    system.create("profiles", 2)
+    home = Partitioner(2, crc32).partition_of  # each user where its task reads
+    for n in range(200):
+        system.put("page-views", home(f"user-{n}"), PageView(f"user-{n}", "home"))
+        system.put("profiles", home(f"user-{n}"), Profile(f"user-{n}", "Paris"))
+    app = JoinApp()
+    app.factory = lambda: Careful(Watching())
+    kept = Kept()
+    settings |= {
+        "task.inputs": "memory.page-views, memory.profiles",
+        "streams.profiles.samza.bootstrap": "true",
+    }
+    async with consumer(kept, settings, ("visits", Visit)), running(app, settings, partitions=2):
+        await until(lambda: kept.count == 200)
+    assert waited == []
 
 
 async def test_one_task_around_several_others_catches_what_they_raise(
@@ -244,3 +285,87 @@ async def test_clicks_are_enriched_many_at_a_time_with_each_user_in_order() -> N
         mine = [located for located in kept.events[0] if located.user == f"user-{n}"]
         assert [located.number for located in mine] == list(range(n, 240, 20))
         assert {located.city for located in mine} == {f"city of user-{n}"}
+
+
+# -- on the log, as processes ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_repartition_runs_as_a_process_from_the_log_to_the_log(tmp_path: Path) -> None:
+    async def s4(*arguments: str, stdin: str = "") -> str:
+        done = await run_s4(*arguments, cwd=tmp_path, stdin=stdin.encode())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    folder = ("-p", f"s4.log.folder={tmp_path / 'log'}", "--folder", str(tmp_path / "tree"))
+    async with s4_process(
+        "node", "demo", *folder, "-p", f"s4.listener.address={ANY_PORT}", cwd=tmp_path
+    ) as node:
+        to = ("--to", node.address)
+        await s4("log", "create", "page-views", "--partitions", "4", "--key", "page", *to)
+        await s4("log", "create", "page-views-by-user", "--partitions", "12", "--key", "user", *to)
+        settings = {
+            "systems.log.address": node.address,
+            "s4.stream.page-views-by-user.consumers": "log",
+            "s4.cluster.log.address": node.address,
+            "streams.page-views.samza.offset.default": "oldest",
+            "s4.state.folder": str(tmp_path / "state"),
+        }
+        options = [text for key, value in settings.items() for text in ("-p", f"{key}={value}")]
+        views = [dict(view(n).attributes) for n in range(600)]
+        for half in (views[:300], views[300:]):  # the second time it goes on where it stopped
+            lines = "".join(json.dumps(each) + "\n" for each in half)
+            await s4("log", "append", "page-views", *to, stdin=lines)
+            expected = half[-1]["number"] + 1
+            async with node_process("apps/repartition/app.py", *options, cwd=ROOT) as job:
+                tail = ("log", "tail", "page-views-by-user", "--from", "oldest", *to)
+                told = await s4(*tail, "--count", str(expected), "--json")
+                job.signal(signal.SIGTERM)
+                assert await job.wait() == 0, job.errors
+        described = json.loads(await s4("log", "describe", "page-views-by-user", "--json", *to))
+    rows = [json.loads(line) for line in told.splitlines()]
+    assert sorted((row["event"] for row in rows), key=lambda each: each["number"]) == views
+    homes: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        homes[row["event"]["user"]].add(row["partition"])
+    assert all(len(partitions) == 1 for partitions in homes.values())
+    assert set.union(*homes.values()) == set(range(12))
+    assert described
+
+
+@pytest.mark.slow
+async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> None:
+    folder = ("-p", f"s4.log.folder={tmp_path / 'log'}", "--folder", str(tmp_path / "tree"))
+    listen = ("-p", f"s4.listener.address={ANY_PORT}")
+    async with s4_process("node", "demo", *folder, *listen, cwd=tmp_path) as node:
+        for stream, partitions in (("page-views", 12), ("profiles", 14), ("visits", 3)):
+            created = await run_s4("log", "create", stream, "--partitions", str(partitions),
+                                   "--key", "user", "--to", node.address, cwd=tmp_path)  # fmt: skip
+            assert created.returncode == 0, created.stderr
+        users = [f"user-{n}" for n in range(30)]
+        async with Client(node.address) as client:
+            views, profiles = await client.stream("page-views"), await client.stream("profiles")
+            await views.send_many([PageView(user, f"page-{n}") for user in users for n in range(4)])
+            await profiles.send_many([Profile(user, f"city of {user}") for user in users])
+            await views.flush()
+            await profiles.flush()
+            settings = {
+                "systems.log.address": node.address,
+                "systems.log.samza.offset.default": "oldest",
+                "s4.stream.visits.consumers": "log",
+                "s4.cluster.log.address": node.address,
+                "s4.state.folder": str(tmp_path / "state"),
+            }
+            options = [text for key, value in settings.items() for text in ("-p", f"{key}={value}")]
+            found = set()
+            async with (
+                node_process("apps/join/app.py", *options, cwd=ROOT) as job,
+                client.subscribe("visits", types=Visit, start=Oldest()) as visits,
+            ):
+                async for visit in visits:
+                    found.add((visit.user, visit.page, visit.city))
+                    if len(found) == 120:
+                        break
+                job.signal(signal.SIGTERM)
+                assert await job.wait() == 0, job.errors
+    assert found == {(user, f"page-{n}", f"city of {user}") for user in users for n in range(4)}

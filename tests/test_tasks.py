@@ -998,12 +998,15 @@ async def test_a_task_is_told_its_place_and_says_where_its_inputs_begin(
             assert config == {"threshold": "7"}
             with pytest.raises(KeyError, match=r"'Partition .' has no store 'counts'"):
                 context.store("counts")
+            context.metrics.counter("told").increment()
             if context.partition == 1:
                 context.set_starting_offset(context.system_stream_partitions[0], 15)
 
     app = Job(lambda: Told(lambda _t, e, *_: seen.append((e.partition, e.offset))))
     async with running(app, settings | {"s4.app.threshold": "7"}):
         await until(lambda: len(seen) == 25)
+        told = [context.metrics.counter("told").value for context in contexts]
+    assert told == [1, 1]
     assert sorted(seen) == [(0, n) for n in range(20)] + [(1, n) for n in range(15, 20)]
     assert [c.task_name for c in contexts] == ["Partition 0", "Partition 1"]
     assert [c.system_stream_partitions for c in contexts] == [(ssp(0),), (ssp(1),)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness import environment
 
-from s4node.config import KEYS
+from s4node.config import KEYS, Setting
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
@@ -36,7 +36,18 @@ def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
 
 def test_every_setting_that_the_page_names_exists() -> None:
     known = {key.name for key in KEYS}
-    named = set(re.findall(r"`((?:task|job|s4)\.[a-z.]*[a-z])", PAGE))
+    page = PAGE.replace("streams.clicks.", "streams.<stream>.")
+    page = page.replace("streams.profiles.", "streams.<stream>.")
+    named = set(re.findall(r"`((?:task|job|s4|streams)\.[a-z.<>]*[a-z])", page))
 
-    assert len(named) >= 5
+    assert len(named) >= 15
     assert {name for name in named if not name.startswith("s4.app")} - known == set()
+
+
+def test_the_defaults_of_the_table_are_those_of_the_settings() -> None:
+    defaults = {key.name: key.text for key in KEYS if isinstance(key, Setting)}
+    rows = re.findall(r"^\| `([a-z.]+)` \| (\S+) \|", PAGE, re.MULTILINE)
+
+    assert len(rows) >= 10
+    for name, told in rows:
+        assert told.strip("`") == (defaults[name] or "–"), name  # noqa: RUF001

@@ -1,21 +1,21 @@
-"""Repartition: page views come by page and go out by user, with another number of partitions.
+"""Repartition: a stream is written anew, by another key and with another number of partitions.
 
 A stream's number of partitions never changes. One that needs another number, or another key, is
-written anew by a job like this one::
+written anew by a job like this one. Here page views are in the partitions of their pages, and come
+out in those of their users::
 
+    s4 node demo -p s4.log.folder=log &
     s4 log create page-views --partitions 4 --key page
     s4 log create page-views-by-user --partitions 12 --key user
+    s4 run apps/repartition/app.py -p systems.log.address=tcp://127.0.0.1:12000 \\
+        -p streams.page-views.samza.offset.default=oldest \\
+        -p s4.stream.page-views-by-user.consumers=log \\
+        -p s4.cluster.log.address=tcp://127.0.0.1:12000
 
-The views of a page are in order before, those of a user afterwards: as far as one page goes.
+Events of any type come as GenericEvents, and go out as such.
 """
 
-from s4node import Collector, Coordinator, Envelope, Event, TaskApp
-
-
-class PageView(Event):
-    page: str
-    user: str
-    number: int = 0
+from s4node import Collector, Coordinator, Envelope, GenericEvent, TaskApp
 
 
 class Repartition:
@@ -27,8 +27,7 @@ class RepartitionApp(TaskApp):
     """Input "page-views", output "page-views-by-user"."""
 
     def __init__(self) -> None:
-        super().__init__("repartition", Repartition)
+        super().__init__("repartition", Repartition, inputs=["log.page-views"])
 
     def on_init(self) -> None:
-        self.create_input_stream("page-views", types=PageView, system="log")
-        self.create_output_stream("page-views-by-user", key="user", types=PageView)
+        self.create_output_stream("page-views-by-user", key="user", types=GenericEvent)

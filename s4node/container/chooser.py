@@ -276,6 +276,15 @@ class Checked(Generic[I]):
         return len(self._here)
 
 
+def resets_of(chooser: object) -> int:
+    """How often the batching in a composed chooser, if there is any, let others have their turn."""
+    while chooser is not None:
+        if isinstance(chooser, Batching):
+            return chooser.resets
+        chooser = getattr(chooser, "_wrapped", None)
+    return 0
+
+
 # --- as configured -------------------------------------------------------------------------------
 
 BOOTSTRAP_PRIORITY = 2**31 - 1

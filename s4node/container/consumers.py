@@ -28,10 +28,10 @@ from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
+from s4node.container.statistics import ProgressStatistics
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, InputLost, S4Error
 from s4node.event import EventBatch
-from s4node.executors.stage import Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.progress.checkpoint import Checkpoint
@@ -56,8 +56,8 @@ _GRACE_SECONDS = 1.0
 class Tasks(Protocol):
     """What consumers need of the container's tasks."""
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
         ...
 
     def feed(self, task: Task, batch: EventBatch) -> None:
@@ -105,6 +105,8 @@ class _Feed:
         self.scope = trio.CancelScope()
         self.runs = False
         self.ended = False
+        self.whole = False  # the last batch was not taken apart
+        self.reader: PartitionReader | None = None
 
 
 class Consumers:
@@ -177,7 +179,7 @@ class Consumers:
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Give a task that is to start a stage for each of its partitions."""
         for ssp in ssps:
-            task.add_input(ssp, self._tasks.stage_of(ssp))
+            self._tasks.add_input(task, ssp)
 
     def take(
         self,
@@ -319,7 +321,7 @@ class Consumers:
                 with self._until_stopped(feed.scope):
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
-                        reader = await system.open(feed.ssp, at, types)
+                        reader = feed.reader = await system.open(feed.ssp, at, types)
                     batch = await self._read(feed, system, reader)
                 if batch is None:
                     await _close(reader)
@@ -365,6 +367,7 @@ class Consumers:
     def _give(self, feed: _Feed, batch: InputBatch) -> None:
         """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
+        feed.whole = True
         for taker in feed.takers.values():
             if taker.next < end:
                 mine = TaskBatch(
@@ -384,8 +387,10 @@ class Consumers:
     async def _take_apart(self, feed: _Feed, batch: InputBatch) -> None:
         """Queue the events of a batch with the tasks of their keys, as there is room."""
         (taker,) = feed.takers.values()
-        stage = taker.task.stages[feed.ssp]
-        await self.wait(lambda: not stage.depth)  # what is whole may yet be given back
+        if feed.whole:  # what is whole may yet be given back, and what is taken apart may not
+            stage = taker.task.stages[feed.ssp]
+            await self.wait(lambda: not stage.depth)
+            feed.whole = False
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(
@@ -414,6 +419,14 @@ class Consumers:
                 if not taker.told_end:
                     taker.told_end = True
                     self._tasks.ended(taker.task, taker.ssp)
+
+    def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
+        """How far each task is, by the tasks' ``names``."""
+        for task, inputs in self.progress.items():
+            for ssp, progress in inputs.items():
+                feed = self._feeds.get(ssp)
+                lag = feed.reader.lag if feed is not None and feed.reader is not None else None
+                yield ProgressStatistics(names[task], *ssp, progress.safe, progress.committed, lag)
 
     # -- room --------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -50,6 +51,7 @@ from s4node.container.inputs import Inputs, close
 from s4node.container.lifecycle import Closing, Lifecycle, Step, listeners_of
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members, told
+from s4node.container.metrics import snapshots_of
 from s4node.container.model import JobModel, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
@@ -65,6 +67,10 @@ from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
 from s4node.log.host import LogHost
+from s4node.metrics.process import ProcessUse
+from s4node.metrics.reporter import reporters_of
+from s4node.metrics.reporting import Reporting
+from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.stream import InputStream
 
 log = structlog.get_logger("s4node.container")
@@ -96,9 +102,16 @@ class Container:
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
         self.enrolment = enrolment
-        self._listeners = listeners
+        self._lifecycle = Lifecycle(
+            [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
+        )
         self._closings: list[Closing] = []
         self._began = False  # on_start was called
+        self._made_at = time.monotonic()
+        self._started_after = 0.0
+        self._process = ProcessUse()
+        self._reporters = reporters_of(config)
+        self._reporting: trio.Nursery | None = None
         self.view = View.alone(0)
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
@@ -126,7 +139,6 @@ class Container:
         self.replay: Replay | None = None
         self.model: JobModel
         self._choosers: ChooserSettings
-        self._lifecycle: Lifecycle
         self.partitioner: Partitioner
         self.partitions: Partitions
         self.inputs: Inputs
@@ -168,42 +180,35 @@ class Container:
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
+        self._choosers = ChooserSettings.of(config)
+        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
             self.log.check_names()
-        self._choosers = ChooserSettings.of(config)
-        listeners = [*listeners_of(config), *self._listeners]
-        self._lifecycle = Lifecycle(listeners, config[settings.CONTAINER_END_TIMEOUT])
-        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
 
     def _inputs(self) -> list[tuple[str, str]]:
         return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
         """Run the app until :meth:`stop`; raises what stopped it otherwise."""
-        if self.log is None:
-            await self.prepare()  # its errors come as they are
-            await self._run()
-            return
-        async with trio.open_nursery() as serving:  # the app may read from the log itself
-            await serving.start(self.log.run)
-            await serving.start(self.listener.serve)
-            serving.start_soon(self._answer_early)
-            await self.prepare()
-            await self._run()
-            serving.cancel_scope.cancel()
-
-    async def _run(self) -> None:
-        self._make()
         async with self._lifecycle.living():
-            self._lifecycle.closes("files", self.pipeline.close)
-            if self.replay is not None:
-                self._lifecycle.closes("state", self.replay.close)
-            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
+            if self.log is None:
+                await self.prepare()  # its errors come as they are
             await self._live()
 
     async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
+            if self.log is not None:
+                await outer.start(self.log.run)
+                await outer.start(self.listener.serve)
+                outer.start_soon(self._answer_early)
+                await self.prepare()
+            self._make()
+            self._reporting = outer
+            self._lifecycle.closes("files", self.pipeline.close)
+            if self.replay is not None:
+                self._lifecycle.closes("state", self.replay.close)
+            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
@@ -261,6 +266,19 @@ class Container:
                 log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
+    async def _report(self) -> None:
+        """Have metrics reported, from the first time on."""
+        nursery, self._reporting = self._reporting, None
+        if nursery is not None and self._reporters:
+            reporting = Reporting(
+                self._reporters,
+                self.metrics,
+                interval=self.config[settings.METRICS_INTERVAL],
+                job=self.app.name,
+                container=self.node,
+            )
+            await nursery.start(reporting.run)
+
     async def _close_tasks(self) -> None:
         """Have the tasks and then the app close; after a failure the lifecycle does it."""
         for closing in reversed(self._closings):
@@ -274,6 +292,7 @@ class Container:
         self._began = True
         await hooks.call(self.app, self.app.on_start)
         await self._lifecycle.started()
+        self._started_after = time.monotonic() - self._made_at
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitioner.partitions)  # fmt: skip
         self.ready.set()
@@ -360,6 +379,7 @@ class Container:
         if self.replay is not None:
             await self.replay.claim(gained, *await self._ownership(view))
         await self._lifecycle.reached(Step.READERS)
+        await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
             self._closings.append(self._lifecycle.closes(f"task {task.name}", task.close))
@@ -480,7 +500,10 @@ class Container:
             shared=self.members is not None,
         )
         if self.replay is not None:
-            self.replay.make(self.model, self.partitioner, self.partitions, self.outputs)
+            enrolment = self.enrolment
+            deployed = enrolment is not None and enrolment.version != ""
+            name = enrolment.app if enrolment is not None and deployed else app.name
+            self.replay.make(name, self.model, self.partitioner, self.partitions, self.outputs)
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
@@ -611,7 +634,17 @@ class Container:
             dict(self.listener.counts),
             tuple(self._stages()),
             self.inputs.statistics(),
+            replay=self.replay.statistics() if self.replay is not None else None,
+            turns=self.loop.turns,
+            utilization=self.loop.utilization,
+            started_after=self._started_after,
+            threads=self.config[settings.THREAD_POOL_SIZE],
         )
+
+    def metrics(self) -> list[MetricsSnapshot]:
+        """The values of the container and its tasks, and those that tasks measure themselves."""
+        own = [task.metrics.snapshot() for task in self.tasks.values() if task.metrics is not None]
+        return [*snapshots_of(self.node, self.statistics(), self._process.take()), *own]
 
     def _stages(self) -> Iterator[StageStatistics]:
         yield from self.inputs.stages()

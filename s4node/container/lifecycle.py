@@ -60,7 +60,7 @@ class ContainerListener:
     """
 
     def before_start(self) -> Any:
-        """Nothing has been started; the app's graph is good."""
+        """Nothing has been started."""
 
     def on_step(self, step: str) -> Any:
         """A step of the start is done; ``step`` is the value of a :class:`Step`."""

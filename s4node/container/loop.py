@@ -54,9 +54,11 @@ class EventLoop:
     ) -> None:
         self.tasks: list[Task] = []
         self._requests = Requests(self._shut_down, self.wake)
-        self._steps_of = Steps(self.wake, threads)
+        self._steps_of = Steps(self.wake, threads, held)
         self._on_shutdown = on_shutdown
         self.turns = 0
+        self.busy = 0.0  # seconds in turns
+        self._running_since = time.perf_counter()
         self.step_began = 0.0
         self._max_events = max_events
         self._max_seconds = max_seconds
@@ -106,8 +108,8 @@ class EventLoop:
             self.nudge()  # it is awake, or about to be
             return
         due = self._turn(self._nursery)
-        if self._ready or self._deadline(due) < self._asleep_until:
-            self.nudge()
+        if self._ready or self._nudged or self._deadline(due) < self._asleep_until:
+            self.nudge()  # it sleeps, so what was told behind the turn has not woken it
 
     def drain(self) -> None:
         """Make ``run`` return once no task has anything left to do."""
@@ -125,6 +127,12 @@ class EventLoop:
     def _shut_down(self) -> None:
         self.give_back()
         self._on_shutdown()
+
+    @property
+    def utilization(self) -> float:
+        """Which part of the time since it began the loop was in turns, from 0 to 1."""
+        elapsed = time.perf_counter() - self._running_since
+        return min(1.0, self.busy / elapsed) if elapsed > 0 else 0.0
 
     @property
     def idle(self) -> bool:
@@ -146,6 +154,7 @@ class EventLoop:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             due = self._after_turn()
+            self._running_since = time.perf_counter()
             while not (self._draining and not self._ready and self.done):
                 if not self._ready:
                     self._requests.settle()
@@ -201,6 +210,7 @@ class EventLoop:
             now = ended
             if now - began > self._max_seconds:
                 break
+        self.busy += now - began
         self.step_began = 0.0
 
     def _check_timers(self) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 
 class Pace:
-    """The step size of one task."""
+    """The step size of one task; ``seconds`` is what its steps took in all."""
 
-    __slots__ = ("_cost", "max_events", "max_seconds")
+    __slots__ = ("_cost", "max_events", "max_seconds", "seconds")
 
     def __init__(self, max_events: int, max_seconds: float) -> None:
         self.max_events = max_events
         self.max_seconds = max_seconds
+        self.seconds = 0.0
         self._cost = max_seconds / min(64, max_events)
 
     @property
@@ -25,6 +26,7 @@ class Pace:
 
     def took(self, events: int, seconds: float) -> None:
         """A step of so many events took so long."""
+        self.seconds += seconds
         if events:
             cost = max(seconds / events, 1e-9)
             self._cost = cost if cost > self._cost else self._cost * 0.5 + cost * 0.5

@@ -21,6 +21,7 @@ from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
+from s4node.container.metrics import source_of
 from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import FrameBatch
@@ -31,6 +32,7 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
+from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 
@@ -79,9 +81,16 @@ class Partitions:
         """Make the task of a partition, for these inputs; it is not started yet."""
         stages = self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
+        metrics = MetricsRegistry(source_of(name))
         clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
         processor = processor_of(
-            self._app, partition, clock, name=name, settings=self._settings, inputs=inputs
+            self._app,
+            partition,
+            clock,
+            name=name,
+            settings=self._settings,
+            inputs=inputs,
+            metrics=metrics,
         )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
@@ -99,15 +108,17 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
         )
-        task.rest()
+        task.metrics = metrics
         self._loop.adopt(task)
         return task
 
     # -- what consumers feed -----------------------------------------------------------------
 
-    def stage_of(self, ssp: SystemStreamPartition) -> Stage:
-        """A new stage for an input of a task."""
-        return self._pipeline.stage_of(ssp.stream, ssp.partition)
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
+        stage = self._pipeline.stage_of(ssp.stream, task.partition)
+        rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
+        task.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
         """Queue a batch with a task of this container."""

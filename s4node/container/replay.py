@@ -25,6 +25,7 @@ from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
+from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
@@ -109,12 +110,13 @@ class Replay:
 
     def make(
         self,
+        name: str,
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: Outputs,
     ) -> None:
-        """Make the parts."""
+        """Make the parts; the progress is kept under ``name``."""
         config = self._config
         self._model = model
         self._outputs = outputs
@@ -135,7 +137,7 @@ class Replay:
             broadcast=model.tasks[0].broadcast if model.tasks else (),
         )
         self.committer = Committer(
-            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self._app.name),
+            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name),
             self.consumers.progress,
             self._sent,
             hasher=hasher_named(config[settings.HASHER]),
@@ -203,6 +205,17 @@ class Replay:
                     f"task {task.partition} says where {ssp} begins, and does not read it; it "
                     f"reads {', '.join(map(str, ssps)) or 'nothing'}"
                 )
+
+    def statistics(self) -> ReplayStatistics:
+        """Counts since the start."""
+        names = {task.index: task.name for task in self._model.tasks}
+        return ReplayStatistics(
+            tuple(self.consumers.statistics(names)),
+            self.committer.commits,
+            self.committer.failures,
+            dict(self.rejects.counts),
+            dict(self.consumers.lost),
+        )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""

@@ -9,8 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from s4node.container.task import TaskStatistics
 from s4node.executors.stage import StageStatistics
+
+
+@dataclass(frozen=True)
+class TaskStatistics:
+    """What one task has done. Counts are events.
+
+    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
+    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
+    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
+    ``lagging`` are the partitions, by input, that are yet to be caught up with.
+    """
+
+    partition: int
+    processed: int
+    refused: int
+    stages: dict[str, StageStatistics]
+    instances: dict[str, int]
+    unhandled: dict[str, int]
+    ignored: dict[str, int] = field(default_factory=dict)
+    name: str = ""
+    sent: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    batch_resets: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    lagging: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,8 +58,45 @@ class InputStatistics:
 
 
 @dataclass(frozen=True)
+class ProgressStatistics:
+    """How far a task is in a partition of an input.
+
+    ``offset`` is that of the event up to which everything is done, ``committed`` where a restart
+    would go on (None while there is none), ``lag`` how many events there are that were not read yet
+    (None while nobody knows).
+    """
+
+    task: str
+    system: str
+    stream: str
+    partition: int
+    offset: int
+    committed: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True)
+class ReplayStatistics:
+    """What became of the inputs that can be read again.
+
+    ``commits`` were written, ``failures`` could not be and were tried again. ``rejected`` counts
+    events that could not be processed, ``lost`` those that retention took, by ``system.stream``.
+    """
+
+    progress: tuple[ProgressStatistics, ...]
+    commits: int
+    failures: int
+    rejected: dict[str, int]
+    lost: dict[str, int]
+
+
+@dataclass(frozen=True)
 class ContainerStatistics:
-    """What a container has done since its start."""
+    """What a container has done since its start.
+
+    ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
+    many seconds its start took, 0 while it lasts. ``replay`` is None where it reads no such inputs.
+    """
 
     tasks: tuple[TaskStatistics, ...]
     admitted: dict[str, int]
@@ -42,6 +105,11 @@ class ContainerStatistics:
     peers: dict[str, int]
     stages: tuple[StageStatistics, ...] = ()
     inputs: dict[str, InputStatistics] = field(default_factory=dict)
+    replay: ReplayStatistics | None = None
+    turns: int = 0
+    utilization: float = 0.0
+    started_after: float = 0.0
+    threads: int = 0
 
     @property
     def processed(self) -> int:

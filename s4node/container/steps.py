@@ -42,10 +42,17 @@ class Spawn(Protocol):
 
 
 class Steps:
-    """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time."""
+    """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time; nothing
+    begins while ``held`` says so."""
 
-    def __init__(self, wake: Callable[[Task], None], threads: int = 0) -> None:
+    def __init__(
+        self,
+        wake: Callable[[Task], None],
+        threads: int = 0,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._wake = wake
+        self._held = held
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
         self._launched: deque[tuple[Task, Flight, Mode]] = deque()
@@ -101,6 +108,7 @@ class Steps:
         self._wake(task)
 
     def _took(self, task: Task, op: Op, seconds: float) -> None:
+        task.took(op, seconds)
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and not task.slow_window:
             task.slow_window = True
@@ -131,23 +139,36 @@ class Steps:
         return begun
 
     async def _fly(self) -> None:
-        task, flight, style = self._launched.popleft()
-        emitted.set(flight.put)
-        error: Exception | None = None
-        try:
-            if style is Mode.AWAIT:
-                await task.processor.process_one_async(flight)
-            else:
-                await trio.to_thread.run_sync(
-                    task.processor.process_one, flight, limiter=self._limiter_of(task, flight)
-                )
-        except Exception as raised:
-            error = raised
-        order = task.flights.order if task.flights is not None else None
-        if order is not None and order.outstanding == 1 and not order.waiting:
-            await task.processor.tidy()
-        task.land(flight, error)
-        self._wake(task)
+        """Process events, until none may begin when one has ended.
+
+        It goes on by itself, which saves a trio task for each event and a turn of the loop. The one
+        that was to begin first is taken, whosever it is.
+        """
+        while True:
+            task, flight, style = self._launched.popleft()
+            emitted.set(flight.put)
+            error: Exception | None = None
+            try:
+                if style is Mode.AWAIT:
+                    await task.processor.process_one_async(flight)
+                else:
+                    await trio.to_thread.run_sync(
+                        task.processor.process_one, flight, limiter=self._limiter_of(task, flight)
+                    )
+            except Exception as raised:
+                error = raised
+            flights = task.flights
+            assert flights is not None
+            if flights.order.outstanding == 1 and not flights.order.waiting:
+                await task.processor.tidy()
+            task.land(flight, error)
+            self._wake(task)
+            if self._held() or task.next_op() is not Op.PROCESS:
+                return
+            following = task.take_off() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
+            if following is None:
+                return
+            self._launched.append((task, following, style))
 
     def _limiter_of(self, task: Task, flight: Flight) -> trio.CapacityLimiter:
         if self._threads:

@@ -29,6 +29,7 @@ from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
 from s4node.event import LIVE, EventBatch
+from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
 from s4node.progress.input_progress import InputReceipt, PartReceipt
 from s4node.progress.startpoint import Specific, Startpoint
@@ -104,7 +105,7 @@ class Context:
         partition: int,
         inputs: Sequence[SystemStreamPartition],
         clock: Callable[[], float],
-        metrics: Any,
+        metrics: MetricsRegistry,
     ) -> None:
         self.task_name = name
         self.partition = partition
@@ -151,7 +152,7 @@ class StreamTaskProcessor:
         name: str,
         settings: TaskSettings,
         inputs: Sequence[SystemStreamPartition] = (),
-        metrics: Any = None,
+        metrics: MetricsRegistry | None = None,
     ) -> None:
         if app.factory is None:
             raise GraphError(f"app {app.name!r} has no factory; give TaskApp one that makes a task")
@@ -159,8 +160,9 @@ class StreamTaskProcessor:
         self.asked = Asked()
         self.instances: dict[str, Instances] = {}
         self.refused = 0
-        self.ignored: Counter[str] = Counter()
-        self.context = Context(name, partition, inputs, clock, metrics)
+        self.ignored: Counter[str] = Counter()  # by the class's name
+        self.metrics = metrics or MetricsRegistry(name)
+        self.context = Context(name, partition, inputs, clock, self.metrics)
         self._app = app
         self._name = name
         self._clock = clock
@@ -513,7 +515,7 @@ def processor_of(
     name: str,
     settings: TaskSettings,
     inputs: Sequence[SystemStreamPartition] = (),
-    metrics: Any = None,
+    metrics: MetricsRegistry | None = None,
 ) -> StreamTaskProcessor | None:
     """The processor of a partition of an app of tasks; None for an app of PEs."""
     if not isinstance(app, TaskApp):

@@ -15,23 +15,26 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
-from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin
+from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
 from s4node.container.pace import Pace
 from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
+from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
+from s4node.container.tick import Tick
 from s4node.errors import CallbackError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
-from s4node.executors.stage import Stage, StageStatistics
+from s4node.executors.stage import Stage
+from s4node.metrics.registry import MetricsRegistry
 from s4node.state.rows import Changes
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
@@ -43,19 +46,6 @@ Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
-
-
-@dataclass(frozen=True)
-class TaskStatistics:
-    """What one task has done. Counts are events; ``ignored`` are exceptions by their class."""
-
-    partition: int
-    processed: int
-    refused: int
-    stages: dict[str, StageStatistics]
-    instances: dict[str, int]
-    unhandled: dict[str, int]
-    ignored: dict[str, int]
 
 
 class Task:
@@ -97,6 +87,9 @@ class Task:
         self.pace = Pace(2048, 0.005)
         self.ready = False
         self.processed = 0
+        self.sent = 0
+        self._calls: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
@@ -117,6 +110,7 @@ class Task:
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
         self.bootstrap = bootstrap
+        self.metrics: MetricsRegistry | None = None  # those of one's own task
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
@@ -129,8 +123,14 @@ class Task:
         self._inputs: set[Hashable] = set()  # that have not ended
         self._replayable: set[Hashable] = set()
         self._given_back = False
-        self._resting = False
-        self._begin_time()
+        now = clock()
+        self._windows = Tick(0, now)  # before its start there is none
+        self._commits = Tick(settings.commit, now)
+        self._timeout_at = math.inf
+        if settings.callback_timeout and self.flights is not None:
+            self._timeout_at = now + settings.callback_timeout
+        self.tick_at = math.inf
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -208,8 +208,7 @@ class Task:
         self.give_back()
         self.gate.draining = True
         self.gate.window_due = False
-        self._window_at = math.inf
-        self._set_tick()
+        self._windows.stop()
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again.
@@ -377,9 +376,8 @@ class Task:
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
-                self._pass_window(self._clock())  # what was missed meanwhile was this one
+                self._windows.due(self._clock())  # what was missed meanwhile was this one
                 gate.window_due = False
-                self._set_tick()
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
@@ -418,6 +416,7 @@ class Task:
         for index, events in enumerate(put):
             if events:
                 put[index] = []
+                self.sent += len(events)
                 self._deliver(self, source, self._streams[index], events)
 
     # -- events that are outstanding together --------------------------------------------------
@@ -426,7 +425,7 @@ class Task:
         """Begin the next event beside those that are outstanding, if one may begin."""
         flights = self.flights
         assert flights is not None
-        flight = flights.begin(self._clock())
+        flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
             self.processor.begins(flight)
@@ -515,25 +514,9 @@ class Task:
         """Whether the processor has timers."""
         return self.processor.timed
 
-    def rest(self) -> None:
-        """Have nothing become due until it has started."""
-        self._resting = True
-
-    def _begin_time(self) -> None:
-        settings, now = self.settings, self._clock()
-        self._window_at = self._timeout_at = math.inf
-        if settings.window and self.processor.windowable:
-            self._window_at = now + settings.window
-        self._commit_at = now + settings.commit if settings.commit else math.inf
-        if settings.callback_timeout and self.flights is not None:
-            self._timeout_at = now + settings.callback_timeout
-        self._set_tick()
-
     @property
     def next_due(self) -> float:
         """When to call ``check_due`` at the latest; infinity if never."""
-        if self._resting:
-            return math.inf
         gate = self.gate
         if not self.processor.timed or gate.in_flight or gate.running is not None:
             return self.tick_at  # a busy task's timers wait until it wakes the loop
@@ -545,8 +528,6 @@ class Task:
 
         Raises CallbackError where a callback has not come in time.
         """
-        if self._resting:
-            return False
         gate = self.gate
         if self.tick_at <= now:
             self._tick(now)
@@ -561,23 +542,14 @@ class Task:
 
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
-        if self._window_at <= now:
-            self._pass_window(now)
+        if self._windows.due(now):
             self.gate.window_due = True
-        if self._commit_at <= now:
-            self._commit_at = _next_tick(self._commit_at, self.settings.commit, now)
-            if self.on_commit is not None and (self.gate.uncommitted or self.gate.in_flight):
-                self.gate.commit_due = True
+        any_progress = self.gate.uncommitted or self.gate.in_flight
+        if self._commits.due(now) and any_progress and self.on_commit is not None:
+            self.gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
-        self._set_tick()
-
-    def _pass_window(self, now: float) -> None:
-        if self._window_at <= now:
-            self._window_at = _next_tick(self._window_at, self.settings.window, now)
-
-    def _set_tick(self) -> None:
-        self.tick_at = min(self._window_at, self._commit_at, self._timeout_at)
+        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
         timeout = self.settings.callback_timeout
@@ -599,12 +571,17 @@ class Task:
 
     # -- life --------------------------------------------------------------------------------
 
+    def took(self, op: Op, seconds: float) -> None:
+        """A step that was no processing took so long."""
+        self._calls[op.value] += 1
+        self._seconds[op.value] += seconds
+
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
-        if self._resting:
-            self._resting = False
-            self._begin_time()
+        if self.settings.window and self.processor.windowable:
+            self._windows = Tick(self.settings.window, self._clock())
+            self.tick_at = min(self.tick_at, self._windows.at)
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -626,15 +603,18 @@ class Task:
             {str(source): stage.statistics() for source, stage in self.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
-            dict(self.processor.ignored),
+            name=self.name,
+            sent=self.sent,
+            in_flight=self.gate.in_flight,
+            buffered=sum(batch.size - batch.at for batch in self._offered.values()),
+            batch_resets=resets_of(self._outer_chooser),
+            calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
+            seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
+            ignored=dict(self.processor.ignored),
+            lagging=self.bootstrap.lag if self.bootstrap is not None else {},
         )
 
 
 def _is_whole(batch: EventBatch) -> bool:
     """Whether a batch can be read again as it is."""
     return isinstance(batch, InputBatch)
-
-
-def _next_tick(at: float, interval: float, now: float) -> float:
-    """The first tick after ``now`` of those that come every interval, one of them being ``at``."""
-    return at + ((now - at) // interval + 1) * interval

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from s4node.errors import EventError
 from s4node.event import Event, GenericEvent
-from s4node.schema import EventType, JsonText, JsonType, TypeDecl, fingerprint_of
+from s4node.schema import EventType, JsonText, JsonType, TypeDecl, fingerprint_of, reader_of
 
 
 class Click(Event):
@@ -559,3 +559,41 @@ def test_json_texts_travel_as_one_array_under_the_node_s_type() -> None:
     body = kind.encode([JsonText(b'{"user":"joe"}'), JsonText(b'{"user":"ann","millis":2}')])
     assert body == b'[{"user":"joe"},{"user":"ann","millis":2}]'
     assert click.decode_json(body) == ([Click("joe"), Click("ann", 2)], [])
+
+
+class Visit(Event):
+    user: str
+    count: int = 1
+
+
+GENERIC_DECLARATION = EventType(GenericEvent).declaration
+
+
+def test_generic_events_are_read_as_the_only_type_by_the_names_of_its_fields() -> None:
+    body = EventType(GenericEvent).encode(
+        [GenericEvent(count=3, user="joe"), GenericEvent(user="ann")]
+    )
+    reader = reader_of(GENERIC_DECLARATION, {"Visit": EventType(Visit)}, others=False)
+    assert reader.decode(body) == [Visit("joe", 3), Visit("ann", 1)]
+    assert reader.decode_json(b'[{"user": "bob"}]') == ([Visit("bob", 1)], [])
+
+
+def test_a_generic_event_that_is_none_of_the_type_is_refused_alone() -> None:
+    body = EventType(GenericEvent).encode(
+        [GenericEvent(user="joe"), GenericEvent(name="ann"), GenericEvent(user="bob", odd=1)]
+    )
+    reader = reader_of(GENERIC_DECLARATION, {"Visit": EventType(Visit)}, others=False)
+    events, refusals = reader.decode_slowly(body)
+    assert events == [Visit("joe", 1), None, None]
+    assert [index for index, _ in refusals] == [1, 2]
+    assert "unknown field `name`" in refusals[0][1]
+
+
+def test_of_several_types_none_is_guessed() -> None:
+    known = {"Visit": EventType(Visit), "Click": EventType(Click)}
+    reader = reader_of(GENERIC_DECLARATION, known, others=False)
+    events, refusals = reader.decode_slowly(
+        EventType(GenericEvent).encode([GenericEvent(user="a")])
+    )
+    assert events == [None]
+    assert "not among the event types asked for: Visit, Click" in refusals[0][1]

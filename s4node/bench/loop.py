@@ -1,0 +1,215 @@
+"""loop: what the event loop itself costs an event and a batch, with 1, 10 and 100 tasks.
+
+The limit is a bare loop that calls the same ``process`` with the same arguments. What is beyond it
+is the loop's own: making envelopes, choosing, the gate, counting, and telling the input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import trio
+import trio.lowlevel
+
+from s4node import config as settings
+from s4node.bench.result import Result, middle
+from s4node.config import Config
+from s4node.container import hooks
+from s4node.container.loop import EventLoop
+from s4node.container.pipeline import Pipeline
+from s4node.container.requests import Asked
+from s4node.container.stream_task import StreamCollector, processor_of
+from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
+from s4node.event import Event
+from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.systems.system import InputBatch, SystemStreamPartition
+from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
+
+BATCH = 2048
+
+
+class Number(Event):
+    number: int
+
+
+class Sum:
+    """Adds up."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def process(self, envelope: Envelope, _to: Collector, _of: Coordinator) -> None:
+        """Add one number."""
+        self.total += envelope.message.number
+
+
+class Sums(TaskApp):
+    """A sum in each partition."""
+
+    def __init__(self) -> None:
+        super().__init__("loop", self._make, inputs=["memory.numbers"])
+        self.sums: list[Sum] = []
+
+    def _make(self) -> Sum:
+        self.sums.append(Sum())
+        return self.sums[-1]
+
+    def on_init(self) -> None:
+        """One input."""
+        self.create_input_stream("numbers", types=Number)
+
+
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
+    """A row for whole batches and one for batches of a single event, for each number of tasks."""
+    runs, events = (1, 40_000) if quick else (7, 2_000_000)
+    results = []
+    for batch, wanted in ((BATCH, events), (1, events // 20)):
+        bare = middle([_bare(wanted) / wanted for _ in range(runs)])
+        for tasks in (1, 10, 100):
+            say(f"{runs} runs of {tasks} tasks, batches of {batch}")
+            batches = _batches(wanted, batch, tasks)
+            total = batches * batch * tasks
+            found = [trio.run(_looped, batches, batch, tasks) for _ in range(runs)]
+            each = middle([one for one, _ in found]) / total
+            own = each - bare
+            results.append(
+                Result(
+                    "loop",
+                    events=total * runs,
+                    seconds=each * total * runs,
+                    events_per_s=1 / each,
+                    limit_events_per_s=1 / bare,
+                    ratio=bare / each,
+                    cpu_s_per_million=each * 1e6,
+                    checked=all(checked for _, checked in found),
+                    notes={
+                        "tasks": tasks,
+                        "batch": batch,
+                        "own_ns_an_event": own * 1e9,
+                        "own_us_a_batch": own * batch * 1e6,
+                    },
+                )
+            )
+    return results
+
+
+def _batches(events: int, batch: int, tasks: int) -> int:
+    """How many batches each task gets."""
+    return max(1, events // (batch * tasks))
+
+
+def _bare(events: int) -> float:
+    """Seconds of calling ``process`` so many times, in a loop."""
+    task, collector, asked = Sum(), StreamCollector(Sums(), []), Asked()
+    envelopes = [
+        Envelope("memory", "numbers", 0, number, None, Number(number)) for number in range(BATCH)
+    ]
+    process = task.process
+    began = time.process_time()
+    for _ in range(events // BATCH):
+        for envelope in envelopes:
+            process(envelope, collector, asked)
+    for envelope in envelopes[: events % BATCH]:
+        process(envelope, collector, asked)
+    return time.process_time() - began
+
+
+class _Feed:
+    """One task and its input: keeps a batch or two in its stage."""
+
+    def __init__(self, task: Task, ssp: SystemStreamPartition, size: int, batches: int) -> None:
+        self.task = task
+        self.left = batches
+        self._ssp = ssp
+        self._size = size
+        self._next = 0
+        self._numbers = [Number(number) for number in range(size)]
+        self._progress = InputProgress(ssp, 0, lambda *_: None)
+
+    @property
+    def safe(self) -> int:
+        """How far the task has told us that it is."""
+        return self._progress.safe
+
+    def offer(self) -> bool:
+        """Offer a batch if there is none; whether it did."""
+        if not self.left or self.task.stages[self._ssp].depth > self._size:
+            return False
+        batch = InputBatch(self._ssp, self._next, self._size, 0, 0)
+        batch.events = self._numbers
+        batch.receipt = InputReceipt(self._progress, self._next, self._next + self._size, batch)
+        self._next += self._size
+        self.left -= 1
+        self.task.offer(batch)
+        return True
+
+
+async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
+    """Seconds that a loop of so many tasks takes, and whether the sums are right."""
+    app, config = Sums(), Config.of({"s4.cluster.partitions": str(tasks)})
+    await hooks.declare(app, config, tasks)
+    pipeline = Pipeline(app, config)
+    feeds: list[_Feed] = []
+
+    def refill() -> float | None:
+        for feed in feeds:
+            if feed.left and feed.offer():
+                loop.add(feed.task)
+        if not any(feed.left for feed in feeds):
+            done.set()
+        return None
+
+    done = trio.Event()
+    loop = EventLoop(
+        max_events=config[settings.STEP_MAX_EVENTS],
+        max_seconds=config[settings.STEP_MAX_MS],
+        clock=trio.current_time,
+        after_turn=refill,
+    )
+    feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]
+    for feed in feeds:
+        feed.offer()
+        feed.offer()
+        loop.add(feed.task)
+    began = time.process_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        await done.wait()
+        while any(feed.safe < batches * size for feed in feeds):
+            await trio.lowlevel.checkpoint()
+        seconds = time.process_time() - began
+        loop.drain()
+    expected = batches * sum(range(size))
+    return seconds, all(one.total == expected for one in app.sums)
+
+
+def _feed(
+    app: Sums,
+    config: Config,
+    pipeline: Pipeline,
+    loop: EventLoop,
+    number: int,
+    size: int,
+    batches: int,
+) -> _Feed:
+    ssp = SystemStreamPartition("memory", "numbers", number)
+    chosen = TaskSettings.of(config)
+    deliver: Any = lambda *_: None  # noqa: E731 - nothing is sent
+    task = Task(
+        app,
+        number,
+        stages=pipeline.stages_of(number),
+        clock=trio.current_time,
+        deliver=deliver,
+        held=pipeline.order.held,
+        processor=processor_of(
+            app, number, trio.current_time, name=f"Partition {number}", settings=chosen
+        ),
+        settings=chosen,
+    )
+    task.add_input(ssp, pipeline.stage_of("numbers", number))
+    loop.adopt(task)
+    return _Feed(task, ssp, size, batches)

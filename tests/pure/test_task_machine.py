@@ -1,0 +1,301 @@
+"""A task as a pure machine: ends, failures, commits, windows and stops in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from s4node.container.gate import Op
+from s4node.container.processor import Mode
+from s4node.container.requests import Asked, Requests
+from s4node.container.stream_task import StreamTaskProcessor
+from s4node.container.task import Task
+from s4node.container.task_settings import TaskSettings
+from s4node.event import Event
+from s4node.executors.policy import StageSettings
+from s4node.executors.stage import Stage
+from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.systems.system import InputBatch, SystemStreamPartition
+from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
+
+
+class Click(Event):
+    user: int
+
+
+SSPS = [SystemStreamPartition("log", stream, 0) for stream in ("clicks", "views")]
+
+
+class Held:
+    """Keeps its callbacks, and asks for what the machine says at an event."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], tuple[Callback, Coordinator]] = {}
+        self.began: list[tuple[str, int]] = []
+        self.windows = 0
+
+    def process_async(
+        self, envelope: Envelope, _c: Collector, coordinator: Coordinator, callback: Callback
+    ) -> None:
+        place = envelope.stream, envelope.offset
+        self.open[place] = callback, coordinator
+        self.began.append(place)
+
+    def window(self, _c: Collector, _k: Coordinator) -> None:
+        assert not self.open
+        self.windows += 1
+
+
+class Machine:
+    """One task, two inputs, and what becomes of them."""
+
+    def __init__(self, *, by_key: bool, concurrency: int, async_commit: bool) -> None:
+        app = TaskApp("machine", Held, inputs=["log.clicks", "log.views"])
+        for ssp in SSPS:
+            stream = app.create_input_stream(ssp.stream, types=Click, key="user")
+            stream.system = ssp.system
+        self.now = 0.0
+        chosen = TaskSettings(
+            concurrency, by_key, window=10.0, commit=35.0, async_commit=async_commit,
+            ignored=frozenset({"KeyError"}),
+        )  # fmt: skip
+        self.processor = StreamTaskProcessor(
+            app, 0, lambda: self.now, name="Partition 0", settings=chosen
+        )
+        assert isinstance(self.processor.task, Held)
+        self.user = self.processor.task
+        self.task = Task(
+            app,
+            0,
+            stages={ssp.stream: Stage(1000) for ssp in SSPS},
+            clock=lambda: self.now,
+            deliver=lambda *_: None,
+            processor=self.processor,
+            settings=chosen,
+        )
+        self.shutdowns = 0
+        self.over = False  # a shutdown was asked for
+        self.requests = Requests(self._shut_down, lambda _: None)
+        self.requests.add(self.task)
+        self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
+        self.offered = [0, 0]
+        self.users: dict[tuple[str, int], int] = {}
+        self.ended: set[tuple[str, int]] = set()
+        self.wishes: set[tuple[str, int]] = set()  # ended, and a commit was asked for at them
+        self.commits: list[tuple[int, ...]] = []
+        for ssp in SSPS:
+            self.task.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
+        self.task.on_commit = self._commit
+        with pytest.raises(StopIteration):  # it has nothing to wait for
+            self.task.start().send(None)
+
+    def _shut_down(self) -> None:
+        self.shutdowns += 1
+        self.task.give_back()
+
+    def _commit(self, task: Task) -> None:
+        safe = tuple(progress.safe for progress in self.progress)
+        if not task.gate.async_commit:
+            assert not self.user.open  # a commit is alone
+        for ssp, upto in zip(SSPS, safe, strict=True):
+            for offset in range(upto):
+                assert (ssp.stream, offset) in self.ended  # covers only what is done
+        self.commits.append(safe)
+
+    # -- moves
+
+    def offer(self, which: int, users: list[int]) -> None:
+        ssp, first = SSPS[which], self.offered[which]
+        batch = InputBatch(ssp, first, len(users), 0, 0)
+        batch.events = [Click(user) for user in users]
+        batch.receipt = InputReceipt(self.progress[which], first, first + len(users), batch)
+        for index, user in enumerate(users):
+            self.users[ssp.stream, first + index] = user
+        self.offered[which] += len(users)
+        self.task.offer(batch)
+
+    def end(self, pick: int, how: str) -> None:
+        if not self.user.open:
+            return
+        place = sorted(self.user.open)[pick % len(self.user.open)]
+        callback, coordinator = self.user.open.pop(place)
+        if how == "commit":
+            coordinator.commit()
+            self.wishes.add(place)
+        elif how == "shutdown":
+            coordinator.shutdown()
+            self.over = True
+        if how == "ignored":
+            callback.failure(KeyError("ignored"))
+        else:
+            callback.complete()
+        self.ended.add(place)
+
+    def step(self) -> bool:
+        """Take one step, as the loop does; whether there was one."""
+        task = self.task
+        task.check_due(self.now)
+        op = task.next_op()
+        if op in (Op.NOTHING, Op.DONE):
+            return False
+        if task.mode(op) is Mode.TOGETHER:
+            flight = task.take_off()
+            assert flight is not None
+            assert task.flights is not None
+            self.processor.begin_one(flight, task.flights)
+        else:
+            task.begin(op, Mode.LOOP)
+            task.finish(op, task.run(op, 100))
+        self.check()
+        return True
+
+    def check(self) -> None:
+        gate = self.task.gate
+        gate.validate()
+        assert len(self.user.open) <= gate.max_concurrency
+        for which, ssp in enumerate(SSPS):
+            safe = self.progress[which].safe
+            assert all((ssp.stream, offset) in self.ended for offset in range(safe))
+        if self.processor.by_key():
+            users = [self.users[place] for place in self.user.open]
+            assert len(users) == len(set(users))
+
+    def settle(self) -> None:
+        while self.step():
+            pass
+
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=6)),
+        st.tuples(
+            st.just("end"),
+            st.integers(0, 20),
+            st.sampled_from(["done", "done", "done", "ignored", "commit", "shutdown"]),
+        ),
+        st.tuples(st.just("time"), st.integers(1, 40), st.none()),
+        st.tuples(st.just("step"), st.none(), st.none()),
+        st.tuples(st.just("settle"), st.none(), st.none()),
+        st.tuples(st.just("ask"), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
+    machine = Machine(**how)
+    doing: dict[str, Callable[..., Any]] = {
+        "offer": machine.offer,
+        "end": machine.end,
+        "step": lambda *_: machine.step(),
+        "settle": lambda *_: machine.settle(),
+        "ask": lambda *_: machine.task.want_commit(),
+    }
+    for move, one, other in moves:
+        if move == "time":
+            machine.now += one
+        else:
+            doing[move](one, other)
+        machine.check()
+    return machine
+
+
+@settings(max_examples=300, deadline=None)
+@given(MOVES, st.booleans(), st.integers(1, 4), st.booleans())
+def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
+    moves: list[tuple[Any, ...]], by_key: bool, concurrency: int, async_commit: bool
+) -> None:
+    machine = played(moves, by_key=by_key, concurrency=concurrency, async_commit=async_commit)
+    if not machine.over:
+        machine.settle()
+        while machine.user.open:
+            machine.end(0, "done")
+            machine.settle()
+        assert [p.safe for p in machine.progress] == machine.offered  # all was processed
+        for stream, count in zip(("clicks", "views"), machine.offered, strict=True):
+            mine = [offset for name, offset in machine.user.began if name == stream]
+            assert sorted(mine) == list(range(count))
+            if not by_key:
+                assert mine == list(range(count))
+        if by_key:
+            for user in range(4):
+                for stream in ("clicks", "views"):
+                    mine = [
+                        p[1]
+                        for p in machine.user.began
+                        if p[0] == stream and machine.users[p] == user
+                    ]
+                    assert mine == sorted(mine)
+    machine.task.drain()
+    machine.settle()
+    while machine.user.open:
+        machine.end(0, "done")
+        machine.settle()
+    assert machine.task.next_op() is Op.DONE
+    safe = tuple(progress.safe for progress in machine.progress)
+    if any(safe):
+        assert machine.commits[-1] == safe  # the last commit covers all, and exactly what is done
+    assert {(s.stream, n) for s, upto in zip(SSPS, safe, strict=True) for n in range(upto)} == set(
+        machine.user.began
+    )  # so a restart neither replays nor skips anything
+    for stage in machine.task.stages.values():
+        stage.validate()
+        assert stage.depth == 0
+
+
+@pytest.mark.parametrize("async_commit", [False, True])
+def test_each_commit_that_was_asked_for_covers_exactly_its_event(async_commit: bool) -> None:
+    machine = Machine(by_key=False, concurrency=4, async_commit=async_commit)
+    machine.offer(0, [0, 1, 2, 3])
+    machine.settle()
+    machine.end(3, "done")
+    machine.end(2, "commit")
+    machine.end(1, "commit")
+    machine.settle()
+    assert machine.commits == []
+    machine.end(0, "done")
+    machine.settle()
+    assert machine.commits == [(2, 0), (3, 0)]
+    assert machine.progress[0].safe == 4
+
+
+def test_a_due_window_lets_nothing_begin_and_runs_when_all_has_ended() -> None:
+    machine = Machine(by_key=False, concurrency=2, async_commit=False)
+    machine.offer(0, [0, 1, 2])
+    machine.settle()
+    machine.now = 25.0  # two ticks
+    machine.end(0, "done")
+    machine.settle()
+    assert (len(machine.user.began), machine.user.windows) == (2, 0)
+    machine.end(0, "done")
+    machine.settle()
+    assert (len(machine.user.began), machine.user.windows) == (3, 1)
+
+
+def test_requests_are_heeded_in_the_order_of_events_and_not_of_their_ends() -> None:
+    machine = Machine(by_key=False, concurrency=3, async_commit=False)
+    machine.offer(0, [0, 1, 2])
+    machine.settle()
+    machine.end(2, "shutdown")
+    machine.settle()
+    assert machine.shutdowns == 0
+    machine.end(1, "done")
+    machine.end(0, "done")
+    machine.settle()
+    assert machine.shutdowns == 1
+
+
+def test_what_was_asked_for_is_taken_once() -> None:
+    asked = Asked()
+    asked.commit()
+    asked.shutdown(all_tasks=True)
+    found = asked.taken()
+    assert (found.commit_this, found.commit_all) == (True, False)
+    assert (found.shutdown_this, found.shutdown_all) == (True, True)
+    again = asked.taken()
+    left = (again.any, again.commit_this, again.shutdown_this, again.shutdown_all)
+    assert left == (False, False, False, False)
