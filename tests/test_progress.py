@@ -169,8 +169,7 @@ def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Pat
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
-        for number in range(2000):
-            store.claim(f"task {number}", "", 0)
+        store.claim("a task with a long name " * 2000, "", 0)
     assert store.tasks()["Partition 0"] == 1
     store._db.execute("PRAGMA max_page_count = 100000")
     store.claim("task 2000", "", 0)
