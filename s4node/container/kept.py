@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import filterfalse
 from typing import Any, Protocol
 
 import msgspec
@@ -105,7 +106,8 @@ class _Prototype:
 
     def prepare(self, keys: set[Any]) -> None:
         """Have the instances of these keys in memory that were saved; all are about to change."""
-        missing = keys.difference(self.instances)
+        # set.difference would go through all instances, for they are no plain dict
+        missing = set(filterfalse(self.instances.__contains__, keys))
         if missing:
             for key in list(missing):
                 try:
