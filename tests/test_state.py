@@ -17,7 +17,7 @@ from kept import kept_positions
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.container.committer import task_folder
-from s4node.errors import GraphError
+from s4node.errors import GraphError, TaskFenced
 from s4node.keys import Partitioner, crc32
 from s4node.state import epochs
 from s4node.state.look import Look
@@ -146,6 +146,41 @@ async def test_after_a_crash_state_and_offsets_are_those_of_the_last_commit(
     async with crashing(second, settings):
         await until(lambda: second.counts == {"joe": 3, "ann": 1})
     assert second.created == ["ann"]
+
+
+async def test_state_goes_along_with_its_task_to_another_container(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    one, other = Counting(), Counting()
+    often = {**settings, "task.commit.ms": "10"}
+    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+        async with running(one, often) as container:
+            system.put("clicks", 0, Click("joe"), Click("ann"))
+            await until(lambda: one.counts == {"joe": 1, "ann": 1})
+            await commit(container)
+            async with running(other, settings):
+                system.put("clicks", 0, Click("joe"))
+                await until(lambda: other.counts == {"joe": 2})
+                await trio.sleep_forever()  # until the first one wants to commit
+    assert other.created == []
+
+
+async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(5000)))
+    for _ in range(4):
+        app = Counting()
+        async with crashing(app, {**settings, "task.commit.ms": "1"}) as container:
+            await until(lambda: container.processed)
+            await trio.sleep(0.004)
+    last = Counting()
+    async with running(last, settings):
+        system.put("clicks", 0, *(Click(f"user-{n}") for n in range(50)))
+        await until(lambda: len(last.counts) == 50 and min(last.counts.values()) == 101)
+    assert set(last.counts.values()) == {101}
 
 
 async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
