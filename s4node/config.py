@@ -333,7 +333,8 @@ TASK_ASYNC_COMMIT = Setting(
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
-    "How long an asynchronous event may be outstanding before the container fails. 0 is for ever.",
+    "How long an event that is awaited, in a thread, or to be ended by a callback may be "
+    "outstanding before the container fails. 0 is for ever.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
     _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
@@ -651,7 +652,8 @@ def _checked(line: Line) -> Entry | Problem:
     try:
         return Entry(line.name, line.text, key.parse(line.text), line.origin)
     except ValueError as error:
-        return line.problem(f"{line.name} = {line.text!r} {error}; write e.g. {key.text}")
+        example = f"; write e.g. {key.text}" if key.text else ""
+        return line.problem(f"{line.name} = {line.text!r} {error}{example}")
 
 
 def _advice(name: str) -> str:

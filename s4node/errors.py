@@ -74,11 +74,12 @@ class TaskError(ProcessingError):
         self, app: str, task: str, hook: str, cls: str, position: str, cause: BaseException
     ) -> None:
         place = f"; event at {position}" if position else ""
+        ignorable = hook in ("process", "process_async", "window", "timer")
         S4Error.__init__(
             self,
             f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}: {cause}"
-            f"{place}. The container stops here: mend the task, catch the exception in "
-            f"it, or name it in task.ignored.exceptions",
+            f"{place}. The container stops here: mend the task, or catch the exception in it"
+            f"{', or name it in task.ignored.exceptions' if ignorable else ''}",
         )
         self.app = app
         self.pe = cls
@@ -114,7 +115,7 @@ class UnknownStream(S4Error):  # noqa: N818
 
 
 class StartpointError(S4Error):
-    """A startpoint means no offset of its input."""
+    """A startpoint means no offset of its input, or cannot be kept."""
 
 
 class InputLost(S4Error):  # noqa: N818
@@ -143,6 +144,10 @@ class StateError(S4Error):
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818
     """Progress could not be written for now: nothing has happened, and it can be tried again."""
+
+
+class JobRuns(S4Error):  # noqa: N818
+    """What was asked for can only be done while no container of the job runs."""
 
 
 class TaskFenced(S4Error):  # noqa: N818

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from s4node.container.committer import task_folder
 from s4node.keys import crc32
 from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
+from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
 
 

@@ -260,6 +260,14 @@ def test_a_mistake_in_joined_lines_is_told_at_the_first_of_them(tmp_path: Path) 
     ]
 
 
+def test_a_mistake_in_a_value_that_is_empty_by_default_is_told_without_an_example(
+    tmp_path: Path,
+) -> None:
+    told = "which is a range that ends before it begins (3 is above 1)"
+    [problem] = problems_of(tmp_path, "task.broadcast.inputs = log.rules#[3-1]\n")
+    assert problem.endswith(told)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     assert load_text(tmp_path, "\ufeffs4.cluster.name = east")[cfg.CLUSTER_NAME] == "east"
 

@@ -14,8 +14,9 @@ from harness import running, until
 from input_systems import dies, fresh
 from kept import keep_positions, kept_positions
 
-from s4node import GenericEvent
+from s4node import App, GenericEvent, ProcessingElement
 from s4node.errors import CheckpointError, TaskFenced
+from s4node.keys import Partitioner, hasher_named
 from s4node.progress.startpoint import Oldest
 from s4node.progress.store import FILE
 from s4node.systems.memory import MemorySystem
@@ -42,6 +43,11 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 def ssp(stream: str, partition: int) -> SystemStreamPartition:
     return SystemStreamPartition("memory", stream, partition)
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
 
 
 class Notes:
@@ -318,10 +324,25 @@ async def test_progress_is_committed_every_so_often(
             raise StopTest
 
 
+async def test_progress_is_committed_where_other_tasks_have_processed_all_that_was_read(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 2)
+    memo = Partitioner(2, hasher_named("crc32")).memo
+    of_the_other = next(name for name in "abcdefgh" if memo[name] == 1)
+    app = App("notes")
+    app.create_input_stream("clicks", app.create_pe(Ignore), key="user", system="memory")
+    with dies(StopTest):
+        async with running(app, {**settings, "task.commit.ms": "10"}, partitions=2):
+            system.put("clicks", 0, *(GenericEvent(user=of_the_other) for _ in range(3)))
+            await until(lambda: kept(settings).get("Partition 0") == {"memory.clicks[0]": 3})
+            raise StopTest
+
+
 async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.store._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     notes = Notes()
@@ -350,7 +371,7 @@ async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
 async def test_commits_that_fail_for_too_long_stop_the_container(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.store._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     file = Path(settings["s4.state.folder"]) / "default" / "notes" / FILE

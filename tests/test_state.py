@@ -16,10 +16,10 @@ from input_systems import dies, fresh
 from kept import kept_positions
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
-from s4node.container.committer import task_folder
 from s4node.errors import GraphError, TaskFenced
 from s4node.keys import Partitioner, crc32
 from s4node.state import epochs
+from s4node.state.job import task_folder
 from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog

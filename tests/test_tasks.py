@@ -93,6 +93,7 @@ THREADS = {"job.container.thread.pool.size": "4"}
 MODES: dict[str, tuple[Callable[[Body], Any], dict[str, str]]] = {
     "plain": (Plain, {}),
     "threads": (Plain, THREADS),
+    "threads, with a timeout": (Plain, THREADS | {"task.callback.timeout.ms": "20000"}),
     "threads, together": (Plain, THREADS | TOGETHER),
     "threads, by key": (Plain, THREADS | BY_KEY),
     "async": (Awaiting, {}),
@@ -436,6 +437,74 @@ async def test_an_async_process_that_hangs_is_found_by_the_timeout_too(
     with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
         async with running(Job(Hang), settings | {"task.callback.timeout.ms": "50"}):
             await trio.sleep(20)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Threads hang until it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_a_plain_process_that_hangs_in_a_thread_is_found_by_the_timeout_too(
+    system: MemorySystem, settings: dict[str, str], gate: threading.Event
+) -> None:
+    fill(system, 1, 1)
+
+    def hang(*_: Any) -> None:
+        gate.wait(30)
+
+    values = THREADS | {"task.callback.timeout.ms": "50", "task.shutdown.ms": "100"}
+    with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
+        async with running(Job(lambda: Plain(hang)), settings | values):
+            await trio.sleep(20)
+    assert not gate.is_set()
+
+
+async def test_a_process_that_hangs_in_a_thread_is_left_alone_when_the_time_to_stop_is_over(
+    system: MemorySystem, settings: dict[str, str], gate: threading.Event
+) -> None:
+    fill(system, 1, 3)
+    begun = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def hang(_t: Any, envelope: Envelope, *_: Any) -> None:
+        if envelope.offset == 1:
+            token.run_sync_soon(begun.set)
+            gate.wait(30)
+
+    values = settings | THREADS | {"task.shutdown.ms": "100"}
+    with trio.fail_after(10):
+        async with running(Job(lambda: Plain(hang)), values) as container:
+            await begun.wait()
+    assert not gate.is_set()
+    assert (committed(container) or 0) <= 1
+
+
+async def test_a_task_in_a_thread_is_closed_behind_its_process_when_another_fails(
+    system: MemorySystem, settings: dict[str, str], gate: threading.Event
+) -> None:
+    fill(system, 2, 1)
+    told: list[str] = []
+    hanging = threading.Event()
+
+    class Slow(Plain):
+        def close(self) -> None:
+            told.append("closed")
+
+    def body(_t: Any, envelope: Envelope, *_: Any) -> None:
+        if envelope.partition == 0:
+            hanging.wait(10)
+            raise ValueError("enough")
+        hanging.set()
+        gate.wait(0.2)
+        told.append("processed")
+
+    with pytest.raises(TaskError, match="enough"):
+        async with running(Job(lambda: Slow(body)), settings | THREADS):
+            await trio.sleep(20)
+    assert told == ["processed", "closed", "closed"]
 
 
 async def test_a_callback_of_a_container_that_is_gone_is_ignored(
@@ -932,8 +1001,9 @@ async def test_a_hook_that_raises_stops_the_container_named_and_the_others_are_c
         system.create("clicks", 0)
         fill(system, 2, 3)
     told = rf"{hook} of task 'Partition 0' \(Task\) of app 'job' raised LookupError: in {hook}"
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(TaskError, match=told) as caught:
         await run_to_end(Job(lambda: Task(nothing)), values)
+    assert ("task.ignored.exceptions" in str(caught.value)) == (hook in ("window", "timer"))
     if hook != "init":
         assert sorted(closed) == [0, 1]
 

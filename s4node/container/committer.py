@@ -17,6 +17,8 @@ Rules
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for
   verdicts is no failure: it is told when it lasts, for then a consumer is away. A task that
   another container has taken over, and a damaged file, stop the container at once.
+- An input that was begun at a startpoint keeps its old offset until an event of it is processed;
+  the commit that covers that one also says that the startpoint is consumed.
 - ``finish`` returns when all that has changed is written.
 """
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -36,17 +38,21 @@ from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError
 from s4node.keys import Hasher
 from s4node.progress.checkpoint import Checkpoint, JobGuard
-from s4node.progress.input_progress import InputProgress
+from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.database import Database
+from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
 log = structlog.get_logger("s4node.progress")
 
 R = TypeVar("R")
-Offsets = dict[SystemStreamPartition, int]
+Taken = tuple[dict[SystemStreamPartition, int], frozenset[str]]
+"""Offsets, and startpoints that are consumed by then."""
+
+_NOTHING: Taken = ({}, frozenset())
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
@@ -56,7 +62,6 @@ _ENCODING_SECONDS = 0.005
 _ENCODED_AT_ONCE = 64
 _EXPIRED_AT_ONCE = 256
 _KEPT_EPOCHS = 2
-_WRITTEN = "written"  # the fact when a task's progress was written
 _THREADS = 8
 """Databases that are opened or written at a time."""
 
@@ -89,10 +94,10 @@ class _Kept:
         self.task = task
         self.claim = claim
         self.state = state
-        self.checkpoint = Checkpoint.at(state.positions(), state.meta(_WRITTEN) or 0)
+        self.checkpoint = checkpoint_of(state)
         self.writing = False
         self.again = False  # a commit was asked for meanwhile
-        self.pending: tuple[Offsets, Sent] | None = None  # or what it is to write
+        self.pending: tuple[Taken, Sent] | None = None  # or what it is to write
         self.waited_for: trio.Event | None = None  # a round waits for the task's state
         self.failing_since: float | None = None
         self.expire_at: dict[str, bytes] = {}
@@ -102,9 +107,10 @@ class Committer:
     """Keeps state and progress of tasks below ``folder``.
 
     ``progress`` is by task and partition; ``sent`` says what has been sent to output streams so
-    far; ``strays`` whether events lead from task to task. ``wake`` is told of tasks that have to
-    commit once more. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and
-    ``failures`` count.
+    far. ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and
+    returns whether nobody can meet them any more. ``strays`` says whether events lead from task to
+    task. ``wake`` is told of tasks that have to commit once more. ``timeout`` (seconds) is for how
+    long commits may fail. ``commits`` and ``failures`` count.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Committer:
         folder: Path,
         progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
         sent: Callable[[], Sent],
+        on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
         *,
         hasher: Hasher,
         timeout: float,
@@ -125,6 +132,7 @@ class Committer:
         self._folder = folder
         self._progress = progress
         self._sent = sent
+        self._on_consumed = on_consumed
         self._hasher = hasher
         self._timeout = timeout
         self._database = partial(Database, sync=sync)
@@ -191,17 +199,17 @@ class Committer:
         """Take the task's state and offsets as they are now, to be written soon."""
         kept = self._tasks[task.partition]
         if kept.waited_for is not None and not kept.writing:
-            self._begin(kept, {})
+            self._begin(kept, _NOTHING)
         elif kept.writing or self._round:
             kept.again = True
             if not self._keeps_state:
-                kept.pending = (self._offsets(kept), self._sent())
+                kept.pending = (self._taken(kept), self._sent())
         elif not self._changed(kept):
             return
         elif self._strays() and self._keeps_state:
             self._begin_round()
         else:
-            self._begin(kept, self._offsets(kept))
+            self._begin(kept, self._taken(kept))
 
     async def finish(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""
@@ -210,7 +218,7 @@ class Committer:
         while True:
             for kept in self._tasks.values():
                 if kept.waited_for is not None and not kept.writing:
-                    self._begin(kept, {})
+                    self._begin(kept, _NOTHING)
             if self.writing:
                 await self._quiet.park()
                 continue
@@ -221,36 +229,38 @@ class Committer:
                 self._begin_round()
             else:
                 for kept in due:
-                    self._begin(kept, self._offsets(kept))
+                    self._begin(kept, self._taken(kept))
 
     @property
     def _keeps_state(self) -> bool:
         """Whether tasks keep anything but their progress."""
         return any(kept.state.stores or kept.state.instances for kept in self._tasks.values())
 
-    def _offsets(self, kept: _Kept) -> Offsets:
-        progress = self._progress.get(kept.task.partition, {})
-        return {ssp: each.safe for ssp, each in progress.items()}
+    def _taken(self, kept: _Kept) -> Taken:
+        return taken(self._progress.get(kept.task.partition, {}))
 
     def _changed(self, kept: _Kept) -> bool:
+        offsets, consumed = self._taken(kept)
         known = kept.checkpoint.offsets
-        return kept.state.changed or any(
-            known.get(ssp) != offset for ssp, offset in self._offsets(kept).items()
+        return (
+            bool(consumed)
+            or kept.state.changed
+            or any(known.get(ssp) != offset for ssp, offset in offsets.items())
         )
 
-    def _begin(self, kept: _Kept, offsets: Offsets, sent: Sent | None = None) -> None:
+    def _begin(self, kept: _Kept, what: Taken, sent: Sent | None = None) -> None:
         """Take the state as it is now."""
         if sent is None and kept.waited_for is None:
             sent = self._sent()
-        kept.state.set_meta(_WRITTEN, now_ms())
-        kept.state.begin_commit(_positions(offsets))
+        kept.state.set_meta(WRITTEN, now_ms())
+        kept.state.begin_commit(_positions(what), what[1])
         kept.writing = True
         kept.again = False
         kept.pending = None
-        self._nursery.start_soon(self._run, kept, offsets, sent, kept.waited_for)
+        self._nursery.start_soon(self._run, kept, what, sent, kept.waited_for)
 
     async def _run(
-        self, kept: _Kept, offsets: Offsets, sent: Sent | None, waiting: trio.Event | None
+        self, kept: _Kept, what: Taken, sent: Sent | None, waiting: trio.Event | None
     ) -> None:
         written = False
         try:
@@ -264,7 +274,7 @@ class Committer:
             self._quiet.unpark_all()
         if written:
             if waiting is None:
-                self._written(kept, offsets)
+                await self._written(kept, what)
             else:
                 kept.waited_for = None
                 waiting.set()
@@ -315,14 +325,27 @@ class Committer:
             log.info("progress is written again", task=kept.claim.task)
         return True
 
-    def _written(self, kept: _Kept, offsets: Offsets) -> None:
+    async def _written(self, kept: _Kept, what: Taken) -> None:
         """State or offsets, or both, are safe."""
         self.commits += 1
+        offsets, consumed = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
-        kept.checkpoint = Checkpoint(keyed, now_ms()).over(kept.checkpoint)
+        kept.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(kept.checkpoint)
         progress = self._progress.get(kept.task.partition, {})
         for ssp, offset in offsets.items():
             progress[ssp].committed = offset
+        if consumed:
+            for each in progress.values():
+                if each.startpoint in consumed:
+                    each.startpoint = ""
+            if await self._on_consumed(kept.claim.task, consumed):
+                self.forget(kept.task.partition, consumed)
+
+    def forget(self, task: int, startpoints: Collection[str]) -> None:
+        """Nobody can meet these startpoints of a task any more: its next commit leaves them out."""
+        kept = self._tasks[task]
+        kept.checkpoint = kept.checkpoint.without(startpoints)
+        kept.state.forget(startpoints)
 
     def _failed(self, kept: _Kept, error: Exception) -> None:
         self.failures += 1
@@ -359,11 +382,11 @@ class Committer:
     def _begin_round(self) -> None:
         """Take the offsets of all tasks as they are now."""
         self._round = True
-        offsets = [(kept, self._offsets(kept)) for kept in self._tasks.values()]
-        self._nursery.start_soon(self._run_round, offsets, self._sent())
+        all_taken = [(kept, self._taken(kept)) for kept in self._tasks.values()]
+        self._nursery.start_soon(self._run_round, all_taken, self._sent())
 
-    async def _run_round(self, offsets: list[tuple[_Kept, Offsets]], sent: Sent) -> None:
-        everyone = [kept for kept, _ in offsets]
+    async def _run_round(self, all_taken: list[tuple[_Kept, Taken]], sent: Sent) -> None:
+        everyone = [kept for kept, _ in all_taken]
         try:
             await self._settled(sent, ", ".join(kept.claim.task for kept in everyone))
             waiting = []
@@ -373,13 +396,13 @@ class Committer:
                 self._over(kept)
             for event in waiting:
                 await event.wait()
-            for kept, mine in offsets:
+            for kept, mine in all_taken:
                 rows = _positions(mine)
                 while not await self._write(  # noqa: ASYNC110 - there is no event to wait for
-                    kept, kept.state.write_positions, rows
+                    kept, kept.state.write_positions, rows, mine[1]
                 ):
                     await trio.sleep(RETRY_SECONDS)
-                self._written(kept, mine)
+                await self._written(kept, mine)
         finally:
             self._round = False
             self._quiet.unpark_all()
@@ -396,20 +419,10 @@ class Committer:
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
 
 
-def _positions(offsets: Offsets) -> dict[str, int]:
-    return {str(ssp): offset for ssp, offset in offsets.items()}
+def _positions(what: Taken) -> dict[str, int]:
+    return {str(ssp): offset for ssp, offset in what[0].items()}
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:
     """Where the progress of an app on a cluster is kept."""
-    return Path(root).expanduser() / _safe(cluster) / _safe(app)
-
-
-def task_folder(folder: Path, task: str) -> Path:
-    """Where what a task keeps is, one folder below it for each time it was taken over."""
-    return folder / "tasks" / _safe(task)
-
-
-def _safe(name: str) -> str:
-    """A name as that of a folder: letters, digits and ``._-`` as they are."""
-    return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
+    return Path(root).expanduser() / safe_name(cluster) / safe_name(app)

@@ -5,8 +5,8 @@ Rules
   and progress. A new owner makes the reader begin anew, where the slowest place is.
 - A reader is asked only while there is room with every task that its events may go to, so a slow
   task bounds what is kept for it.
-- Where an input goes on: where the task's ``init`` said; else at its checkpoint; else where the
-  settings say. It is told once a stream.
+- Where an input goes on: where the task's ``init`` said; else at the startpoint that was asked for;
+  else at its checkpoint; else where the settings say. It is told once a stream.
 - A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
   are right already; others are taken apart, and the order of each key stays.
 - Reading stops at once when the container stops; what was read goes to its tasks.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -28,15 +28,17 @@ from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
+from s4node.container.startpoints import deleting
 from s4node.container.statistics import ProgressStatistics
 from s4node.container.task import Task
-from s4node.errors import CheckpointError, InputLost, S4Error
+from s4node.errors import CheckpointError, InputLost, S4Error, StartpointError
 from s4node.event import EventBatch
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.progress.checkpoint import Checkpoint
+from s4node.progress.fan_out import Request
 from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.progress.startpoint import Oldest, Startpoint, Upcoming
+from s4node.progress.startpoint import Oldest, Startpoint, Upcoming, describe
 from s4node.stream import InputStream
 from s4node.systems.registry import Systems
 from s4node.systems.system import (
@@ -85,15 +87,30 @@ class _Taker:
     """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
 
     def __init__(
-        self, task: Task, ssp: SystemStreamPartition, kept: int | None, wish: Startpoint | None
+        self,
+        task: Task,
+        ssp: SystemStreamPartition,
+        kept: int | None,
+        wish: Startpoint | None,
+        request: Request | None,
     ) -> None:
         self.task = task
         self.ssp = ssp
         self.kept = kept
         self.wish = wish
+        self.request = request
         self.next = 0
         self.told_end = False
         self.progress: InputProgress
+
+
+class Gained(NamedTuple):
+    """A task that has started: what it reads, what is kept of it, and pending startpoints."""
+
+    task: Task
+    ssps: Collection[SystemStreamPartition]
+    kept: Checkpoint
+    startpoints: Mapping[SystemStreamPartition, Request]
 
 
 class _Feed:
@@ -112,8 +129,8 @@ class _Feed:
 class Consumers:
     """Reads the replayable ``streams`` of ``app`` from ``systems`` for the tasks it is given.
 
-    ``broadcast`` are partitions that every task reads. ``progress`` is by task and partition;
-    ``lost`` counts events that retention took, by stream.
+    ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
+    ``progress`` is by task and partition; ``lost`` counts events that retention took, by stream.
     """
 
     def __init__(
@@ -128,6 +145,7 @@ class Consumers:
         streams: Iterable[InputStream],
         counts: Mapping[tuple[str, str], int],
         broadcast: Collection[SystemStreamPartition],
+        name: str,
     ) -> None:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
         self.lost: dict[str, int] = {}
@@ -139,6 +157,7 @@ class Consumers:
         self._streams = {stream.name: stream for stream in streams}
         self._counts = counts
         self._broadcast = frozenset(broadcast)
+        self._name = name
         self._feeds: dict[SystemStreamPartition, _Feed] = {}
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
@@ -183,16 +202,17 @@ class Consumers:
 
     def take(
         self,
-        gained: Iterable[tuple[Task, Iterable[SystemStreamPartition], Checkpoint]],
+        gained: Iterable[Gained],
         wishes: Callable[[Task], Mapping[SystemStreamPartition, Startpoint]],
     ) -> None:
         """Feed these tasks, which have started, with their partitions from where they go on."""
         found: dict[tuple[str, str], list[_Taker]] = {}
-        for task, ssps, kept in gained:
+        for task, ssps, kept, startpoints in gained:
             self.progress[task.partition] = {}
             starts = wishes(task)
             for ssp in ssps:
-                taker = _Taker(task, ssp, kept.offsets.get(ssp), starts.get(ssp))
+                request = startpoints.get(ssp)
+                taker = _Taker(task, ssp, kept.offsets.get(ssp), starts.get(ssp), request)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
             self._nursery.start_soon(self._begin, takers)
@@ -209,6 +229,8 @@ class Consumers:
             log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = InputProgress(taker.ssp, taker.next, self._refused)
+                if taker.request is not None:
+                    taker.progress.startpoint = taker.request.id
                 if taker.kept == taker.next:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
@@ -266,6 +288,8 @@ class Consumers:
         ssp = taker.ssp
         if taker.wish is not None:
             return await system.resolve(ssp, taker.wish), "set by its task"
+        if taker.request is not None:
+            return await self._requested(system, taker, taker.request), "startpoint"
         reset = self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
         if taker.kept is not None and not reset:
             return await self._checkpointed(system, ssp, taker.kept), "checkpoint"
@@ -274,6 +298,16 @@ class Consumers:
             bounds = await system.bounds(ssp)
             return max(bounds.oldest, bounds.upcoming - 1), word
         return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
+
+    async def _requested(self, system: System, taker: _Taker, request: Request) -> int:
+        try:
+            return await system.resolve(taker.ssp, request.startpoint)
+        except StartpointError as error:
+            raise StartpointError(
+                f"the startpoint {describe(request.startpoint)} that was set for {taker.ssp} "
+                f"(id {request.id}, task {taker.task.name!r}) cannot be had: {error}. Set another "
+                f"one, or take it back: {deleting(self._config, self._name, taker.ssp)}"
+            ) from error
 
     async def _checkpointed(self, system: System, ssp: SystemStreamPartition, kept: int) -> int:
         bounds = await system.bounds(ssp)

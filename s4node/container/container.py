@@ -255,6 +255,7 @@ class Container:
                         log.warning(
                             "not drained in time", seconds=grace, setting="task.shutdown.ms"
                         )
+                        self.loop.grace = _FAREWELL_SECONDS
                         if self.replay is not None:
                             with trio.move_on_after(_FAREWELL_SECONDS):
                                 await self.replay.commit(self.tasks.values())
@@ -446,6 +447,7 @@ class Container:
             held=self._in_doubt,
             on_shutdown=self.stop,
             threads=config[settings.THREAD_POOL_SIZE],
+            grace=config[settings.TASK_SHUTDOWN_MS],
         )
         self.readers = Readers(
             app,

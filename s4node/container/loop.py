@@ -38,7 +38,7 @@ class EventLoop:
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
     called again at the latest, or None. While ``held`` says so no turn begins. ``on_shutdown`` is
     called when the tasks have asked for the container's end. Plain slices of tasks with threads run
-    in so many ``threads``.
+    in so many ``threads``; when the loop is cancelled they are waited for, ``grace`` seconds long.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class EventLoop:
         held: Callable[[], bool] = lambda: False,
         on_shutdown: Callable[[], None] = lambda: None,
         threads: int = 0,
+        grace: float = math.inf,
     ) -> None:
         self.tasks: list[Task] = []
+        self.grace = grace
         self._requests = Requests(self._shut_down, self.wake)
         self._steps_of = Steps(self.wake, threads, held)
         self._on_shutdown = on_shutdown
@@ -153,20 +155,27 @@ class EventLoop:
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            due = self._after_turn()
-            self._running_since = time.perf_counter()
-            while not (self._draining and not self._ready and self.done):
-                if not self._ready:
-                    self._requests.settle()
-                if self._ready or self._nudged:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._sleep(due)
-                while self._held():  # noqa: ASYNC110 - it is rare, and short
-                    await trio.sleep(_HELD_SECONDS)
-                self._check_timers()
-                due = self._turn(nursery)
+            try:
+                await self._turns(nursery)
+            except BaseException:
+                self._steps_of.give_up(self.grace)
+                raise
         self._after_turn()
+
+    async def _turns(self, nursery: trio.Nursery) -> None:
+        due = self._after_turn()
+        self._running_since = time.perf_counter()
+        while not (self._draining and not self._ready and self.done):
+            if not self._ready:
+                self._requests.settle()
+            if self._ready or self._nudged:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._sleep(due)
+            while self._held():  # noqa: ASYNC110 - it is rare, and short
+                await trio.sleep(_HELD_SECONDS)
+            self._check_timers()
+            due = self._turn(nursery)
 
     async def _sleep(self, due: float | None) -> None:
         """Wait until there is something to do, or until it is due."""

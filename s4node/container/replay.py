@@ -4,7 +4,7 @@ Rules
 - It is there only where the app has such inputs. The systems are asked for the partitions of each
   before anything is made; later on they run beside the container.
 - The progress of a task is claimed before the task starts, and its inputs are read after it has: so
-  the task may say where to begin.
+  the task may say where to begin. Startpoints are given to tasks before any is claimed.
 - Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
   thing, the container does not start.
 """
@@ -20,17 +20,20 @@ from s4node.app import App
 from s4node.config import Config
 from s4node.container.binding import live_of, replayable
 from s4node.container.committer import Committer, folder_of
-from s4node.container.consumers import Consumers, default_offset, watch
+from s4node.container.consumers import Consumers, Gained, default_offset, watch
 from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.rejects import Rejects
+from s4node.container.startpoints import Startpoints
 from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
 from s4node.keys import Partitioner, hasher_named
 from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.fan_out import Request
+from s4node.progress.presence import Presence
 from s4node.progress.startpoint import Oldest, Startpoint
 from s4node.stream import InputStream, OutputStream
 from s4node.systems.live import LiveSource
@@ -55,7 +58,9 @@ class Replay:
         self._outputs: Outputs
         self._partitions: Partitions
         self._model: JobModel
-        self._kept: dict[int, Checkpoint] = {}
+        self._startpoints: Startpoints
+        self._presence: Presence
+        self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
 
     @classmethod
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
@@ -135,11 +140,16 @@ class Replay:
             streams=replayable(self._app),
             counts=self.counts,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
+            name=name,
         )
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        self._presence = Presence(folder)
+        self._startpoints = Startpoints(folder, model.tasks)
         self.committer = Committer(
-            folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name),
+            folder,
             self.consumers.progress,
             self._sent,
+            self._startpoints.consumed,
             hasher=hasher_named(config[settings.HASHER]),
             timeout=config[settings.COMMIT_TIMEOUT],
             sync=config[settings.STATE_SYNC] == "full",
@@ -163,11 +173,23 @@ class Replay:
         await self.committer.open(
             JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
         )
+        await nursery.start(self._be_present)
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
         await nursery.start(self.rejects.run)
         await nursery.start(self.consumers.run)
+
+    async def _be_present(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Let others see that the job runs, and do what belongs to its start if nobody else has."""
+        try:
+            await trio.to_thread.run_sync(self._presence.enter, self._startpoints.fan_out)
+            task_status.started()
+            await trio.sleep_forever()
+        finally:
+            self._presence.leave()
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -179,18 +201,21 @@ class Replay:
 
     async def _claim(self, task: Task, origin: str, epoch: int) -> None:
         model = self._model.tasks[task.partition]
-        self._kept[task.partition] = await self.committer.claim(task, model.name, origin, epoch)
+        kept = await self.committer.claim(task, model.name, origin, epoch)
+        startpoints = await self._startpoints.of(model.name, kept.consumed)
+        self.committer.forget(task.partition, kept.consumed)
+        self._kept[task.partition] = kept, startpoints
         self.consumers.add(task, model.ssps)
         task.on_commit = self.committer.commit
 
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""
         gained = [
-            (task, self._model.tasks[task.partition].ssps, self._kept.pop(task.partition))
+            Gained(task, self._model.tasks[task.partition].ssps, *self._kept.pop(task.partition))
             for task in tasks
         ]
-        for task, ssps, _ in gained:
-            await self._check_wishes(task, ssps)
+        for each in gained:
+            await self._check_wishes(each.task, each.ssps)
         self.consumers.take(gained, _wishes)
 
     async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
@@ -219,7 +244,7 @@ class Replay:
 
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""
-        await self.committer.finish(tasks)
+        await self.committer.finish([task for task in tasks if task.on_commit is not None])
 
     def _sent(self) -> Sent | _Emitted:
         """All that the tasks have put on streams so far."""

@@ -7,17 +7,19 @@ Rules
   threads of their own.
 - Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
   takes the event that is next, whichever it was started for.
-- Whatever raises here stops the app.
+- Whatever raises here stops the app. What runs in a thread then comes to its end, so that its task
+  is closed behind it; one that hangs is left alone after a time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
 import trio
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from s4node.container.task import Task
 
 log = structlog.get_logger("s4node.container")
+
+R = TypeVar("R")
 
 
 class Spawn(Protocol):
@@ -57,6 +61,8 @@ class Steps:
         self._limiters: dict[object, trio.CapacityLimiter] = {}
         self._launched: deque[tuple[Task, Flight, Mode]] = deque()
         self._home = threading.get_ident()
+        self._in_threads: set[trio.CancelScope] = set()
+        self._give_up_at = math.inf
 
     def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
         """Hear of what callbacks end, in whatever thread."""
@@ -94,9 +100,7 @@ class Steps:
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
         began = time.perf_counter()
         if mode is Mode.THREAD:
-            result = await trio.to_thread.run_sync(
-                task.run, op, limit, limiter=self._limiter(None, self._threads)
-            )
+            result = await self._in_thread(self._limiter(None, self._threads), task.run, op, limit)
         else:
             result = await task.run_async(op, limit)
         seconds = time.perf_counter() - began
@@ -152,8 +156,8 @@ class Steps:
                 if style is Mode.AWAIT:
                     await task.processor.process_one_async(flight)
                 else:
-                    await trio.to_thread.run_sync(
-                        task.processor.process_one, flight, limiter=self._limiter_of(task, flight)
+                    await self._in_thread(
+                        self._limiter_of(task, flight), task.processor.process_one, flight
                     )
             except Exception as raised:
                 error = raised
@@ -169,6 +173,31 @@ class Steps:
             if following is None:
                 return
             self._launched.append((task, following, style))
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def give_up(self, seconds: float) -> None:
+        """All is cancelled; what is in threads is waited for no longer than so many seconds."""
+        self._give_up_at = trio.current_time() + seconds
+        for scope in self._in_threads:
+            scope.deadline = self._give_up_at
+
+    async def _in_thread(
+        self, limiter: trio.CapacityLimiter, function: Callable[..., R], *arguments: Any
+    ) -> R:
+        """Call it in a thread; where that is cancelled, it still comes to its end."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
+            self._in_threads.add(scope)
+            try:
+                return await trio.to_thread.run_sync(
+                    function, *arguments, abandon_on_cancel=True, limiter=limiter
+                )
+            finally:
+                self._in_threads.discard(scope)
+        log.error("a task hangs in a thread, and is left alone; it is not closed in order")
+        await trio.lowlevel.checkpoint()  # which is cancelled
+        raise AssertionError("what is in a thread is left alone only when all is cancelled")
 
     def _limiter_of(self, task: Task, flight: Flight) -> trio.CapacityLimiter:
         if self._threads:

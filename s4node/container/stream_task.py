@@ -215,7 +215,7 @@ class StreamTaskProcessor:
             if self._awaits:
                 return Mode.AWAIT if self._slices else Mode.TOGETHER
             if self._threaded:
-                return Mode.THREAD if self._concurrency == 1 else Mode.TOGETHER
+                return Mode.THREAD if self._slices else Mode.TOGETHER
             return Mode.LOOP
         timers = self.context._timers
         hook = timers[0][2] if op is Op.TIMER and timers else self._hooks.get(op)

@@ -544,9 +544,8 @@ class Task:
         """Windows and commits that are due; however many were missed, they are one."""
         if self._windows.due(now):
             self.gate.window_due = True
-        any_progress = self.gate.uncommitted or self.gate.in_flight
-        if self._commits.due(now) and any_progress and self.on_commit is not None:
-            self.gate.commit_due = True
+        if self._commits.due(now) and self.on_commit is not None:
+            self.gate.commit_due = True  # others may have processed what it has read
         if self._timeout_at <= now:
             self._check_callbacks(now)
         self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)

@@ -5,14 +5,16 @@ Rules
 - Offsets fit the job that wrote them. What decides which task gets which event (the number of
   tasks, grouper, hasher, keys, partitions of the inputs) is kept beside them, and a job that
   differs is refused: it would skip events, or have keys whose past is elsewhere.
+- A startpoint that was read from is consumed: its id is kept with the offsets that are behind it,
+  until it is known to be forgotten everywhere else.
 - Inputs may come and go. What a task once read stays in its checkpoint, so that an input which
   comes back goes on where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from s4node.errors import CheckpointError
@@ -25,18 +27,26 @@ KEY_ENCODING = "utf8-msgpack/4096"
 class Checkpoint:
     """The progress of a task: the offset to go on with by ``(system, stream, partition)``.
 
-    ``written_ms`` is when it was written (Unix time).
+    ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
     """
 
     offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     written_ms: int = 0
+    consumed: frozenset[str] = frozenset()
 
     def over(self, before: Checkpoint) -> Checkpoint:
         """This one, with what only ``before`` knows."""
-        return Checkpoint({**before.offsets, **self.offsets}, self.written_ms)
+        offsets = {**before.offsets, **self.offsets}
+        return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed)
+
+    def without(self, startpoints: Collection[str]) -> Checkpoint:
+        """This one, where nobody can meet these startpoints any more."""
+        return replace(self, consumed=self.consumed.difference(startpoints))
 
     @classmethod
-    def at(cls, positions: Mapping[str, int], written_ms: int) -> Checkpoint:
+    def at(
+        cls, positions: Mapping[str, int], written_ms: int, consumed: Collection[str] = ()
+    ) -> Checkpoint:
         """From positions by their places, such as ``log.clicks[0]``.
 
         Raises CheckpointError if one is no place.
@@ -50,7 +60,11 @@ class Checkpoint:
                     f"a position was kept of {place!r}, which is no system.stream[partition]"
                 )
             offsets[system, stream, int(partition)] = offset
-        return cls(offsets, written_ms)
+        return cls(offsets, written_ms, frozenset(consumed))
+
+    def positions(self) -> dict[str, int]:
+        """The offsets by their places."""
+        return {f"{at[0]}.{at[1]}[{at[2]}]": offset for at, offset in self.offsets.items()}
 
 
 @dataclass(frozen=True, slots=True)

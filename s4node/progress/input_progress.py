@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from s4node.event import EventBatch
@@ -30,10 +30,11 @@ class InputProgress:
 
     ``committed`` is the offset that a restart would go on at, None while there is none.
     ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
-    of the new ``safe`` after each batch or piece of one, if somebody wants to know.
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoint``
+    is the id of the one that is consumed by the first event that is read, if there is one.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start")
+    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start", "startpoint")
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp
@@ -41,6 +42,7 @@ class InputProgress:
         self.committed: int | None = None
         self.on_refused = on_refused
         self.on_safe: Callable[[int], None] | None = None
+        self.startpoint = ""
         self._low = LowWatermark(start)
 
     @property
@@ -53,6 +55,24 @@ class InputProgress:
         self._low.complete(first, end)
         if self.on_safe is not None:
             self.on_safe(self._low.safe)
+
+
+def taken(
+    progress: Mapping[SystemStreamPartition, InputProgress],
+) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
+    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed.
+
+    An input that was begun at a startpoint has no offset before an event of it is done.
+    """
+    offsets: dict[SystemStreamPartition, int] = {}
+    consumed: set[str] = set()
+    for ssp, each in progress.items():
+        if not each.startpoint:
+            offsets[ssp] = each.safe
+        elif each.safe > each.start:
+            offsets[ssp] = each.safe
+            consumed.add(each.startpoint)
+    return offsets, frozenset(consumed)
 
 
 class InputReceipt:

@@ -75,3 +75,24 @@ class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
 
 
 Startpoint = Oldest | Upcoming | Timestamp | Specific
+
+
+class _Words:
+    """Startpoints in words."""
+
+    def oldest(self, _given: None, _startpoint: Oldest, /) -> str:
+        return "oldest"
+
+    def upcoming(self, _given: None, _startpoint: Upcoming, /) -> str:
+        return "upcoming"
+
+    def timestamp(self, _given: None, startpoint: Timestamp, /) -> str:
+        return f"timestamp {startpoint.millis}"
+
+    def specific(self, _given: None, startpoint: Specific, /) -> str:
+        return f"offset {startpoint.offset}"
+
+
+def describe(startpoint: Startpoint) -> str:
+    """It in words, such as ``offset 42``."""
+    return startpoint.apply(None, _Words())

@@ -13,10 +13,7 @@ Rules
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +21,10 @@ import msgspec
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.progress.checkpoint import JobGuard
+from s4node.progress.sqlite_file import Form, SqliteFile
 
 FORMAT = 2
 FILE = "progress.sqlite"
-_APPLICATION = 0x53344E70  # "S4Np", SQLite's place for saying whose file this is
-_PATIENCE_SECONDS = 2.0
 
 _SCHEMA = """
 CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
@@ -38,6 +34,17 @@ CREATE TABLE task (
 ) WITHOUT ROWID;
 """
 
+_FORM = Form(
+    FILE,
+    0x53344E70,  # "S4Np"
+    FORMAT,
+    _SCHEMA,
+    "progress",
+    "put a copy of it back, or delete it: what the tasks keep is in folders beside it",
+    ProgressUnwritten,
+    CheckpointError,
+)
+
 
 class Claim(NamedTuple):
     """The right to write a task's progress, as long as nobody has claimed it since."""
@@ -46,57 +53,11 @@ class Claim(NamedTuple):
     fence: int
 
 
-class ProgressStore:
+class ProgressStore(SqliteFile):
     """The database ``progress.sqlite`` in ``folder``, both made where missing."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ProgressUnwritten(
-                f"progress cannot be kept in {folder} ({error}); mend its rights, or set "
-                f"s4.state.folder to another folder"
-            ) from error
-        with self._explained():
-            self._db = sqlite3.connect(
-                self.path, timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._explained():
-                self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _prepare(self) -> None:
-        db = self._db
-        db.execute("PRAGMA synchronous = NORMAL")
-        if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            db.execute("PRAGMA journal_mode = WAL")
-        with self._transaction():  # of two that begin at once, one makes it
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            empty = not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-            if empty and (version, application) == (0, 0):
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                db.execute(f"PRAGMA user_version = {FORMAT}")
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-            elif application != _APPLICATION:
-                raise CheckpointError(
-                    f"{self.path} is a database of another program; set s4.state.folder to another "
-                    f"folder"
-                )
-            elif version != FORMAT:
-                raise CheckpointError(
-                    f"{self.path} is written in format {version}, and this s4node reads format "
-                    f"{FORMAT}; run the s4node that wrote it"
-                )
-
-    def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
-        self._db.close()
+        super().__init__(folder, _FORM)
 
     # -- the job -----------------------------------------------------------------------------
 
@@ -119,6 +80,12 @@ class ProgressStore:
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
             self._db.execute("INSERT OR REPLACE INTO job VALUES (1, ?)", (text,))
+
+    def job(self) -> JobGuard | None:
+        """What the job was like that wrote here."""
+        with self._transaction(write=False):
+            row = self._db.execute("SELECT guard FROM job").fetchone()
+        return None if row is None else JobGuard.of(self._parsed(row[0]))
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -162,41 +129,6 @@ class ProgressStore:
         """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
         with self._transaction(write=False):
             return dict(self._db.execute("SELECT name, written_ms FROM task").fetchall())
-
-    # -- inside ------------------------------------------------------------------------------
-
-    def _parsed(self, text: str) -> object:
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.DecodeError, TypeError) as error:
-            raise CheckpointError(f"{self.path} is damaged ({error}); {_MEND}") from error
-
-    @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[None]:
-        with self._explained():
-            self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise ProgressUnwritten(
-                f"progress cannot be kept in {self.path} ({error}); make room on the disk, or mend "
-                f"the rights"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise CheckpointError(f"{self.path} is damaged ({error}); {_MEND}") from error
-
-
-_MEND = "put a copy of it back, or delete it: what the tasks keep is in folders beside it"
 
 
 def now_ms() -> int:

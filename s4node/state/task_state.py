@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from s4node.keys import KEY_GROUPS, Hasher
 from s4node.state.database import Database
 from s4node.state.instances import Codec, SavedInstances
 from s4node.state.rows import (
+    CONSUMED,
     FIRST_TABLE,
     META,
     POSITIONS,
@@ -108,21 +109,25 @@ class TaskState:
         start = len(task_row(POSITIONS, b""))
         return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
 
-    def position_rows(self, positions: Mapping[str, int]) -> list[tuple[bytes, bytes | None]]:
-        """Positions as rows, for who writes nothing else."""
-        return [
-            (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()
-        ]
+    def consumed(self) -> frozenset[str]:
+        """The ids of startpoints from which inputs were read, as of the last commit."""
+        start = len(task_row(CONSUMED, b""))
+        return frozenset(row[start:].decode() for row, _ in self._task_rows(CONSUMED))
+
+    def forget(self, consumed: Iterable[str]) -> None:
+        """The next commit leaves these ids out."""
+        for each in consumed:
+            self.changes.put(task_row(CONSUMED, each.encode()), None)
 
     @property
     def changed(self) -> bool:
         """Whether a commit would write anything but positions."""
         return bool(self.changes) or any(each.touched for each in self.instances.values())
 
-    def begin_commit(self, positions: Mapping[str, int]) -> None:
+    def begin_commit(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
         """What has changed until now is the next commit, together with these positions."""
-        for row, offset in self.position_rows(positions):
-            self.changes.put(row, offset)
+        for row, value in _progress_rows(positions, consumed):
+            self.changes.put(row, value)
         self.changes.begin()
         for instances in self.instances.values():
             instances.begin()
@@ -138,9 +143,9 @@ class TaskState:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         self.bytes_written += self.database.write(self.changes.rows())
 
-    def write_positions(self, positions: Mapping[str, int]) -> None:
+    def write_positions(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
         """Write positions whose state was written before; in a thread, as write."""
-        self.bytes_written += self.database.write(self.position_rows(positions))
+        self.bytes_written += self.database.write(_progress_rows(positions, consumed))
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""
@@ -156,3 +161,12 @@ class TaskState:
 
     def _task_rows(self, table: int) -> Iterator[tuple[bytes, bytes]]:
         return self.database.scan(prefix(TASK_GROUP, table), prefix(TASK_GROUP, table + 1))
+
+
+def _progress_rows(
+    positions: Mapping[str, int], consumed: Iterable[str]
+) -> list[tuple[bytes, bytes | None]]:
+    rows: list[tuple[bytes, bytes | None]] = [
+        (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()
+    ]
+    return rows + [(task_row(CONSUMED, each.encode()), b"") for each in consumed]

@@ -7,6 +7,7 @@ import pytest
 from s4node.errors import CheckpointError
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 
+CLICKS = ("log", "clicks", 0)
 JOB = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 2})
 
 
@@ -101,3 +102,11 @@ def test_a_job_that_would_move_keys_is_told_why(now: JobGuard, said: list[str]) 
 def test_the_guard_remembers_inputs_that_are_gone() -> None:
     now = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.new": 1})
     assert now.over(JOB).counts == {"log.clicks": 4, "log.views": 2, "log.new": 1}
+
+
+def test_consumed_startpoints_stay_with_the_offsets_until_nobody_can_meet_them() -> None:
+    first = Checkpoint({CLICKS: 5}, 1, frozenset({"a"}))
+    assert Checkpoint.at(first.positions(), 1, first.consumed) == first
+    second = Checkpoint({CLICKS: 7}, 2, frozenset({"b"})).over(first)
+    assert second == Checkpoint({CLICKS: 7}, 2, frozenset({"a", "b"}))
+    assert second.without({"a", "c"}) == Checkpoint({CLICKS: 7}, 2, frozenset({"b"}))

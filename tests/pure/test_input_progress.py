@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.event import EventBatch
-from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.progress.input_progress import InputProgress, InputReceipt, taken
 from s4node.systems.system import SystemStreamPartition
 
 SSP = SystemStreamPartition("memory", "clicks", 0)
@@ -132,3 +132,17 @@ class Step(NamedTuple):
     batch: int
     done: set[int]
     ends: int = -1
+
+
+def test_a_startpoint_is_consumed_by_the_offsets_that_are_taken_and_no_others() -> None:
+    plain, begun = progress(3), progress(10)
+    other = SystemStreamPartition("log", "views", 0)
+    begun.startpoint = "one"
+    both = {SSP: plain, other: begun}
+    assert taken(both) == ({SSP: 3}, frozenset())  # its checkpoint stays as it was
+    begun.complete(11, 12)
+    assert taken(both) == ({SSP: 3}, frozenset())  # the first event is not done
+    before = taken(both)
+    begun.complete(10, 11)
+    assert taken(both) == ({SSP: 3, other: 12}, frozenset({"one"}))
+    assert before == ({SSP: 3}, frozenset())  # what was taken earlier does not consume it

@@ -1,0 +1,164 @@
+"""``s4 checkpoint``: how far the tasks of an app have come, whether it runs or not.
+
+Rules
+- What is exported can be imported as it is. An import takes all of a file or nothing, and only
+  while no container of the job runs.
+- What is imported must fit the job: offsets of a job with other tasks or keys are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from s4node.config import Config
+from s4node.errors import CheckpointError, ConfigError
+from s4node.ops.job import Job, find_job
+from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.presence import stopped
+from s4node.progress.store import ProgressStore, now_ms
+from s4node.state.job import replace
+from s4node.systems.system import SystemStreamPartition
+
+_FORMAT = 1
+
+
+def list_(target: str, config: Config, *, as_json: bool) -> int:
+    """Print the tasks that have a checkpoint; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    if as_json:
+        print(json.dumps([
+            {"task": task, "written_ms": one.written_ms, "inputs": len(one.offsets)}
+            for task, one in job.checkpoints.items()
+        ]))  # fmt: skip
+        return 0
+    for task, one in job.checkpoints.items():
+        count = len(one.offsets)
+        print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
+    return 0
+
+
+def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
+    """Print the offset that each task goes on with, by partition; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    job.check_task(task)
+    shown = {name: one for name, one in job.checkpoints.items() if task in ("", name)}
+    if as_json:
+        print(json.dumps(_tasks(shown)))
+        return 0
+    for name, one in shown.items():
+        print(f"{name}: {_when(one)}")
+        for at, offset in sorted(one.offsets.items()):
+            print(f"  {SystemStreamPartition(*at)}: {offset}")
+    return 0
+
+
+def export(target: str, config: Config) -> int:
+    """Print all checkpoints as JSON, for an import; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    guard = None if job.guard is None else job.guard.to_row()
+    document = {
+        "format": _FORMAT, "app": job.name, "job": guard, "tasks": _tasks(job.checkpoints),
+    }  # fmt: skip
+    print(json.dumps(document, indent=2))
+    return 0
+
+
+def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
+    """Have the tasks in ``file`` (- for standard input) go on where it says; returns the exit
+    status."""
+    job = find_job(target, config)
+    guard, checkpoints = _read(file)
+    for task in checkpoints:
+        job.check_task(task)
+    merged = {
+        task: one.over(job.checkpoints.get(task, Checkpoint())) for task, one in checkpoints.items()
+    }
+    with stopped(job.folder):
+        store = ProgressStore(job.folder)
+        try:
+            if guard is not None:
+                store.admit(guard)
+            replace(job.folder, store, merged)
+        finally:
+            store.close()
+    if as_json:
+        print(json.dumps({"tasks": sorted(checkpoints)}))
+    else:
+        count = len(checkpoints)
+        print(f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
+              f"says; startpoints that are set come first", file=sys.stderr)  # fmt: skip
+    return 0
+
+
+def _with_checkpoints(target: str, config: Config) -> Job:
+    job = find_job(target, config)
+    if not job.checkpoints:
+        raise CheckpointError(f"{job.name} has no checkpoints in {job.folder}; it has not run yet")
+    return job
+
+
+def _tasks(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
+    return {
+        task: {
+            "written_ms": one.written_ms,
+            "offsets": [
+                {"system": system, "stream": stream, "partition": partition, "offset": offset}
+                for (system, stream, partition), offset in sorted(one.offsets.items())
+            ],
+        }
+        for task, one in checkpoints.items()
+    }
+
+
+class _Offset(msgspec.Struct):
+    system: str
+    stream: str
+    partition: int
+    offset: int
+
+
+class _Task(msgspec.Struct):
+    offsets: list[_Offset]
+
+
+class _Document(msgspec.Struct):
+    format: int
+    tasks: dict[str, _Task]
+    job: dict[str, Any] | None = None
+
+
+def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        document = msgspec.json.decode(data, type=_Document)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file} is not what s4 checkpoint export prints: {error}") from error
+    if document.format != _FORMAT:
+        raise ConfigError(
+            f"{file} is of format {document.format}, and this s4node reads {_FORMAT}; import it "
+            f"with the s4node that exported it"
+        )
+    now = now_ms()
+    found = {}
+    for task, one in document.tasks.items():
+        offsets = {(o.system, o.stream, o.partition): o.offset for o in one.offsets}
+        wrong = [str(SystemStreamPartition(*at)) for at, n in offsets.items() if min(n, at[2]) < 0]
+        if wrong:
+            raise ConfigError(f"{file}: {wrong[0]} of task {task!r}: offsets are 0 or more")
+        found[task] = Checkpoint(offsets, now)
+    return None if document.job is None else JobGuard.of(document.job), found
+
+
+def _when(one: Checkpoint) -> str:
+    if not one.written_ms:
+        return "nothing written"
+    return f"written {datetime.fromtimestamp(one.written_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"

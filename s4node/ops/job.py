@@ -1,0 +1,153 @@
+"""The job that a command is about: what an app keeps on this machine, whether it runs or not.
+
+Rules
+- A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
+- What its inputs and tasks are is known from its last start, or from the app itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from s4node import config as settings
+from s4node.config import Config
+from s4node.container.binding import replayable
+from s4node.container.committer import folder_of
+from s4node.container.hooks import declare
+from s4node.errors import ConfigError, UnknownStream
+from s4node.event import LIVE
+from s4node.kinds import is_name
+from s4node.ops.load import load_app
+from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.fan_out import Place
+from s4node.progress.presence import runs
+from s4node.progress.store import FILE, ProgressStore
+from s4node.state.job import checkpoints_of
+
+_PLACE = re.compile(r"(?P<name>.+?)(\[(?P<partition>[0-9]+)\])?", re.ASCII)
+
+
+class Where(NamedTuple):
+    """A partition of an input, or without one all of the stream's."""
+
+    system: str
+    stream: str
+    partition: int | None
+
+    def has(self, place: Place) -> bool:
+        """Whether this partition is meant."""
+        return (self.system, self.stream) == place[:2] and self.partition in (None, place[2])
+
+    def __str__(self) -> str:
+        name = f"{self.system}.{self.stream}"
+        return name if self.partition is None else f"{name}[{self.partition}]"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job.
+
+    ``guard`` and ``checkpoints`` (by task) are from its last start. ``inputs`` are the partitions
+    of what it reads by ``system.stream``, None where nobody knows.
+    """
+
+    name: str
+    folder: Path
+    guard: JobGuard | None
+    checkpoints: Mapping[str, Checkpoint]
+    inputs: Mapping[str, int | None]
+
+    @property
+    def running(self) -> bool:
+        """Whether a container of it runs."""
+        return runs(self.folder)
+
+    def places(self, where: Where) -> list[Place]:
+        """The partitions that are meant; raises UnknownStream where the job does not read them."""
+        name = f"{where.system}.{where.stream}"
+        if where.system == LIVE:
+            raise UnknownStream(
+                f"{where} is fed over live sockets, which keep nothing to go back to"
+            )
+        if name not in self.inputs:
+            raise UnknownStream(
+                f"app {self.name!r} does not read {name}; it reads: "
+                f"{', '.join(self.inputs) or 'nothing that can be read again'}. If it is to read "
+                f"it from its next start on, name the app as for s4 run, with its settings"
+            )
+        count = self.inputs[name]
+        if where.partition is not None:
+            if count is not None and where.partition >= count:
+                raise UnknownStream(
+                    f"{name} has partitions 0 to {count - 1}, not {where.partition}"
+                )
+            return [(where.system, where.stream, where.partition)]
+        if count is None:
+            raise UnknownStream(
+                f"how many partitions {name} has is not known before {self.name} has run; name "
+                f"each, such as '{name}[0]'"
+            )
+        return [(where.system, where.stream, number) for number in range(count)]
+
+    def check_task(self, task: str) -> None:
+        """Raise ConfigError for a task that the job does not have, as far as that is known."""
+        if task and self.checkpoints and task not in self.checkpoints:
+            raise ConfigError(
+                f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.checkpoints)}"
+            )
+
+
+def find_job(target: str, config: Config) -> Job:
+    """The job that ``target`` names; raises ConfigError with those there are."""
+    root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
+    if is_name(target) and folder_of(root, cluster, target).is_dir():
+        return _job(target, folder_of(root, cluster, target), ())
+    if not (target.endswith(".py") or ":" in target or "." in target):
+        home = folder_of(root, cluster, "x").parent
+        known = sorted(each.name for each in home.iterdir()) if home.is_dir() else []
+        raise ConfigError(
+            f"no app {target!r} of cluster {cluster!r} keeps anything in {home}; there are: "
+            f"{', '.join(known) or 'none'}. Name one that has not run yet as for s4 run, such as "
+            f"{target}.py"
+        )
+    app = load_app(target)
+    trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
+    read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
+    return _job(app.name, folder_of(root, cluster, app.name), read)
+
+
+def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
+    guard, checkpoints = None, {}
+    if (folder / FILE).exists():
+        store = ProgressStore(folder)
+        try:
+            guard, checkpoints = store.job(), checkpoints_of(folder, store)
+        finally:
+            store.close()
+    counts = {} if guard is None else guard.counts
+    seen = {f"{at[0]}.{at[1]}" for one in checkpoints.values() for at in one.offsets}
+    names = read or sorted({*counts, *seen})
+    return Job(name, folder, guard, checkpoints, {each: counts.get(each) for each in names})
+
+
+def where_of(text: str, *, all_partitions: bool = False) -> Where:
+    """What ``log.clicks[0]``, or ``log.clicks`` for all partitions, means; raises ConfigError."""
+    match = _PLACE.fullmatch(text)
+    system, _, stream = match["name"].partition(".") if match else ("", "", "")
+    if match is None or not (is_name(system) and is_name(stream)):
+        raise ConfigError(f"{text!r} is no partition of an input; write it as 'log.clicks[0]'")
+    if all_partitions != (match["partition"] is None):
+        raise ConfigError(
+            f"{text!r} and --all-partitions do not fit; write '{match['name']}'"
+            if all_partitions
+            else f"{text!r} is a whole stream; write '{text}[0]' for one partition, or add "
+            f"--all-partitions"
+        )
+    return Where(system, stream, None if all_partitions else int(match["partition"]))

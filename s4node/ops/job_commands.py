@@ -1,0 +1,219 @@
+"""The commands behind ``s4 startpoint`` and ``s4 checkpoint``, as :mod:`s4node.ops.cli` has the
+others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from s4node.ops.arguments import command, whole
+
+if TYPE_CHECKING:
+    from s4node.config import Config
+    from s4node.progress.startpoint import Startpoint
+
+    Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Load = Callable[..., Config]  # makes it of property files and settings
+
+
+def startpoint_commands(commands: Parsers, load: Load) -> None:
+    """``s4 startpoint``, and what comes behind it."""
+    actions = _group(
+        commands,
+        "startpoint",
+        "say where an app's tasks begin to read when it next starts",
+        "s4 startpoint set clicks 'log.clicks[0]' --oldest",
+    )
+    set_ = command(
+        actions, "set", partial(_set, load), "ask for a startpoint; it waits for the next start",
+        "s4 startpoint set clicks log.clicks --all-partitions --timestamp 2026-01-31T08:00:00Z",
+    )  # fmt: skip
+    _app(set_)
+    set_.add_argument("input", metavar="INPUT", help="such as 'log.clicks[0]'")
+    what = set_.add_mutually_exclusive_group(required=True)
+    what.add_argument("--oldest", action="store_true", help="the first event that is still there")
+    what.add_argument("--upcoming", action="store_true", help="what comes after the start")
+    what.add_argument("--timestamp", metavar="TIME", help="the first event appended at or after "
+                      "it: ISO 8601, or milliseconds since 1970")  # fmt: skip
+    what.add_argument("--offset", type=whole, metavar="OFFSET", help="the event of this offset")
+    _task(set_, "this task only, such as 'Partition 0' (default: all that read it)")
+    _all_partitions(set_)
+
+    show = command(
+        actions, "show", partial(_show, load), "list the startpoints that are set, and those that "
+        "tasks have been given and not yet passed", "s4 startpoint show clicks --json",
+    )  # fmt: skip
+    _app(show)
+
+    delete = command(
+        actions, "delete", partial(_delete, load), "take startpoints back",
+        "s4 startpoint delete clicks 'log.clicks[0]'",
+    )  # fmt: skip
+    _app(delete)
+    delete.add_argument("input", metavar="INPUT", nargs="?", default="",
+                        help="such as 'log.clicks[0]'")  # fmt: skip
+    delete.add_argument("--everything", action="store_true", help="all of the app's")
+    _task(delete, "what is set for this task alone, or was given to it (default: for any)")
+    _all_partitions(delete)
+    for action in (set_, show, delete):
+        _options(action)
+
+
+def checkpoint_commands(commands: Parsers, load: Load) -> None:
+    """``s4 checkpoint``, and what comes behind it."""
+    actions = _group(
+        commands,
+        "checkpoint",
+        "show how far an app's tasks have come, and carry that elsewhere",
+        "s4 checkpoint show clicks",
+    )
+    list_ = command(
+        actions, "list", partial(_list, load), "list the tasks that have a checkpoint",
+        "s4 checkpoint list clicks",
+    )  # fmt: skip
+    _app(list_)
+    show = command(
+        actions, "show", partial(_show_offsets, load), "show the offset that each task goes on "
+        "with", "s4 checkpoint show clicks --task 'Partition 0'",
+    )  # fmt: skip
+    _app(show)
+    _task(show, "this one only")
+    export = command(
+        actions, "export", partial(_export, load), "print all checkpoints as JSON",
+        "s4 checkpoint export clicks > checkpoints.json",
+    )  # fmt: skip
+    _app(export)
+    import_ = command(
+        actions, "import", partial(_import, load), "have tasks go on where a file says; the app "
+        "must not run", "s4 checkpoint import clicks checkpoints.json",
+    )  # fmt: skip
+    _app(import_)
+    import_.add_argument("file", metavar="FILE", help="what export has printed; - is standard "
+                         "input")  # fmt: skip
+    for action in (list_, show, import_):
+        _options(action)
+    _options(export, as_json=False)  # it prints nothing else
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+def _group(commands: Parsers, name: str, summary: str, example: str) -> Parsers:
+    group = commands.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example: {example}",
+    )  # fmt: skip
+    group.set_defaults(function=partial(_help, group))
+    return group.add_subparsers(dest="action", metavar="ACTION", title="actions")
+
+
+def _help(group: argparse.ArgumentParser, _: argparse.Namespace) -> int:
+    group.print_help()
+    return 2
+
+
+def _app(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("app", metavar="APP", help="the app's name, if it has run here; or as for "
+                        "s4 run")  # fmt: skip
+
+
+def _task(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--task", metavar="NAME", default="", help=text)
+
+
+def _all_partitions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all-partitions", action="store_true",
+                        help="INPUT is a stream, such as log.clicks")  # fmt: skip
+
+
+def _options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
+    if as_json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
+    parser.add_argument("--config", action="append", default=[], metavar="FILE",
+                        help="property file; later ones win")  # fmt: skip
+    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+                        help="one setting, such as s4.state.folder; wins over files")  # fmt: skip
+
+
+def _configured(load: Load, parsed: argparse.Namespace) -> Config:
+    files: Sequence[str] = parsed.config
+    return load(files, parsed.settings, s4_cluster_name=parsed.cluster)
+
+
+# -- what they do ---------------------------------------------------------------------------------
+
+
+def _set(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import startpoint
+
+    return startpoint.set_(
+        parsed.app,
+        parsed.input,
+        _startpoint(parsed),
+        _configured(load, parsed),
+        task=parsed.task,
+        all_partitions=parsed.all_partitions,
+        as_json=parsed.json,
+    )
+
+
+def _startpoint(parsed: argparse.Namespace) -> Startpoint:
+    from s4node.ops.startpoint import millis_of
+    from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
+
+    if parsed.oldest:
+        return Oldest()
+    if parsed.upcoming:
+        return Upcoming()
+    if parsed.timestamp is not None:
+        return Timestamp(millis_of(parsed.timestamp))
+    return Specific(parsed.offset)
+
+
+def _show(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import startpoint
+
+    return startpoint.show(parsed.app, _configured(load, parsed), as_json=parsed.json)
+
+
+def _delete(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import startpoint
+
+    return startpoint.delete(
+        parsed.app,
+        parsed.input,
+        _configured(load, parsed),
+        task=parsed.task,
+        all_partitions=parsed.all_partitions,
+        everything=parsed.everything,
+        as_json=parsed.json,
+    )
+
+
+def _list(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import checkpoint
+
+    return checkpoint.list_(parsed.app, _configured(load, parsed), as_json=parsed.json)
+
+
+def _show_offsets(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import checkpoint
+
+    config = _configured(load, parsed)
+    return checkpoint.show(parsed.app, config, task=parsed.task, as_json=parsed.json)
+
+
+def _export(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import checkpoint
+
+    return checkpoint.export(parsed.app, _configured(load, parsed))
+
+
+def _import(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import checkpoint
+
+    config = _configured(load, parsed)
+    return checkpoint.import_(parsed.app, parsed.file, config, as_json=parsed.json)

@@ -1,0 +1,171 @@
+"""``s4 startpoint``: where the tasks of an app begin to read when it next starts.
+
+Rules
+- Nothing here touches a running job or its checkpoints: what is asked for waits for a start.
+- A mistake that can be seen now is told now: an input or a task that the app does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from s4node.config import Config
+from s4node.errors import ConfigError, StartpointError
+from s4node.ops.job import find_job, where_of
+from s4node.progress.fan_out import EXPIRY_MS, Request
+from s4node.progress.startpoint import Startpoint, describe
+from s4node.progress.startpoints import StartpointStore, existing
+from s4node.progress.store import now_ms
+from s4node.systems.system import SystemStreamPartition
+
+R = TypeVar("R")
+
+_HOURS = EXPIRY_MS // 3_600_000
+
+
+def set_(
+    target: str,
+    place: str,
+    startpoint: Startpoint,
+    config: Config,
+    *,
+    task: str,
+    all_partitions: bool,
+    as_json: bool,
+) -> int:
+    """Ask for a startpoint; returns the exit status."""
+    job = find_job(target, config)
+    places = job.places(where_of(place, all_partitions=all_partitions))
+    job.check_task(task)
+    store = StartpointStore(job.folder)
+    try:
+        written = store.put(places, startpoint, now_ms(), task)
+    finally:
+        store.close()
+    running = job.running
+    if as_json:
+        print(json.dumps([_row("requested", request.task, request) for request in written]))
+        return 0
+    for request in written:
+        _tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
+    if running:
+        _tell(f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
+              f"that is within {_HOURS} hours")  # fmt: skip
+    else:
+        _tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
+    return 0
+
+
+def show(target: str, config: Config, *, as_json: bool) -> int:
+    """Print what is asked for, and what tasks have been given; returns the exit status."""
+    job = find_job(target, config)
+    now = now_ms()
+    rows: list[dict[str, Any]] = []
+    for request in _kept(job.folder, StartpointStore.requests):
+        expired = now - request.created_ms >= EXPIRY_MS
+        rows.append(_row("expired" if expired else "requested", request.task, request))
+    for task, request in _kept(job.folder, StartpointStore.pending):
+        rows.append(_row("pending", task, request))
+    if as_json:
+        print(json.dumps(rows))
+        return 0
+    if not rows:
+        _tell(f"no startpoints are set for {job.name}")
+    for row in rows:
+        ssp = SystemStreamPartition(row["system"], row["stream"], row["partition"])
+        made = datetime.fromtimestamp(row["created_ms"] / 1000, UTC)
+        print(f"{row['state']:<9}  {ssp}  {row['text']}  {_who(row['task'])}  "
+              f"{made:%Y-%m-%d %H:%M:%SZ}  {row['id']}")  # fmt: skip
+    return 0
+
+
+def delete(
+    target: str,
+    place: str,
+    config: Config,
+    *,
+    task: str,
+    all_partitions: bool,
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Take startpoints back, whether tasks have been given them or not; returns the exit status."""
+    if bool(place) == everything:
+        raise ConfigError("say which partition, such as 'log.clicks[0]', or --everything")
+    where = None if everything else where_of(place, all_partitions=all_partitions)
+    job = find_job(target, config)
+    given = [request for _, request in _kept(job.folder, StartpointStore.pending)]
+    places = {request.place for request in (*_kept(job.folder, StartpointStore.requests), *given)}
+    meant = [each for each in places if where is None or where.has(each)]
+    gone = _kept(job.folder, lambda store: [store.delete(meant, task or None)])
+    count = sum(gone)
+    if not count:
+        raise StartpointError(
+            f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
+            f"s4 startpoint show {target} lists those there are"
+        )
+    if as_json:
+        print(json.dumps({"deleted": count}))
+    else:
+        _tell(f"{count} startpoint{'' if count == 1 else 's'} of {job.name} deleted")
+    return 0
+
+
+def millis_of(text: str) -> int:
+    """Unix time in milliseconds: as it is, or ISO 8601; without a zone, this machine's."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        millis = int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        millis = -1
+    if millis < 0:
+        raise ConfigError(
+            f"--timestamp {text} is no time; write it as 2026-01-31T08:00:00Z, or in milliseconds "
+            f"since 1970"
+        )
+    return millis
+
+
+def _kept(folder: Path, work: Callable[[StartpointStore], list[R]]) -> list[R]:
+    """What ``work`` finds in the store, if there is one."""
+    store = existing(folder)
+    if store is None:
+        return []
+    try:
+        return work(store)
+    finally:
+        store.close()
+
+
+def _row(state: str, task: str, request: Request) -> dict[str, Any]:
+    return {
+        "state": state,
+        "id": request.id,
+        "system": request.system,
+        "stream": request.stream,
+        "partition": request.partition,
+        "task": task,
+        "startpoint": msgspec.to_builtins(request.startpoint),
+        "text": describe(request.startpoint),
+        "created_ms": request.created_ms,
+    }
+
+
+def _ssp(request: Request) -> str:
+    return str(SystemStreamPartition(*request.place))
+
+
+def _who(task: str) -> str:
+    return f"task {task!r}" if task else "all tasks that read it"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

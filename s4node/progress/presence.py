@@ -1,0 +1,102 @@
+"""Whether a job has containers that run on this machine.
+
+Rules
+- Each container of a job holds the job's file ``.running`` shared for as long as it lives; the
+  kernel lets go of it when the process is gone, however it ended.
+- Who comes, and who looks, holds ``.gate`` meanwhile, for a moment: so nobody is taken for another.
+- A job starts with the first of its containers: it alone does what belongs to a start, while others
+  that begin at the same time wait at the gate. So does a container that begins while somebody needs
+  the job not to run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from s4node.errors import JobRuns, ProgressUnwritten
+
+_RUNNING = ".running"
+_GATE = ".gate"
+
+
+class Presence:
+    """A container's part in the job of ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+
+    def enter(self, at_start: Callable[[], None]) -> None:
+        """Be there from now on; call ``at_start`` first if no other container is. Blocks."""
+        with _locked(self._folder / _GATE):
+            self._fd = _opened(self._folder / _RUNNING)
+            if _alone(self._fd):
+                at_start()
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def leave(self) -> None:
+        """Be there no longer; a second time does nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def runs(folder: Path) -> bool:
+    """Whether a container of the job runs."""
+    try:
+        with stopped(folder):
+            return False
+    except JobRuns:
+        return True
+
+
+@contextmanager
+def stopped(folder: Path) -> Iterator[None]:
+    """Keep the job from starting; raises JobRuns where it runs."""
+    if not (folder / _GATE).exists():  # it never ran; who looks leaves nothing behind
+        yield
+        return
+    with _locked(folder / _GATE), _closing(_opened(folder / _RUNNING)) as fd:
+        if not _alone(fd):
+            raise JobRuns(
+                f"the job in {folder} runs at this moment; stop all of its containers first"
+            )
+        yield
+
+
+def _alone(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with _closing(_opened(path)) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ProgressUnwritten(
+            f"progress cannot be kept in {path.parent} ({error}); mend its rights, or set "
+            f"s4.state.folder to another folder"
+        ) from error

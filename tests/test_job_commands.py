@@ -1,0 +1,293 @@
+"""``s4 startpoint`` and ``s4 checkpoint``: docs/startpoints.md, and where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from harness import run_s4, running, until
+from input_systems import fresh
+from test_log_doc import matches
+
+from s4node import GenericEvent
+from s4node.ops.cli import main
+from s4node.ops.load import load_app
+from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.store import ProgressStore
+from s4node.state.job import replace
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "startpoints.md").read_text()
+ADDRESS = "the commands'"
+
+BROADCAST = """
+from s4node import TaskApp
+
+class Nothing:
+    def process(self, envelope, collector, coordinator):
+        pass
+
+app = TaskApp("notes", Nothing, inputs=["memory.clicks", "live.pings"])
+"""
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """The commands of the page, each with what it prints."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for one in re.split(r"^\$ s4 ", block, flags=re.MULTILINE)[1:]:
+            command, *told = one.rstrip("\n").split("\n")
+            found.append((command, told))
+    return found
+
+
+async def test_the_commands_of_the_page_print_what_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "clicks.py").write_text(program)
+    system = fresh(ADDRESS)
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(GenericEvent(user="joe") for _ in range(3)))
+    settings = {
+        "systems.log.type": "input_systems:memory",
+        "systems.log.address": ADDRESS,
+        "systems.log.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+    }
+
+    async def life(events: int) -> str:
+        before = sum(system.reads.values())
+        async with running(load_app(str(tmp_path / "clicks.py")), settings):
+            await until(lambda: sum(system.reads.values()) - before >= events)
+        return capsys.readouterr().out
+
+    state = ("-p", f"s4.state.folder={tmp_path / 'state'}")
+    assert "3 clicks" in await life(3)
+    for command, told in commands():
+        words, _, file = command.partition(" > ")
+        done = await run_s4(*shlex.split(words), *state, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if file:
+            (tmp_path / file).write_text(done.stdout)
+        else:
+            assert matches(told, (done.stdout + done.stderr).splitlines()), (command, done)
+        if command == commands()[3][0]:  # what the page says next: it goes back, and once
+            assert "2 clicks" in await life(2)
+            done = await run_s4("startpoint", "set", "clicks", "log.clicks[0]", "--offset", "3",
+                                *state, cwd=tmp_path)  # fmt: skip
+            await life(0)
+    assert len(commands()) == 8
+    system.put("clicks", 0, GenericEvent(user="ann"))
+    assert "1 clicks" in await life(1)  # as if nothing had been
+
+
+# -- where something is wrong ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """What an app of two tasks has left here."""
+    store = ProgressStore(tmp_path / "state" / "default" / "notes")
+    store.admit(JobGuard(2, "by-partition", "crc32", {"memory.clicks": 2}))
+    for number in range(2):
+        offsets = {("memory", "clicks", number): 5, ("memory", "rules.v1", 0): 7}
+        written = {f"Partition {number}": Checkpoint(offsets, 1_700_000_000_000)}
+        replace(store.path.parent, store, written)
+    store.close()
+    (tmp_path / "app.py").write_text(BROADCAST)
+    return tmp_path
+
+
+S4 = Callable[..., Awaitable[subprocess.CompletedProcess[str]]]
+
+
+@pytest.fixture
+def s4(kept: Path) -> S4:
+    async def run(command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        state = ("-p", f"s4.state.folder={kept / 'state'}")
+        return await run_s4(*shlex.split(command), *state, cwd=kept, stdin=stdin)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("set notes memory.clicks[2] --oldest", 1, "memory.clicks has partitions 0 to 1, not 2"),
+        ("set notes memory.views[0] --oldest", 1,
+         ("app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1. If it "
+         "is to read it from its next start on, name the app as for s4 run")),
+        ("set notes memory.clicks --oldest", 2,
+         ("'memory.clicks' is a whole stream; write 'memory.clicks[0]' for one partition, or add "
+         "--all-partitions")),
+        ("set notes memory.clicks[0] --oldest --all-partitions", 2,
+         "'memory.clicks[0]' and --all-partitions do not fit; write 'memory.clicks'"),
+        ("set notes clicks[0] --oldest", 2,
+         "'clicks[0]' is no partition of an input; write it as 'log.clicks[0]'"),
+        ("set notes memory.rules.v1 --all-partitions --oldest", 1,
+         "how many partitions memory.rules.v1 has is not known"),
+        ("set app.py live.pings[0] --upcoming", 1, "live sockets, which keep nothing"),
+        ("set notes memory.clicks[0] --oldest --task 'Partition 2'", 2,
+         "app 'notes' has no task 'Partition 2'; it has: Partition 0, Partition 1"),
+        ("set notes memory.clicks[0] --timestamp yesterday", 2,
+         "--timestamp yesterday is no time; write it as 2026-01-31T08:00:00Z"),
+        ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is no time"),
+        ("set notes memory.clicks[0] --offset -1", 2, "--offset"),
+        ("set notes memory.clicks[0]", 2, "one of the arguments --oldest --upcoming --timestamp"),
+        ("set notes memory.clicks[0] --oldest --offset 1", 2, "not allowed with argument"),
+        ("set letters memory.clicks[0] --oldest", 2,
+         "no app 'letters' of cluster 'default' keeps anything in"),
+        ("show letters", 2, ("there are: notes. Name one that has not run yet as for s4 run, such "
+         "as letters.py")),
+        ("show letters.py", 2, "no file letters.py"),
+        ("show notes --cluster east", 2, "no app 'notes' of cluster 'east' keeps anything"),
+        ("delete notes memory.clicks[0]", 1,
+         "no startpoint is set for memory.clicks[0]; s4 startpoint show notes lists those"),
+        ("delete notes", 2, "say which partition, such as 'log.clicks[0]', or --everything"),
+        ("delete notes memory.clicks[0] --everything", 2, "say which partition"),
+    ],
+)  # fmt: skip
+def test_mistakes_about_startpoints_are_told_with_the_fix(
+    kept: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(kept)
+    words = ["startpoint", *shlex.split(command), "-p", f"s4.state.folder={kept / 'state'}"]
+    try:
+        ended = main(words)
+    except SystemExit as error:  # of the parser of the command line
+        ended = int(error.code or 0)
+    out, err = capsys.readouterr()
+    assert said in err.replace("\n", " ")
+    assert (ended, out) == (status, "")
+
+
+async def test_programs_set_see_and_delete_startpoints_as_json(s4: S4) -> None:
+    async def told(command: str) -> object:
+        done = await s4(f"startpoint {command} --json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    made = await told("set notes memory.clicks --all-partitions --timestamp 2023-11-14T22:13:20Z")
+    assert isinstance(made, list)
+    assert [(one["stream"], one["partition"], one["task"]) for one in made] == [
+        ("clicks", 0, ""),
+        ("clicks", 1, ""),
+    ]
+    assert made[0]["startpoint"] == {"kind": "timestamp", "millis": 1_700_000_000_000}
+    (task,) = await told("set app.py memory.clicks[0] --upcoming --task 'Partition 0'")  # type: ignore[misc]
+    shown = await told("show notes")
+    assert isinstance(shown, list)
+    assert {one["id"] for one in shown} == {one["id"] for one in [*made, task]}
+    assert {one["state"] for one in shown} == {"requested"}
+    assert await told("delete notes memory.clicks[0] --task 'Partition 0'") == {"deleted": 1}
+    assert await told("delete notes memory.clicks --all-partitions") == {"deleted": 2}
+    assert await told("show notes") == []
+
+
+async def test_an_app_that_has_not_run_yet_is_named_as_for_a_start(s4: S4, kept: Path) -> None:
+    (kept / "new.py").write_text(BROADCAST.replace('"notes"', '"new"'))
+    done = await s4("startpoint set new.py memory.clicks[7] --oldest")
+    assert done.returncode == 0, done.stderr
+    done = await s4("startpoint show new --json")
+    assert [one["partition"] for one in json.loads(done.stdout)] == [7]
+
+
+async def test_checkpoints_are_exported_changed_and_imported(s4: S4, kept: Path) -> None:
+    done = await s4("checkpoint export notes")
+    document = json.loads(done.stdout)
+    assert document["tasks"]["Partition 0"]["offsets"][0] == {
+        "system": "memory", "stream": "clicks", "partition": 0, "offset": 5,
+    }  # fmt: skip
+    document["tasks"] = {
+        "Partition 1": {"offsets": [
+            {"system": "memory", "stream": "clicks", "partition": 1, "offset": 3}
+        ]}
+    }  # fmt: skip
+    done = await s4("checkpoint import notes -", json.dumps(document).encode())
+    assert done.returncode == 0, done.stderr
+    shown = json.loads((await s4("checkpoint show notes --json")).stdout)
+    assert {
+        (task, row["stream"], row["partition"]): row["offset"]
+        for task, one in shown.items()
+        for row in one["offsets"]
+    } == {
+        ("Partition 0", "clicks", 0): 5,
+        ("Partition 0", "rules.v1", 0): 7,
+        ("Partition 1", "clicks", 1): 3,
+        ("Partition 1", "rules.v1", 0): 7,
+    }
+    listed = json.loads((await s4("checkpoint list notes --json")).stdout)
+    assert [(one["task"], one["inputs"]) for one in listed] == [
+        ("Partition 0", 2),
+        ("Partition 1", 2),
+    ]
+
+
+OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'
+
+
+@pytest.mark.parametrize(
+    ("stdin", "status", "said"),
+    [
+        ("nothing", 2, "- is not what s4 checkpoint export prints"),
+        ('{"format": 2, "tasks": {}}', 2, "- is of format 2, and this s4node reads 1"),
+        ('{"format": 1, "tasks": {"Partition 9": {"offsets": []}}}', 2,
+         "no task 'Partition 9'; it has: Partition 0, Partition 1"),
+        ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + OFFSET + "]}}}", 2,
+         "memory.clicks[0] of task 'Partition 0': offsets are 0 or more"),
+        (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
+         '"crc32", "counts": {}, "keys": ""}}'), 1, "it had 2 tasks and would have"),
+        ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was kept is no job"),
+    ],
+)  # fmt: skip
+async def test_an_import_that_does_not_fit_changes_nothing(
+    s4: S4, stdin: str, status: int, said: str
+) -> None:
+    before = (await s4("checkpoint export notes")).stdout
+    done = await s4("checkpoint import notes -", stdin.encode())
+    assert said in done.stderr
+    assert done.returncode == status
+    assert (await s4("checkpoint export notes")).stdout == before
+
+
+async def test_an_import_is_refused_while_the_job_runs_and_a_startpoint_says_that_it_waits(
+    s4: S4, kept: Path
+) -> None:
+    system = fresh(ADDRESS)
+    system.create("clicks", 2)
+    for partition in range(2):
+        system.put("clicks", partition, *(GenericEvent() for _ in range(5)))
+    settings = {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "s4.state.folder": str(kept / "state"),
+    }
+    exported = (await s4("checkpoint export notes")).stdout
+    async with running(load_app(str(kept / "app.py")), settings, partitions=2):
+        done = await s4("checkpoint import notes -", exported.encode())
+        assert done.returncode == 1
+        assert "runs at this moment; stop all of its containers first" in done.stderr
+        done = await s4("startpoint set notes memory.clicks[0] --oldest")
+        assert done.returncode == 0
+        assert (
+            "notes runs, and goes on as it is: this takes effect at its next start" in done.stderr
+        )
+    assert (await s4("checkpoint import notes -", exported.encode())).returncode == 0
+
+
+async def test_an_app_without_checkpoints_says_so(s4: S4, kept: Path) -> None:
+    (kept / "new.py").write_text(BROADCAST.replace('"notes"', '"new"'))
+    done = await s4("checkpoint show new.py")
+    assert "new has no checkpoints in" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
