@@ -270,18 +270,18 @@ class Committer:
             written = await self._write(kept, kept.state.write)
         finally:
             kept.state.end_commit(written=written)
-            kept.writing = False
-            self._quiet.unpark_all()
-        if written:
-            if waiting is None:
-                await self._written(kept, what)
-            else:
-                kept.waited_for = None
-                waiting.set()
-            await self._expire(kept)
+        if not written:
+            await trio.sleep(RETRY_SECONDS)
+            kept.again = True  # with the newest
+        elif waiting is None:
+            await self._written(kept, what)
         else:
-            await self._pause(kept)
+            kept.waited_for = None
+            waiting.set()
+        kept.writing = False
         self._over(kept)
+        if written:
+            await self._expire(kept)
 
     def _over(self, kept: _Kept) -> None:
         """Have asked again what was asked for meanwhile."""
@@ -359,15 +359,6 @@ class Committer:
                 f"the progress of task {kept.claim.task!r} could not be written for "
                 f"{self._timeout:g} s (task.commit.timeout.ms): {error}"
             ) from error
-
-    async def _pause(self, kept: _Kept) -> None:
-        """After a failure: have it tried again soon, with the newest."""
-        kept.writing = True
-        try:
-            await trio.sleep(RETRY_SECONDS)
-        finally:
-            kept.writing = False
-        kept.again = True
 
     async def _expire(self, kept: _Kept) -> None:
         """Delete what is over its time, in slices; the next commit has it."""
