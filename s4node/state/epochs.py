@@ -100,7 +100,11 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
         try:
             _inherit(folder / str(number), own)
             database = make(own)
-            database.verify()
+            try:
+                database.verify()
+            except BaseException:
+                database.close()
+                raise
         except StoreCorrupt as error:
             log.error("a state folder is damaged; going on from the one before",
                       folder=str(folder / str(number)), reason=str(error))  # fmt: skip
