@@ -84,7 +84,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
         message = message.replace("[", r"\[")
         async with coordination.session("a") as session:
             enrolment = Enrolment(session, "default", "counter", "a", 1)
-            with plain_errors(), pytest.raises(ConfigError, match=message):
+            with pytest.raises(ConfigError, match=message), plain_errors():
                 await Container(counter(), config, enrolment=enrolment).run()
         with pytest.raises(ConfigError, match=message):
             Door(config, "a", lambda stream, reads: ())

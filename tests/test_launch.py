@@ -142,6 +142,32 @@ async def test_a_killed_launcher_leaves_nobody(tmp_path: Path) -> None:
             await gone(pid)
 
 
+DONE = """\
+import os
+from s4node.tasks import TaskApp
+class Alarm:
+    def init(self, config, context):
+        os.write(1, f"{os.getpid()} begins\\n".encode())
+        context.schedule(0.3, lambda collector, coordinator: coordinator.shutdown(all_tasks=True))
+    def process(self, envelope, collector, coordinator):
+        pass
+app = TaskApp("alarms", Alarm, inputs=["live.clicks"])
+"""
+
+
+async def test_containers_whose_tasks_are_done_are_not_started_again_and_the_command_ends(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "alarms.py").write_text(DONE)
+    quick = ("-p", "s4.container.restartDelay=50")
+    done = await run_s4("run", "alarms.py", "--listen", ANY_PORT, *quick, "--nodes", "2",
+                        cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0
+    assert len({line for line in done.stdout.splitlines() if line.endswith("begins")}) == 2
+    assert done.stderr.count("a container is done") == 2
+    assert "a container ended" not in done.stderr
+
+
 async def test_the_addresses_can_be_had_as_json(tmp_path: Path) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)
     command = ("run", "counter.py", "--listen", ANY_PORT, "--nodes", "2", "--json")

@@ -345,6 +345,40 @@ async def test_readers_go_on_over_a_connection_that_is_cut_again_and_again(tmp_p
         assert sorted(seen) == list(range(60_000))
 
 
+async def test_a_stream_that_is_gone_when_its_node_comes_back_is_told_with_its_place(
+    tmp_path: Path,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with log_at(address) as log:
+        async with log_node(tmp_path, address=address):
+            await log.create("clicks", 1)
+            await log.append("clicks", 0, [Click(f"u{n}", n) for n in range(5)])
+            reader = await log.open(SystemStreamPartition("log", "clicks", 0), 0, [Click])
+            await reader.read()
+        async with log_node(tmp_path / "another", address=address):
+            told = r"clicks\[0\] cannot be read at tcp.* any more, from offset 5 on: .*'clicks'"
+            with trio.fail_after(10), pytest.raises(UnknownStream, match=told):
+                await reader.read()
+
+
+async def test_a_stream_that_has_lost_its_end_when_its_node_comes_back_is_told(
+    tmp_path: Path,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with log_node(tmp_path / "another", address=address), log_at(address) as log:
+        await log.create("clicks", 1)
+    async with log_at(address) as log:
+        async with log_node(tmp_path, address=address):
+            await log.create("clicks", 1)
+            await log.append("clicks", 0, [Click(f"u{n}", n) for n in range(5)])
+            reader = await log.open(SystemStreamPartition("log", "clicks", 0), 0, [Click])
+            await reader.read()
+        async with log_node(tmp_path / "another", address=address):
+            told = r"clicks\[0\] has no offset 5: it has 0 to 0"
+            with trio.fail_after(10), pytest.raises(StartpointError, match=told):
+                await reader.read()
+
+
 # -- appending ------------------------------------------------------------------------------------
 
 
@@ -626,6 +660,7 @@ async def test_several_containers_read_from_the_log_of_their_launcher(tmp_path: 
         await until(lambda: process.stdout[-1:] == ["last 400"])
         process.signal(signal.SIGTERM)
         assert await process.wait() == 0
+    assert "send events" not in process.errors  # nothing comes over the containers' sockets
 
 
 # -- processes ------------------------------------------------------------------------------------

@@ -133,26 +133,6 @@ async def test_reading_outside_of_what_is_there_is_refused(tmp_path: Path) -> No
             await partition.read(11, 100)
 
 
-async def test_who_waits_at_the_end_is_told_of_what_comes(tmp_path: Path) -> None:
-    async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
-        seen: list[int] = []
-
-        async def follow() -> None:
-            at = 0
-            while at < 6:
-                await partition.wait_beyond(at)
-                rows = await partition.read(at, MIB)
-                seen.extend(number for _, _, number in events(rows))
-                at = rows[-1].end
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow)
-            for n in range(3):
-                await append(partition, numbered("a", n * 2, 2))
-        assert seen == [0, 1, 2, 3, 4, 5]
-
-
 async def test_an_offset_is_found_by_the_time_of_appending(tmp_path: Path) -> None:
     clock = Clock()
     async with open_log(LogSettings(tmp_path), clock) as log:
@@ -280,16 +260,10 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         await append(partition, numbered("a", 0, 1))
 
 
-async def test_who_reads_or_waits_when_the_log_closes_is_told_so(tmp_path: Path) -> None:
-    async def wait(partition: LogPartition) -> None:
-        with pytest.raises(StoreError, match=r"nothing more comes to log stream clicks\[0\]"):
-            await partition.wait_beyond(5)
-
-    async with trio.open_nursery() as nursery, opened(tmp_path) as log:
+async def test_who_reads_when_the_log_is_closed_is_told_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
         partition = log.stream("clicks").partitions[0]
         await append(partition, numbered("a", 0, 5))
-        nursery.start_soon(wait, partition)
-        await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(StoreError, match="is closed"):
         await partition.read(0, 1)
 
@@ -803,7 +777,8 @@ async def test_a_reader_that_is_slower_than_retention_is_told_so(tmp_path: Path)
         async def slow_reader() -> None:
             at = 0
             while True:
-                await partition.wait_beyond(at)
+                while at >= partition.bounds.upcoming:
+                    await trio.lowlevel.checkpoint()
                 rows = await partition.read(at, 1)
                 assert rows[0].first <= at < rows[0].end
                 at = rows[0].first + 1

@@ -558,3 +558,25 @@ async def test_a_job_of_several_containers_goes_back_at_its_start_and_not_when_o
             assert await nodes.wait() == 0
         again = [(int(partition), int(offset)) for _, partition, offset in it.seen[known:]]
         assert sorted(again) == [(p, n) for p in range(4) for n in range(60, 200)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "why"), [(12, "no offset 12"), (1, "no offset 1")], ids=["beyond the end", "gone"]
+)
+async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the_way_out(
+    tmp_path: Path, offset: int, why: str
+) -> None:
+    async with bench(tmp_path, partitions=1) as it:
+        await append(it.log, 0, 10, partitions=1)
+        await it.log.trim("clicks", partition=0, offset=10)
+        await append(it.log, 10, 11, partitions=1)
+        store = StartpointStore(folder_of(str(tmp_path / "state"), "default", "tasks"))
+        store.put([CLICKS], Specific(offset), now_ms())
+        store.close()
+        async with s4_process(*it.arguments("tasks"), cwd=tmp_path, ready=False) as process:
+            assert await process.wait() == 1
+        (told,) = [line for line in process.stderr if line.startswith("s4: ")]
+        assert f"the startpoint offset {offset} that was set for log.clicks[0]" in told
+        assert "take it back: s4 startpoint delete tasks 'log.clicks[0]'" in told
+        assert why in told
+        assert it.seen == []

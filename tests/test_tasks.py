@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import threading
 import time
 from collections import defaultdict
@@ -106,6 +107,7 @@ MODES: dict[str, tuple[Callable[[Body], Any], dict[str, str]]] = {
 }
 IN_ORDER = [name for name, (_, values) in MODES.items() if "task.max.concurrency" not in values]
 KEY_ORDER = [name for name, (_, values) in MODES.items() if values.get("task.order") == "key"]
+BOTH = ("memory.clicks", "memory.views")
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -723,6 +725,45 @@ async def test_an_orderly_stop_drains_and_commits_so_that_a_restart_replays_noth
         await until(lambda: len(seen) >= 600)
     assert sorted(seen) == [(p, n) for p in (0, 1) for n in range(300)]
     assert first <= 600
+
+
+class Crash(Exception):  # noqa: N818 - it is none of ours
+    """Ends a container at once."""
+
+
+@pytest.mark.parametrize("async_commit", ["false", "true"])
+@every_mode
+async def test_at_whatever_moment_it_crashes_only_what_was_processed_is_committed(
+    system: MemorySystem, settings: dict[str, str], mode: str, async_commit: str
+) -> None:
+    fill(system, 3, 100)
+    fill(system, 2, 50, "views")
+    make, values = MODES[mode]
+    seen: set[tuple[str, int, int]] = set()
+
+    def write(_t: Any, envelope: Envelope, _c: Collector, coordinator: Coordinator) -> None:
+        seen.add((envelope.stream, envelope.partition, envelope.offset))
+        if envelope.offset % 13 == 5:
+            coordinator.commit()
+
+    values = settings | values | {
+        "task.commit.ms": "10", "task.window.ms": "3", "task.async.commit": async_commit
+    }  # fmt: skip
+    dice = random.Random(3)
+    for _ in range(8):
+        try:
+            async with running(Job(lambda: make(write), *BOTH), values) as container:
+                await trio.sleep(dice.random() * 0.05)
+                assert container.replay is not None
+                for progress in container.replay.consumers.progress.values():
+                    for (_, stream, partition), one in progress.items():
+                        below = range(one.committed or 0)
+                        assert seen.issuperset((stream, partition, n) for n in below)
+                raise Crash
+        except Crash:
+            pass
+    async with running(Job(lambda: make(write), *BOTH), values):
+        await until(lambda: len(seen) == 400)
 
 
 async def test_ticks_of_a_window_coalesce_and_a_slow_one_is_warned_of_once(

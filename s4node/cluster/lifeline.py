@@ -74,7 +74,8 @@ class Stop(Message, tag="stop", frozen=True):
 
 
 class Prepared(Message, tag="prepared", frozen=True):
-    """From a container: the app is loaded and its graph is good."""
+    """From a container: the app is loaded and its graph is good. ``inputs`` are those that come
+    over sockets."""
 
     app: str
     inputs: list[str]
@@ -100,13 +101,19 @@ class Failed(Message, tag="failed", frozen=True):
     status: int = 1
 
 
+class Done(Message, tag="done", frozen=True):
+    """From a container, right before it ends: its tasks have nothing left to do, or asked for it.
+
+    It is not started again."""
+
+
 class Pulse(Message, tag="pulse", frozen=True):
     """From a container, again and again: it lives, and these are its statistics."""
 
     statistics: dict[str, Any]
 
 
-FromContainer = Prepared | Ready | Failed | Pulse
+FromContainer = Prepared | Ready | Failed | Done | Pulse
 ToContainer = Begin | Go | Stop
 
 _from_container: msgspec.json.Decoder[FromContainer] = msgspec.json.Decoder(FromContainer)

@@ -220,6 +220,9 @@ class ContainerProcess:
                 self.address = message.address
             case lifeline.Failed():
                 self.failure = message
+            case lifeline.Done():
+                log.info("a container is done", app=self.begin.app, container=self.begin.member)
+                self._life.stop(now)
         self._nudge()
 
     def _exited(self, status: int | None) -> None:

@@ -146,6 +146,7 @@ class Committer:
         self._threads = trio.CapacityLimiter(_THREADS)
         self._store: ProgressStore | None = None
         self._nursery: trio.Nursery
+        self._ending = False
         self._quiet = trio.lowlevel.ParkingLot()
 
     # -- life --------------------------------------------------------------------------------
@@ -159,7 +160,10 @@ class Committer:
         """Write commits until cancelled; raises what stops the container."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._ending = True
 
     def close(self) -> None:
         """Give all files back, when nothing runs any more; what was not committed is gone."""
@@ -197,6 +201,8 @@ class Committer:
 
     def commit(self, task: Task) -> None:
         """Take the task's state and offsets as they are now, to be written soon."""
+        if self._ending:  # all is being cancelled, and a task has taken one more step
+            return
         kept = self._tasks[task.partition]
         if kept.waited_for is not None and not kept.writing:
             self._begin(kept, _NOTHING)

@@ -43,12 +43,16 @@ class Rejects:
         self._waiting = 0
         self._room = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
+        self._ending = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep dead letters until cancelled; raises what keeping them raises."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._ending = True
 
     @property
     def full(self) -> bool:
@@ -91,6 +95,8 @@ class Rejects:
             return
         assert self._nursery is not None
         receipt.hold(number)
+        if self._ending:  # all is being cancelled, and a task has taken one more step
+            return
         self._waiting += 1
         letter = GenericEvent(
             system=ssp.system, stream=ssp.stream, partition=ssp.partition, offset=number,

@@ -122,8 +122,6 @@ class LogPartition:
         self._threads = files.threads
         self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
-        self._grown = trio.lowlevel.ParkingLot()
-        self._closed = False
         self._producers: dict[str, int] = {}
         self._types: dict[int, TypeDecl] = {}
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
@@ -175,13 +173,6 @@ class LogPartition:
             raise self._lost(offset, rows[0].start if rows else self._bounds.upcoming)
         return rows
 
-    async def wait_beyond(self, offset: int) -> None:
-        """Wait until there is something at ``offset``; raises StoreError if the log closes."""
-        while self._bounds.upcoming <= offset:
-            if self._closed:
-                raise StoreError(f"the log is closed, nothing more comes to {self}")
-            await self._grown.park()
-
     async def offset_at(self, millis: int) -> int:
         """The first offset that was appended at or after a Unix time, or the upcoming one."""
         found = await self._in_thread(partial(self._view.offset_at, millis))
@@ -208,8 +199,6 @@ class LogPartition:
 
     def close(self) -> None:
         """Close its files; the writer is done with them."""
-        self._closed = True
-        self._grown.unpark_all()
         self._view.close()
         self._lane.file.close()
 
@@ -242,7 +231,6 @@ class LogPartition:
         for name in standing.forgotten:
             self._producers.pop(name, None)
         self._types.update(standing.types)
-        self._grown.unpark_all()
 
 
 class LogStream:

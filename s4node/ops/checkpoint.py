@@ -1,8 +1,8 @@
 """``s4 checkpoint``: how far the tasks of an app have come, whether it runs or not.
 
 Rules
-- What is exported can be imported as it is. An import takes all of a file or nothing, and only
-  while no container of the job runs.
+- What is exported can be imported as it is, while no container of the job runs. All of a file is
+  looked at before anything is written.
 - What is imported must fit the job: offsets of a job with other tasks or keys are refused.
 """
 

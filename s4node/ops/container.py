@@ -245,7 +245,8 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
             inputs, outputs = _streams(app)
-            levels = flow.levels(flow.edges(app), inputs)
+            starts = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+            levels = flow.levels(flow.edges(app), starts)
             line.say(lifeline.Prepared(app.name, inputs, outputs, levels))
             if begin.hold:
                 async with trio.open_nursery() as either:
@@ -255,6 +256,9 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
                 nursery.start_soon(_announce, line, container)
                 async with _enrolled(container, begin, config):
                     await container.run()
+                if not stopping.is_set():
+                    line.say(lifeline.Done())
+                    line.flush()
             line.detach()
             nursery.cancel_scope.cancel()
 
@@ -298,8 +302,8 @@ async def _announce(line: Line, container: Container) -> None:
 
 
 def _streams(app: App) -> tuple[list[str], list[str]]:
-    """The names of an app's input and output streams."""
-    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+    """The names of an app's streams that come over sockets, and of its output streams."""
+    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
     outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
     return inputs, outputs
 

@@ -4,7 +4,8 @@ Rules
 - The containers find each other through a folder that lasts as long as the command does.
 - Clients come to one address, the launcher's door, which leads them to the containers. The log, if
   there is one, is at that address, too: one process has its folder, and containers come and go.
-- A container that dies is started again, as a spare: by then others have its partitions.
+- A container that dies is started again, as a spare: by then others have its partitions. One whose
+  tasks are done is not, and the command ends when all are.
 - An app that cannot start at all ends the command, with the reason.
 """
 
@@ -20,7 +21,7 @@ import trio
 
 from s4node import config as settings
 from s4node.cluster.lifeline import Begin, handed_on
-from s4node.cluster.supervisor import Supervisor, limits_of, supervising
+from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.comm.door import Door
 from s4node.config import Config
 from s4node.errors import ContainerFailed
@@ -48,6 +49,15 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
             return trio.run(launcher.run, on_ready)
     except BaseException as error:
         return exit_status(error)
+
+
+async def _wait_ready(process: ContainerProcess) -> None:
+    """Return when it is ready, or was and is done already."""
+    try:
+        await process.wait_ready()
+    except ContainerFailed:
+        if process.failure is not None:
+            raise
 
 
 class _Launcher:
@@ -107,7 +117,7 @@ class _Launcher:
             for process in processes:
                 await process.go()
             for process in processes:
-                await process.wait_ready()
+                await _wait_ready(process)
         except ContainerFailed as error:
             print(f"{error.trace}s4: {error.reason}", file=sys.stderr)
             self._status = process.failure.status if process.failure is not None else 1
@@ -117,6 +127,9 @@ class _Launcher:
         inputs = tuple(first.inputs) if first is not None else ()
         containers = {process.begin.member: process.address for process in processes}
         on_ready(Launched(self._app, door.address, inputs, containers))
+        while self._supervisor.processes:
+            await self._supervisor.changed.wait()
+        self._stopping.set()
 
     async def _tell_door(self, door: Door) -> None:
         while True:

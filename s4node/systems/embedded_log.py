@@ -23,7 +23,14 @@ from s4node.comm.outbox import encoded
 from s4node.comm.reader_link import ReaderLink
 from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.comm.socket import host_and_port
-from s4node.errors import EventError, StageClosed, StartpointError, UnknownStream
+from s4node.errors import (
+    ConnectionRefused,
+    EventError,
+    S4Error,
+    StageClosed,
+    StartpointError,
+    UnknownStream,
+)
 from s4node.event import GenericEvent
 from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
 from s4node.schema import EventType
@@ -328,7 +335,7 @@ class _Reader:
             if self._ended:
                 raise StageClosed(f"{self.ssp} is not being read any more; open it again")
             if self.reading.error is not None:
-                raise self.reading.error
+                raise self._refused(self.reading.error)
             await self._news.park()
         arrived = self._arrived[0]
         if isinstance(arrived, Lost):
@@ -337,6 +344,16 @@ class _Reader:
         self.position = arrived.end
         self.reading.passed(arrived.place, arrived.end)
         return _Batch(self.ssp, arrived)
+
+    def _refused(self, error: S4Error) -> S4Error:
+        """What the node has against being read; that it knows no such stream, in our words."""
+        if not isinstance(error, ConnectionRefused):
+            return error
+        return UnknownStream(
+            f"{self.ssp} cannot be read at {self._log.address} any more, from offset "
+            f"{self.position} on: {error}. Start that node with the log's own folder, or create "
+            f"the stream anew and begin without the progress in the one before"
+        )
 
     def pause(self) -> None:
         """Give no more credit until ``resume``."""
