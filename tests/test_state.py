@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from harness import ANY_PORT, free_port, plain_errors, running, s4_process, until
+from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies, fresh
 from kept import kept_positions
 
@@ -410,6 +411,29 @@ def test_a_store_that_cannot_be_is_refused_with_the_graph() -> None:
     app.create_store("counts", key=str, value=int)
     with pytest.raises(GraphError, match="has a store 'counts' already"):
         app.create_store("counts", value=str)
+
+
+# -- s4 state -------------------------------------------------------------------------------------
+
+
+async def test_what_is_kept_can_be_shown_of_an_app_that_runs(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe", 4), Click("ann", 5), Click("joe", 6))
+    app = Counting()
+    state = ("-p", f"s4.state.folder={settings['s4.state.folder']}")
+    async with running(app, settings) as container:
+        await until(lambda: app.counts == {"joe": 2, "ann": 1})
+        await commit(container)
+        done = await run_s4("state", "get", "counting", "joe", *state, cwd=tmp_path)
+        assert done.stdout == 'Partition 0  Count  joe  {"count": 2, "seen": [4, 6]}\n'
+        done = await run_s4("state", "scan", "counting", "--json", *state, cwd=tmp_path)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert {row["key"]: row["value"]["count"] for row in rows} == {"joe": 2, "ann": 1}
+        done = await run_s4("state", "scan", "counting", "--table", "Sum", *state, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "keeps no 'Sum'; it keeps: Count" in done.stderr
 
 
 # -- real processes, killed at any moment ----------------------------------------------------------
