@@ -369,8 +369,10 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
         }
-        async with crashing(app, settings, partitions=4):
-            await until(lambda: progress(settings) == {f"clicks[{p}]": 100 for p in range(4)})
+        async with crashing(app, settings, partitions=4) as container:
+            committed = container.replay.committer.committed
+            await until(lambda: sum(sum(c.offsets.values()) for c in committed().values()) == 400)
+        assert progress(settings) == {f"clicks[{p}]": 100 for p in range(4)}
     assert sorted(kept["onward"]) == list(range(400))
     assert threading.get_ident() not in threads
     assert len(threads) > 1
