@@ -20,6 +20,7 @@ from s4node.event import LIVE
 from s4node.keys import KeySpec
 from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
+from s4node.stores import StoreSpec
 from s4node.stream import InputStream, OutputStream, Stream
 
 P = TypeVar("P", bound=ProcessingElement)
@@ -51,6 +52,7 @@ class App:
         self.clock: Callable[[], float] = time.time
         self.streams: dict[str, Stream] = {}
         self.prototypes: dict[str, tuple[Prototype, ProcessingElement]] = {}
+        self.stores: dict[str, StoreSpec[Any, Any]] = {}
         self.spawn: Callable[..., None] | None = None
         self._frozen = False
 

@@ -410,6 +410,17 @@ STATE_FOLDER = Setting(
     "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
     "must be on a disk of this machine, and yours alone.",
 )
+STATE_SYNC = Setting(
+    _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
+    "What a power cut may take of what tasks keep: with full nothing that was committed, for a "
+    "wait for the disk at every commit; with normal the last commits, after which inputs are "
+    "replayed. A process that dies loses nothing with either.",
+)
+STATE_CHANGES_BYTES = Setting(
+    _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
+    "A task commits early when what its stores have changed since its last commit takes so many "
+    "bytes of memory.",
+)
 COMMIT_TIMEOUT = Setting(
     _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
     "How long commits of a task may fail one after another before the container stops. Until then "

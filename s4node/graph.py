@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 
 from s4node.app import App
 from s4node.errors import GraphError, KeyFinderError
+from s4node.pe.codec import ElementCodec
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import BoundedInstances, Instances
 from s4node.pe.prototype import HandlerTable, Prototype
 from s4node.routing import KeyRule, compiled, is_generic
 from s4node.schema import EventType
+from s4node.stores import StoreSpec
 from s4node.stream import OutputStream, Stream
 
 
@@ -34,6 +36,43 @@ def check(app: App) -> None:
     for prototype, _ in app.prototypes.values():
         if not prototype.on_event.declared and not prototype.on_time:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
+    problems += [problem for spec in app.stores.values() for problem in _store_problems(spec)]
+    _raise(app, problems)
+
+
+def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
+    where = f"store {spec.name!r}"
+    if spec.key not in (str, int, bytes, tuple) and get_origin(spec.key) is not tuple:
+        yield f"{where} has keys {spec.key!r}; give str, int, bytes or tuple"
+    if spec.ttl < 0:
+        yield f"{where} has a ttl of {spec.ttl:g} s; give seconds, or 0 for ever"
+    try:
+        msgspec.msgpack.Decoder(spec.value)
+    except (TypeError, ValueError, NameError) as error:
+        yield f"{where} has values {spec.value!r}, which cannot be kept: {error}"
+
+
+def check_kept(app: App) -> None:
+    """Raise one GraphError with every PE whose state cannot be saved."""
+    problems = []
+    for prototype, _ in app.prototypes.values():
+        try:
+            ElementCodec(prototype.cls)
+        except GraphError as error:
+            problems.append(str(error))
+    _raise(app, problems)
+
+
+def refuse_stores(app: App) -> None:
+    """Raise the GraphError of an app that declares stores and reads nothing again."""
+    names = ", ".join(map(repr, app.stores))
+    raise GraphError(
+        f"app {app.name!r} has the stores {names} and no input that can be read again: what a "
+        f"crash takes could not be made good; read from a log, or keep the state in attributes"
+    )
+
+
+def _raise(app: App, problems: list[str]) -> None:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise GraphError(f"app {app.name!r} cannot run:\n{lines}")
@@ -128,6 +167,21 @@ class TriggerState:
                 state[0], state[1] = 0, now
                 fires = True
         return self._fire[event.__class__](instance, event) if fires else None
+
+    def counts(self, key: Any) -> list[tuple[float, float] | None]:
+        """For each rule the events since it fired, and the seconds; None where it has not begun."""
+        now = self._clock()
+        found = (self._state.get((key, index)) for index in range(len(self._rules)))
+        return [None if state is None else (state[0], now - state[1]) for state in found]
+
+    def resume(self, key: Any, counts: Sequence[tuple[float, float] | None]) -> None:
+        """Go on with counts that were kept; from the beginning if there are other rules now."""
+        if len(counts) != len(self._rules):
+            return
+        now = self._clock()
+        for index, kept in enumerate(counts):
+            if kept is not None:
+                self._state[key, index] = [kept[0], now - kept[1]]
 
     def forget(self, key: Any) -> None:
         """The key's instance is gone."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Sequence
-from operator import length_hint
+from operator import attrgetter, length_hint
 from typing import Any, TypeAlias
 
 from s4node.errors import GraphError, KeyFinderError
@@ -77,6 +77,8 @@ class KeyRule:
         """The key of one event, for the slow paths."""
         if "_find" in self.bindings:
             return self.bindings["_find"]  # type: ignore[no-any-return]
+        if not self.bindings and "._attributes[" not in self._expression:
+            return attrgetter(*self.attributes)
         lines = ["def key_of(e):", f"    return {self.expression('e')}"]
         return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
 

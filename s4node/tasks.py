@@ -18,8 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from s4node.app import App
-from s4node.keys import KeySpec
+from s4node.errors import GraphError
+from s4node.keys import Key, KeySpec
 from s4node.metrics.registry import MetricsRegistry
+from s4node.stores import StoreSpec
 
 
 class Envelope(msgspec.Struct, gc=False):
@@ -187,3 +189,16 @@ class TaskApp(App):
         for output in outputs:
             key = outputs[output] if isinstance(outputs, Mapping) else None
             self.create_output_stream(output, key=key)
+
+    def create_store(
+        self, name: str, *, key: type[Key] | type[Any] = str, value: Any, ttl: float = 0.0
+    ) -> None:
+        """Give each task a key-value store, which it finds with ``context.store(name)``.
+
+        ``key`` is str, int, bytes or tuple; ``value`` any type that msgspec knows. With a ``ttl``
+        what was put is gone after so many seconds.
+        """
+        self._declaring()
+        if name in self.stores:
+            raise GraphError(f"app {self.name!r} has a store {name!r} already; use another name")
+        self.stores[name] = StoreSpec(name, key, value, ttl)

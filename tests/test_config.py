@@ -104,6 +104,8 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("task.dead.letter.stream", ""),
         ("job.coordinator.monitor-partition-change.frequency.ms", "300000"),
         ("s4.state.folder", "~/.s4node/state"),
+        ("s4.state.sync", "normal"),
+        ("s4.state.changesBytes", "67108864"),
         ("task.commit.timeout.ms", "1800000"),
         ("s4.step.maxEvents", "2048"),
         ("s4.step.maxMs", "5"),

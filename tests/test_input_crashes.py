@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import trio
 from harness import free_port, plain_errors, s4_process, until
+from kept import kept_positions
 
 from s4node import Event
-from s4node.progress.store import ProgressStore
 from s4node.systems.embedded_log import EmbeddedLog
 
 KEEPER = """
@@ -110,10 +110,12 @@ class Bench:
 
     def offsets(self, app: str) -> dict[int, int]:
         """What is committed, by partition."""
-        store = ProgressStore(self.folder / "state" / "default" / app)
-        found = store.read()
-        store.close()
-        return {ssp[2]: at for one in found.values() for ssp, at in one.offsets.items()}
+        found = kept_positions(self.folder / "state" / "default" / app)
+        return {
+            int(place[:-1].rpartition("[")[2]): at
+            for positions in found.values()
+            for place, at in positions.items()
+        }
 
 
 @asynccontextmanager
@@ -184,7 +186,7 @@ async def test_a_killed_container_goes_on_at_its_last_commit_and_skips_nothing(
 async def test_a_container_that_is_stopped_in_order_replays_nothing_when_it_is_started_again(
     tmp_path: Path, app: str
 ) -> None:
-    total = 40_000
+    total = 100_000
     async with bench(tmp_path) as it:
         arguments = it.arguments(app, **{"task.commit.ms": "0", "s4.cluster.partitions": "4"})
         await append(it.log, 0, total)

@@ -12,13 +12,13 @@ import structlog
 import trio
 from harness import running, until
 from input_systems import dies, fresh
+from kept import keep_positions, kept_positions
 
 from s4node import App, GenericEvent, ProcessingElement
 from s4node.errors import CheckpointError, TaskFenced
 from s4node.keys import Partitioner, hasher_named
-from s4node.progress.checkpoint import Checkpoint
 from s4node.progress.startpoint import Oldest
-from s4node.progress.store import FILE, ProgressStore
+from s4node.progress.store import FILE
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import TaskApp
@@ -93,14 +93,7 @@ def event(number: int) -> GenericEvent:
 
 def kept(settings: dict[str, str], app: str = "notes") -> dict[str, dict[str, int]]:
     """What is written: the offset by partition, by task."""
-    folder = Path(settings["s4.state.folder"]) / "default" / app
-    store = ProgressStore(folder)
-    found = store.read()
-    store.close()
-    return {
-        task: {str(SystemStreamPartition(*at)): offset for at, offset in one.offsets.items()}
-        for task, one in found.items()
-    }
+    return kept_positions(Path(settings["s4.state.folder"]) / "default" / app)
 
 
 async def test_a_task_reads_the_same_partition_of_all_its_inputs(
@@ -152,11 +145,9 @@ async def test_a_task_is_given_nothing_of_a_broadcast_partition_below_its_own_st
     system.create("clicks", 2)
     system.create("rules", 1)
     system.put("rules", 0, *map(event, range(20)))
-    store = ProgressStore(Path(settings["s4.state.folder"]) / "default" / "notes")
+    folder = Path(settings["s4.state.folder"]) / "default" / "notes"
     for task, offset in (("Partition 0", 3), ("Partition 1", 15)):
-        claim, _ = store.claim(task, "", 0)
-        store.write(claim, Checkpoint({("memory", "rules", 0): offset}, 1))
-    store.close()
+        keep_positions(folder, task, {"memory.rules[0]": offset})
     notes = Notes()
     more = {"task.broadcast.inputs": "memory.rules#0"}
     async with running(writing(notes, "clicks"), settings | more):

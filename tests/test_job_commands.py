@@ -19,6 +19,7 @@ from s4node.ops.cli import main
 from s4node.ops.load import load_app
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.store import ProgressStore
+from s4node.state.job import replace
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "startpoints.md").read_text()
@@ -95,9 +96,9 @@ def kept(tmp_path: Path) -> Path:
     store = ProgressStore(tmp_path / "state" / "default" / "notes")
     store.admit(JobGuard(2, "by-partition", "crc32", {"memory.clicks": 2}))
     for number in range(2):
-        claim, _ = store.claim(f"Partition {number}", "", 0)
         offsets = {("memory", "clicks", number): 5, ("memory", "rules.v1", 0): 7}
-        store.write(claim, Checkpoint(offsets, 1_700_000_000_000))
+        written = {f"Partition {number}": Checkpoint(offsets, 1_700_000_000_000)}
+        replace(store.path.parent, store, written)
     store.close()
     (tmp_path / "app.py").write_text(BROADCAST)
     return tmp_path

@@ -13,39 +13,39 @@ from harness import environment
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.ops.serve import exit_status
-from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.checkpoint import JobGuard
 from s4node.progress.store import FILE, ProgressStore
 
-CLICKS = ("log", "clicks", 0)
 JOB = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4})
 
 
-def at(offset: int) -> Checkpoint:
-    return Checkpoint({CLICKS: offset}, 1_000 + offset)
-
-
-def test_what_was_written_is_there_for_the_next_to_claim_the_task(tmp_path: Path) -> None:
+def test_who_has_claimed_a_task_may_write_and_says_when(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path / "new" / "folder")
-    claim, kept = store.claim("Partition 0", "", 0)
-    assert kept == Checkpoint()
-    store.write(claim, at(7))
-    store.write(claim, at(9))
+    claim = store.claim("Partition 0", "", 0)
+    assert store.tasks() == {"Partition 0": 0}
+    store.renew(claim, 1_007)
+    store.renew(claim, 1_009)
     store.close()
     again = ProgressStore(tmp_path / "new" / "folder")
-    assert again.claim("Partition 0", "", 0)[1] == at(9)
-    assert again.read() == {"Partition 0": at(9)}
+    assert again.tasks() == {"Partition 0": 1_009}
+    assert again.claim("Partition 0", "", 0).fence == claim.fence + 1
+
+
+def test_a_fence_is_higher_than_all_that_left_a_folder(tmp_path: Path) -> None:
+    store = ProgressStore(tmp_path)
+    assert store.claim("Partition 0", "", 0, above=7).fence == 8
+    assert store.claim("Partition 0", "", 0, above=3).fence == 9
 
 
 def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
     one, other = ProgressStore(tmp_path), ProgressStore(tmp_path)
-    old, _ = one.claim("Partition 0", "tree", 1)
-    one.write(old, at(3))
-    new, kept = other.claim("Partition 0", "tree", 2)
-    assert kept == at(3)
+    old = one.claim("Partition 0", "tree", 1)
+    one.renew(old, 3)
+    new = other.claim("Partition 0", "tree", 2)
     with pytest.raises(TaskFenced, match="another container has taken task 'Partition 0' over"):
-        one.write(old, at(99))
-    other.write(new, at(5))
-    assert one.read() == {"Partition 0": at(5)}
+        one.renew(old, 99)
+    other.renew(new, 5)
+    assert one.tasks() == {"Partition 0": 5}
 
 
 def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -> None:
@@ -58,18 +58,18 @@ def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -
 
 def test_epochs_of_another_coordination_are_no_matter(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
-    before, _ = store.claim("Partition 0", "one tree", 70)
+    before = store.claim("Partition 0", "one tree", 70)
     store.claim("Partition 0", "another tree", 1)
     with pytest.raises(TaskFenced):
-        store.write(before, at(1))
+        store.renew(before, 1)
 
 
 def test_tasks_do_not_disturb_each_other(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
-    claims = [store.claim(f"Partition {number}", "", 0)[0] for number in range(3)]
+    claims = [store.claim(f"Partition {number}", "", 0) for number in range(3)]
     for number, claim in enumerate(claims):
-        store.write(claim, at(number))
-    assert store.read() == {f"Partition {number}": at(number) for number in range(3)}
+        store.renew(claim, number)
+    assert store.tasks() == {f"Partition {number}": number for number in range(3)}
 
 
 def test_a_job_that_does_not_fit_is_refused_with_every_reason_and_the_way_out(
@@ -94,13 +94,12 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from s4node.progress.checkpoint import Checkpoint
         from s4node.progress.store import ProgressStore
         import sys
         store = ProgressStore(Path({str(tmp_path)!r}))
-        claim, _ = store.claim(sys.argv[1], "", 0)
+        claim = store.claim(sys.argv[1], "", 0)
         for number in range(200):
-            store.write(claim, Checkpoint({{("log", "clicks", 0): number}}, number))
+            store.renew(claim, number)
         """
     )
     processes = [
@@ -108,35 +107,32 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
         for number in range(4)
     ]
     assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
-    kept = ProgressStore(tmp_path).read()
-    assert {name: one.offsets[CLICKS] for name, one in kept.items()} == {
-        f"task {number}": 199 for number in range(4)
-    }
+    assert ProgressStore(tmp_path).tasks() == {f"task {number}": 199 for number in range(4)}
 
 
 def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     with pytest.raises(
-        CheckpointError, match=r"is damaged .*; delete it to begin without"
+        CheckpointError, match=r"is damaged .*; put a copy of it back, or delete it"
     ) as caught:
         ProgressStore(tmp_path)
     assert not isinstance(caught.value, ProgressUnwritten)
 
 
-def test_a_row_that_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
+def test_a_guard_that_is_none_is_damage(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
-    store.claim("Partition 0", "", 0)
+    store.admit(JOB)
     with sqlite3.connect(tmp_path / FILE) as database:
-        database.execute("UPDATE task SET offsets = '{'")
+        database.execute("UPDATE job SET guard = '{'")
     with pytest.raises(CheckpointError, match=r"is damaged"):
-        store.claim("Partition 0", "", 0)
+        store.admit(JOB)
 
 
 def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -> None:
     ProgressStore(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 1"):
+    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 2"):
         ProgressStore(tmp_path)
     with sqlite3.connect(tmp_path / "x.sqlite") as database:
         database.execute("CREATE TABLE mine (a)")
@@ -157,29 +153,29 @@ def test_a_folder_that_cannot_be_made_is_told_and_can_be_tried_again(tmp_path: P
 
 def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
-    claim, _ = store.claim("Partition 0", "", 0)
+    claim = store.claim("Partition 0", "", 0)
     holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(ProgressUnwritten, match="locked"):
-        store.write(claim, at(1))
+        store.renew(claim, 1)
     holder.execute("ROLLBACK")
-    store.write(claim, at(1))
-    assert store.read() == {"Partition 0": at(1)}
+    store.renew(claim, 1)
+    assert store.tasks() == {"Partition 0": 1}
 
 
 def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Path) -> None:
     store = ProgressStore(tmp_path)
-    claim, _ = store.claim("Partition 0", "", 0)
-    store.write(claim, at(1))
+    claim = store.claim("Partition 0", "", 0)
+    store.renew(claim, 1)
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    large = Checkpoint({("log", f"stream-{n}", 0): n for n in range(2000)}, 1)
     with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
-        store.write(claim, large)
-    assert store.read() == {"Partition 0": at(1)}
+        store.claim("a task with a long name " * 2000, "", 0)
+    assert store.tasks()["Partition 0"] == 1
     store._db.execute("PRAGMA max_page_count = 100000")
-    store.write(claim, large)
-    assert store.read() == {"Partition 0": large}
+    store.claim("task 2000", "", 0)
+    store.renew(claim, 2)
+    assert store.tasks()["Partition 0"] == 2
 
 
 def test_progress_that_cannot_be_kept_is_told_without_a_traceback(

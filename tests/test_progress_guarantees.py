@@ -13,10 +13,10 @@ import pytest
 import trio
 from harness import ANY_PORT, running, until
 from input_systems import fresh
+from kept import kept_positions
 from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
-from s4node.progress.store import ProgressStore
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "guarantees"
@@ -48,13 +48,11 @@ def settings(tmp_path: Path) -> dict[str, str]:
 def progress(settings: dict[str, str]) -> dict[str, int]:
     """What is kept of each partition, such as ``clicks[0]``; of broadcast ones the least."""
     kept: dict[str, int] = {}
-    for file in Path(settings["s4.state.folder"]).glob("**/progress.sqlite"):
-        store = ProgressStore(file.parent)
-        for checkpoint in store.read().values():
-            for (_, stream, partition), offset in checkpoint.offsets.items():
-                name = f"{stream}[{partition}]"
+    for app in Path(settings["s4.state.folder"]).glob("default/*"):
+        for positions in kept_positions(app).values():
+            for place, offset in positions.items():
+                name = place.partition(".")[2]
                 kept[name] = min(offset, kept.get(name, offset))
-        store.close()
     return kept
 
 
@@ -371,8 +369,10 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
         }
-        async with crashing(app, settings, partitions=4):
-            await until(lambda: progress(settings) == {f"clicks[{p}]": 100 for p in range(4)})
+        async with crashing(app, settings, partitions=4) as container:
+            committed = container.replay.committer.committed
+            await until(lambda: sum(sum(c.offsets.values()) for c in committed().values()) == 400)
+        assert progress(settings) == {f"clicks[{p}]": 100 for p in range(4)}
     assert sorted(kept["onward"]) == list(range(400))
     assert threading.get_ident() not in threads
     assert len(threads) > 1

@@ -19,7 +19,8 @@ from s4node.keys import crc32
 from s4node.state.database import Database
 from s4node.state.ordered import encode
 from s4node.state.rows import FIRST_TABLE, META, Changes, task_row
-from s4node.state.store import KeyValueStore, StoreSpec
+from s4node.state.store import KeyValueStore
+from s4node.stores import StoreSpec
 
 
 class Profile(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from s4node.keys import Key, crc32
 from s4node.state.database import Database
-from s4node.state.store import StoreSpec
 from s4node.state.task_state import TaskState
+from s4node.stores import StoreSpec
 
 
 class Number:

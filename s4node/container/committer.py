@@ -1,23 +1,33 @@
-"""The committer: writes the progress of tasks, each as of a moment between two of its events.
+"""The committer: writes state and progress of tasks, each as of a moment between two of its events.
 
 Rules
-- A commit is asked for in the loop, while nothing of its task runs; it takes the offsets as they
-  are then, and the task goes on. What follows runs beside it: wait until all that had been put on
-  the app's own streams was processed and all that was sent has its verdict, then write, in a
-  thread.
-- One commit of a task is under way at a time. Those asked for meanwhile become one, the newest.
+- A task's state and the offsets of its inputs are in one database and written in one batch. A
+  commit is asked for in the loop, while nothing of its task runs; it takes both as they are then,
+  and the task goes on. What follows runs beside it: encode the PEs that have changed, in slices;
+  wait until all that had been put on the app's own streams was processed and all that was sent has
+  its verdict; then write, in a thread.
+- One commit of a task is under way at a time. Those asked for meanwhile become one: of a task that
+  keeps offsets only the newest, of others one that is asked for again when that is over, for state
+  and offsets must be of one moment.
+- Where events lead from task to task, what a task has processed is in the state of others: then
+  commits are made together, in rounds. A round takes the offsets of all tasks, waits until what
+  they had led to is processed, has all states written, and the offsets last. So a crash replays
+  events that some states have seen, and skips none.
 - A commit that cannot be written (a full disk, lost rights) is told once, and tried again with the
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for
   verdicts is no failure: it is told when it lasts, for then a consumer is away. A task that
   another container has taken over, and a damaged file, stop the container at once.
 - An input that was begun at a startpoint keeps its old offset until an event of it is processed;
   the commit that covers that one also says that the startpoint is consumed.
-- ``finish`` returns when all that was asked for is written.
+- ``finish`` returns when all that has changed is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,19 +35,35 @@ import structlog
 import trio
 
 from s4node.container.task import Task
-from s4node.errors import CheckpointError, ProgressUnwritten
+from s4node.errors import CheckpointError, ProgressUnwritten, StateError
+from s4node.keys import Hasher
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.store import Claim, ProgressStore, now_ms
+from s4node.state import epochs
+from s4node.state.database import Database
+from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
+from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
 log = structlog.get_logger("s4node.progress")
 
 R = TypeVar("R")
+Taken = tuple[dict[SystemStreamPartition, int], frozenset[str]]
+"""Offsets, and startpoints that are consumed by then."""
+
+_NOTHING: Taken = ({}, frozenset())
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
 """After how long waiting for verdicts is told."""
+
+_ENCODING_SECONDS = 0.005
+_ENCODED_AT_ONCE = 64
+_EXPIRED_AT_ONCE = 256
+_KEPT_EPOCHS = 2
+_THREADS = 8
+"""Databases that are opened or written at a time."""
 
 
 class Sent(Protocol):
@@ -48,39 +74,43 @@ class Sent(Protocol):
         ...
 
 
-class _Commit:
-    """Offsets to be written, startpoints ``consumed``, and what must have its verdict before."""
-
-    __slots__ = ("consumed", "offsets", "sent")
-
-    def __init__(
-        self, offsets: dict[SystemStreamPartition, int], consumed: frozenset[str], sent: Sent
-    ) -> None:
-        self.offsets = offsets
-        self.consumed = consumed
-        self.sent = sent
-
-
 class _Kept:
-    """A task's row: the right to write it, and what it holds."""
+    """What a task keeps: the right to write it, and what is written."""
 
-    __slots__ = ("checkpoint", "claim", "failing_since", "pending", "writing")
+    __slots__ = (
+        "again",
+        "checkpoint",
+        "claim",
+        "expire_at",
+        "failing_since",
+        "pending",
+        "state",
+        "task",
+        "waited_for",
+        "writing",
+    )
 
-    def __init__(self, claim: Claim, checkpoint: Checkpoint) -> None:
+    def __init__(self, task: Task, claim: Claim, state: TaskState) -> None:
+        self.task = task
         self.claim = claim
-        self.checkpoint = checkpoint
-        self.pending: _Commit | None = None
+        self.state = state
+        self.checkpoint = checkpoint_of(state)
         self.writing = False
+        self.again = False  # a commit was asked for meanwhile
+        self.pending: tuple[Taken, Sent] | None = None  # or what it is to write
+        self.waited_for: trio.Event | None = None  # a round waits for the task's state
         self.failing_since: float | None = None
+        self.expire_at: dict[str, bytes] = {}
 
 
 class Committer:
-    """Keeps the progress of tasks in ``folder``.
+    """Keeps state and progress of tasks below ``folder``.
 
     ``progress`` is by task and partition; ``sent`` says what has been sent to output streams so
     far. ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and
-    returns whether nobody can meet them any more. ``timeout`` (seconds) is for how long commits
-    may fail. ``commits`` and ``failures`` count.
+    returns whether nobody can meet them any more. ``strays`` says whether events lead from task to
+    task. ``wake`` is told of tasks that have to commit once more. ``timeout`` (seconds) is for how
+    long commits may fail. ``commits`` and ``failures`` count.
     """
 
     def __init__(
@@ -90,7 +120,12 @@ class Committer:
         sent: Callable[[], Sent],
         on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
         *,
+        hasher: Hasher,
         timeout: float,
+        sync: bool = False,
+        changes_bytes: int = 64 << 20,
+        strays: Callable[[], bool] = lambda: False,
+        wake: Callable[[Task], None] = lambda _: None,
     ) -> None:
         self.commits = 0
         self.failures = 0
@@ -98,10 +133,18 @@ class Committer:
         self._progress = progress
         self._sent = sent
         self._on_consumed = on_consumed
+        self._hasher = hasher
         self._timeout = timeout
+        self._database = partial(Database, sync=sync)
+        self._changes_bytes = changes_bytes
+        self._strays = strays
+        self._wake = wake
         self._tasks: dict[int, _Kept] = {}
+        self._round = False
+        self._finishing = False
         self._thread = trio.CapacityLimiter(1)
-        self._store: ProgressStore
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._store: ProgressStore | None = None
         self._nursery: trio.Nursery
         self._ending = False
         self._quiet = trio.lowlevel.ParkingLot()
@@ -110,105 +153,209 @@ class Committer:
 
     async def open(self, job: JobGuard) -> None:
         """Open the store for a job; raises CheckpointError where its progress fits another one."""
-        self._store = await self._in_thread(ProgressStore, self._folder)
-        await self._in_thread(self._store.admit, job)
+        self._store = await self._claims(ProgressStore, self._folder)
+        await self._claims(self._store.admit, job)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write commits until cancelled; raises what stops the container."""
-        try:
-            async with trio.open_nursery() as self._nursery:
-                task_status.started()
-                try:
-                    await trio.sleep_forever()
-                finally:
-                    self._ending = True
-        finally:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._ending = True
+
+    def close(self) -> None:
+        """Give all files back, when nothing runs any more; what was not committed is gone."""
+        for kept in self._tasks.values():
+            kept.state.close()
+        self._tasks.clear()
+        if self._store is not None:
             self._store.close()
 
-    async def claim(self, task: int, name: str, origin: str, epoch: int) -> Checkpoint:
-        """Become the one who writes a task's progress; returns what is kept of it."""
-        claim, kept = await self._in_thread(self._store.claim, name, origin, epoch)
-        self._tasks[task] = _Kept(claim, kept)
-        return kept
+    async def claim(self, task: Task, name: str, origin: str, epoch: int) -> Checkpoint:
+        """Become the one who writes what a task keeps, and have it back; returns its progress."""
+        assert self._store is not None
+        folder = task_folder(self._folder, name)
+        above = await self._in_thread(epochs.highest, folder)
+        claim = await self._claims(self._store.claim, name, origin, epoch, above)
+        database = await self._in_thread(epochs.claim, folder, claim.fence, self._database)
+        try:
+            state = TaskState(database, self._hasher)
+        except BaseException:
+            database.close()
+            raise
+        kept = self._tasks[task.partition] = _Kept(task, claim, state)
+        await self._in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
+        task.keep(state, self._changes_bytes)
+        return kept.checkpoint
 
-    async def _in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def _claims(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Call it where nothing else calls the store of claims."""
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._thread)
 
-    # -- commits -----------------------------------------------------------------------------
+    async def _in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+
+    # -- asking ------------------------------------------------------------------------------
 
     def commit(self, task: Task) -> None:
-        """Take the task's offsets as they are now, to be written soon."""
-        self.snapshot(task.partition)
-
-    def snapshot(self, task: int) -> None:
-        """As commit, by the task's number; only what has changed is written."""
+        """Take the task's state and offsets as they are now, to be written soon."""
         if self._ending:  # all is being cancelled, and a task has taken one more step
             return
-        kept = self._tasks.get(task)
+        kept = self._tasks.get(task.partition)
         if kept is None:  # a member that stops is just taking it over, and has done nothing of it
             return
-        offsets, consumed = taken(self._progress.get(task, {}))
-        known = kept.checkpoint.offsets
-        idle = kept.pending is None and not kept.writing and not consumed
-        if idle and all(known.get(ssp) == offset for ssp, offset in offsets.items()):
+        if kept.waited_for is not None and not kept.writing:
+            self._begin(kept, _NOTHING)
+        elif kept.writing or self._round:
+            kept.again = True
+            if not self._keeps_state:
+                kept.pending = (self._taken(kept), self._sent())
+        elif not self._changed(kept):
             return
-        kept.pending = _Commit(offsets, consumed, self._sent())
-        if not kept.writing:
-            kept.writing = True
-            self._nursery.start_soon(self._write_all, task, kept)
+        elif self._strays() and self._keeps_state:
+            self._begin_round()
+        else:
+            self._begin(kept, self._taken(kept))
 
-    async def finish(self) -> None:
-        """Return when every commit that was asked for is written."""
-        while any(kept.writing for kept in self._tasks.values()):
-            await self._quiet.park()
+    async def finish(self, tasks: Iterable[Task]) -> None:
+        """Return when all is written of those of these tasks of which nothing runs."""
+        self._finishing = True
+        mine = [kept for task in tasks if (kept := self._tasks.get(task.partition)) is not None]
+        while True:
+            for kept in self._tasks.values():
+                if kept.waited_for is not None and not kept.writing:
+                    self._begin(kept, _NOTHING)
+            if self.writing:
+                await self._quiet.park()
+                continue
+            due = [kept for kept in mine if self._changed(kept) and not kept.task.busy]
+            if not due:
+                return
+            if self._strays() and self._keeps_state:
+                self._begin_round()
+            else:
+                for kept in due:
+                    self._begin(kept, self._taken(kept))
 
-    async def _write_all(self, task: int, kept: _Kept) -> None:
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether tasks keep anything but their progress."""
+        return any(kept.state.stores or kept.state.instances for kept in self._tasks.values())
+
+    def _taken(self, kept: _Kept) -> Taken:
+        return taken(self._progress.get(kept.task.partition, {}))
+
+    def _changed(self, kept: _Kept) -> bool:
+        offsets, consumed = self._taken(kept)
+        known = kept.checkpoint.offsets
+        return (
+            bool(consumed)
+            or kept.state.changed
+            or any(known.get(ssp) != offset for ssp, offset in offsets.items())
+        )
+
+    def _begin(self, kept: _Kept, what: Taken, sent: Sent | None = None) -> None:
+        """Take the state as it is now."""
+        if sent is None and kept.waited_for is None:
+            sent = self._sent()
+        kept.state.set_meta(WRITTEN, now_ms())
+        kept.state.begin_commit(_positions(what), what[1])
+        kept.writing = True
+        kept.again = False
+        kept.pending = None
+        self._nursery.start_soon(self._run, kept, what, sent, kept.waited_for)
+
+    async def _run(
+        self, kept: _Kept, what: Taken, sent: Sent | None, waiting: trio.Event | None
+    ) -> None:
+        written = False
         try:
-            while kept.pending is not None:
-                commit, kept.pending = kept.pending, None
-                await self._settled(kept, commit.sent)
-                await self._write(task, kept, commit)
+            await self._encode(kept)
+            if sent is not None:
+                await self._settled(sent, kept.claim.task)
+            written = await self._write(kept, kept.state.write)
         finally:
-            kept.writing = False
-            self._quiet.unpark_all()
+            kept.state.end_commit(written=written)
+        if not written:
+            await trio.sleep(RETRY_SECONDS)
+            kept.again = True  # with the newest
+        elif waiting is None:
+            await self._written(kept, what)
+        else:
+            kept.waited_for = None
+            waiting.set()
+        kept.writing = False
+        self._over(kept)
+        if written:
+            await self._expire(kept)
 
-    async def _settled(self, kept: _Kept, sent: Sent) -> None:
+    def _over(self, kept: _Kept) -> None:
+        """Have asked again what was asked for meanwhile."""
+        if kept.pending is not None and not kept.writing:
+            self._begin(kept, *kept.pending)
+        due = kept.waited_for is not None or (kept.again and not self._round)
+        if due and not kept.writing and not self._finishing:
+            kept.task.want_commit()
+            self._wake(kept.task)
+        self._quiet.unpark_all()
+
+    # -- writing -----------------------------------------------------------------------------
+
+    async def _encode(self, kept: _Kept) -> None:
+        """Have the instances of a commit encoded, without holding up others for long."""
+        began = time.perf_counter()
+        while kept.state.encode(_ENCODED_AT_ONCE):
+            if time.perf_counter() - began > _ENCODING_SECONDS:
+                await trio.lowlevel.checkpoint()
+                began = time.perf_counter()
+
+    async def _settled(self, sent: Sent, task: str) -> None:
         with trio.move_on_after(PATIENCE_SECONDS) as patience:
             await sent.wait_settled()
         if patience.cancelled_caught:
             log.warning("a commit waits for the verdicts of output streams: is a consumer away?",
-                        task=kept.claim.task, seconds=PATIENCE_SECONDS)  # fmt: skip
+                        task=task, seconds=PATIENCE_SECONDS)  # fmt: skip
             await sent.wait_settled()
 
-    async def _write(self, task: int, kept: _Kept, commit: _Commit) -> None:
-        offsets: dict[tuple[str, str, int], int] = dict(commit.offsets.items())
-        checkpoint = Checkpoint(offsets, now_ms(), commit.consumed).over(kept.checkpoint)
+    async def _write(self, kept: _Kept, write: Callable[..., None], *arguments: Any) -> bool:
+        """Write in a thread; False if that failed and may be tried again."""
+        assert self._store is not None
         try:
-            await self._in_thread(self._store.write, kept.claim, checkpoint)
-        except ProgressUnwritten as error:
-            await self._failed(kept, commit, error)
-            return
+            await self._claims(self._store.renew, kept.claim, now_ms())
+            await self._in_thread(write, *arguments)
+        except (ProgressUnwritten, StateError) as error:
+            self._failed(kept, error)
+            return False
         if kept.failing_since is not None:
             kept.failing_since = None
             log.info("progress is written again", task=kept.claim.task)
+        return True
+
+    async def _written(self, kept: _Kept, what: Taken) -> None:
+        """State or offsets, or both, are safe."""
         self.commits += 1
-        kept.checkpoint = checkpoint
-        for ssp, offset in commit.offsets.items():
-            self._progress[task][ssp].committed = offset
-        if commit.consumed:
-            for each in self._progress[task].values():
-                if each.startpoint in commit.consumed:
+        offsets, consumed = what
+        keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
+        kept.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(kept.checkpoint)
+        progress = self._progress.get(kept.task.partition, {})
+        for ssp, offset in offsets.items():
+            progress[ssp].committed = offset
+        if consumed:
+            for each in progress.values():
+                if each.startpoint in consumed:
                     each.startpoint = ""
-            if await self._on_consumed(kept.claim.task, commit.consumed):
-                self.forget(task, commit.consumed)
+            if await self._on_consumed(kept.claim.task, consumed):
+                self.forget(kept.task.partition, consumed)
 
     def forget(self, task: int, startpoints: Collection[str]) -> None:
         """Nobody can meet these startpoints of a task any more: its next commit leaves them out."""
         kept = self._tasks[task]
         kept.checkpoint = kept.checkpoint.without(startpoints)
+        kept.state.forget(startpoints)
 
-    async def _failed(self, kept: _Kept, commit: _Commit, error: ProgressUnwritten) -> None:
-        """Have it tried again, with the newest offsets."""
+    def _failed(self, kept: _Kept, error: Exception) -> None:
         self.failures += 1
         now = trio.current_time()
         if kept.failing_since is None:
@@ -220,20 +367,61 @@ class Committer:
                 f"the progress of task {kept.claim.task!r} could not be written for "
                 f"{self._timeout:g} s (task.commit.timeout.ms): {error}"
             ) from error
-        if kept.pending is None:
-            kept.pending = commit
-        await trio.sleep(RETRY_SECONDS)
+
+    async def _expire(self, kept: _Kept) -> None:
+        """Delete what is over its time, in slices; the next commit has it."""
+        for name, store in kept.state.stores.items():
+            if store.spec.ttl:
+                at = store.expire(_EXPIRED_AT_ONCE, kept.expire_at.get(name, b""))
+                kept.expire_at[name] = at
+                await trio.lowlevel.checkpoint()
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def _begin_round(self) -> None:
+        """Take the offsets of all tasks as they are now."""
+        self._round = True
+        all_taken = [(kept, self._taken(kept)) for kept in self._tasks.values()]
+        self._nursery.start_soon(self._run_round, all_taken, self._sent())
+
+    async def _run_round(self, all_taken: list[tuple[_Kept, Taken]], sent: Sent) -> None:
+        everyone = [kept for kept, _ in all_taken]
+        try:
+            await self._settled(sent, ", ".join(kept.claim.task for kept in everyone))
+            waiting = []
+            for kept in everyone:
+                kept.waited_for = trio.Event()
+                waiting.append(kept.waited_for)
+                self._over(kept)
+            for event in waiting:
+                await event.wait()
+            for kept, mine in all_taken:
+                rows = _positions(mine)
+                while not await self._write(  # noqa: ASYNC110 - there is no event to wait for
+                    kept, kept.state.write_positions, rows, mine[1]
+                ):
+                    await trio.sleep(RETRY_SECONDS)
+                await self._written(kept, mine)
+        finally:
+            self._round = False
+            self._quiet.unpark_all()
+        for kept in everyone:
+            self._over(kept)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a commit is under way."""
+        return self._round or any(kept.writing for kept in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
 
 
+def _positions(what: Taken) -> dict[str, int]:
+    return {str(ssp): offset for ssp, offset in what[0].items()}
+
+
 def folder_of(root: str, cluster: str, app: str) -> Path:
     """Where the progress of an app on a cluster is kept."""
-    return Path(root).expanduser() / _safe(cluster) / _safe(app)
-
-
-def _safe(name: str) -> str:
-    """A name as that of a folder: letters, digits and ``._-`` as they are."""
-    return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
+    return Path(root).expanduser() / safe_name(cluster) / safe_name(app)

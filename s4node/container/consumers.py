@@ -165,6 +165,7 @@ class Consumers:
         self._stopped = False
         self._quiet = trio.lowlevel.ParkingLot()
         self._partition_of: dict[str, Callable[[Any], int]] = {}
+        self.strays = False  # an event was given to another task than the one of its partition
         self._routing: dict[str, str] = {}
         for stream in self._streams.values():
             rule = rule_of(stream)
@@ -435,6 +436,7 @@ class Consumers:
             if part.partition == home:
                 self._tasks.feed(taker.task, part)
                 continue
+            self.strays = True
             await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
             self._tasks.offer_soon(part)
 

@@ -33,7 +33,7 @@ import structlog
 import trio
 
 from s4node import config as settings
-from s4node import flow
+from s4node import flow, graph
 from s4node.app import App
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
@@ -176,6 +176,10 @@ class Container:
             self.replay = await Replay.prepared(app, config, self.address if self.log else "")
         if self._reaching.cancelled_caught:
             return
+        if self.replay is not None:
+            graph.check_kept(app)
+        elif app.stores:
+            graph.refuse_stores(app)
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
@@ -212,6 +216,8 @@ class Container:
             self._make()
             self._reporting = outer
             self._lifecycle.closes("files", self.pipeline.close)
+            if self.replay is not None:
+                self._lifecycle.closes("state", self.replay.close)
             self._closings.append(self._lifecycle.closes("on_close", self._close_app))
             await self.outputs.start(outer)
             if self.replay is not None:

@@ -4,6 +4,8 @@ Rules
 - A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
   refuses that event only.
 - The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put.
+- Where they are kept, instances are read and marked as changed before their events are processed:
+  a slice at once, and single events when they begin.
 - Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
 """
 
@@ -19,6 +21,7 @@ from s4node import graph
 from s4node.app import App
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Op
+from s4node.container.kept import KeptElements, State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.errors import ProcessingError
@@ -87,10 +90,15 @@ class Elements:
         ]
         self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
         self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        self._kept: KeptElements | None = None
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
         )
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
+
+    def keep(self, state: State) -> None:
+        """Keep the instances in ``state``, and have those of singletons back; before the start."""
+        self._kept = KeptElements(self._app, self.instances, self._triggers, state)
 
     @property
     def starts(self) -> Mapping[Any, Any]:
@@ -115,6 +123,8 @@ class Elements:
     def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; returns how many it did."""
         run = self._plans[batch.stream].run
+        if self._kept is not None:
+            self._kept.before(batch.stream, events)
         token = emitted.set(self.put)
         try:
             it = iter(events)
@@ -132,6 +142,8 @@ class Elements:
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
         """As process, for plans with ``async`` handlers."""
         run = self._plans[batch.stream].run
+        if self._kept is not None:
+            self._kept.before(batch.stream, events)
         token = emitted.set(self.put)
         try:
             it = iter(events)
@@ -209,6 +221,16 @@ class Elements:
     def style(self, stream: str) -> Mode:
         """Plain handlers overlap in threads."""
         return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
+
+    def begins(self, flight: Flight) -> None:
+        """Have its instances in memory."""
+        if self._kept is not None:
+            self._kept.before(flight.batch.stream, [flight.event])
+
+    def ended(self, flight: Flight) -> None:
+        """A commit may have been taken meanwhile: what has changed since is of the next one."""
+        if self._kept is not None:
+            self._kept.before(flight.batch.stream, [flight.event])
 
     def process_one(self, flight: Flight) -> None:
         """Process one event."""
@@ -288,6 +310,8 @@ class Elements:
                 timer.due += (missed + 1) * timer.interval
                 for instance in list(timer.instances.values()):
                     if timer.instances.get(instance.key) is instance:  # not removed meanwhile
+                        if timer.instances.keeper is not None:
+                            timer.instances.keeper.touch({instance.key})
                         yield timer, instance
 
     def _hook_failed(
@@ -307,11 +331,14 @@ class Elements:
     async def start(self) -> None:
         """Call ``on_create`` of the singletons."""
         token = emitted.set(self.put)
+        resumed = self._kept.resumed if self._kept is not None else ()
         try:
-            for instances in self.instances.values():
+            for name, instances in self.instances.items():
                 prototype = instances.prototype
-                if prototype.singleton and prototype.on_create is not None:
+                if prototype.singleton and prototype.on_create is not None and name not in resumed:
                     singleton = instances.singleton()
+                    if instances.keeper is not None:
+                        instances.keeper.touch({None})
                     try:
                         result = prototype.on_create(singleton)
                         if inspect.isawaitable(result):

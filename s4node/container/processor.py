@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Op
+from s4node.container.kept import State
 from s4node.container.requests import Asked
 from s4node.event import EventBatch
 from s4node.pe.instances import Instances
@@ -66,6 +67,10 @@ class Processor(Protocol):
         """How ``op`` is run; PROCESS for the events of ``stream``."""
         ...
 
+    def keep(self, state: State, /) -> None:
+        """Keep what is to outlive the process in ``state``; before ``start``, if at all."""
+        ...
+
     # -- slices and what runs alone
 
     def process(self, batch: EventBatch, events: list[Any]) -> int:
@@ -100,6 +105,14 @@ class Processor(Protocol):
 
     def place(self, flight: Flight) -> None:
         """Set the place of an event in the order."""
+        ...
+
+    def begins(self, flight: Flight) -> None:
+        """An event is about to begin, on the loop."""
+        ...
+
+    def ended(self, flight: Flight) -> None:
+        """An event has ended, on the loop."""
         ...
 
     def style(self, stream: str, /) -> Mode:

@@ -30,7 +30,7 @@ from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
-from s4node.keys import Partitioner
+from s4node.keys import Partitioner, hasher_named
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Request
 from s4node.progress.presence import Presence
@@ -150,8 +150,21 @@ class Replay:
             self.consumers.progress,
             self._sent,
             self._startpoints.consumed,
+            hasher=hasher_named(config[settings.HASHER]),
             timeout=config[settings.COMMIT_TIMEOUT],
+            sync=config[settings.STATE_SYNC] == "full",
+            changes_bytes=config[settings.STATE_CHANGES_BYTES],
+            strays=self._strays,
+            wake=partitions.wake,
         )
+
+    def _strays(self) -> bool:
+        """Whether events lead from task to task."""
+        return self.consumers.strays or bool(self._partitions.inner_streams)
+
+    def close(self) -> None:
+        """Give all files back, when nothing runs any more."""
+        self.committer.close()
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run in ``nursery``; raises CheckpointError where there is progress of another job."""
@@ -182,16 +195,18 @@ class Replay:
 
     async def claim(self, tasks: Iterable[Task], origin: str, epochs: Sequence[int]) -> None:
         """Become the one who writes the progress of these tasks, which start next."""
-        for task in tasks:
-            model = self._model.tasks[task.partition]
-            kept = await self.committer.claim(
-                task.partition, model.name, origin, epochs[task.partition]
-            )
-            startpoints = await self._startpoints.of(model.name, kept.consumed)
-            self.committer.forget(task.partition, kept.consumed)
-            self._kept[task.partition] = kept, startpoints
-            self.consumers.add(task, model.ssps)
-            task.on_commit = self.committer.commit
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(self._claim, task, origin, epochs[task.partition])
+
+    async def _claim(self, task: Task, origin: str, epoch: int) -> None:
+        model = self._model.tasks[task.partition]
+        kept = await self.committer.claim(task, model.name, origin, epoch)
+        startpoints = await self._startpoints.of(model.name, kept.consumed)
+        self.committer.forget(task.partition, kept.consumed)
+        self._kept[task.partition] = kept, startpoints
+        self.consumers.add(task, model.ssps)
+        task.on_commit = self.committer.commit
 
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""
@@ -228,11 +243,8 @@ class Replay:
         )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
-        """Return when the progress of these tasks, of which nothing runs, is written."""
-        for task in tasks:
-            if task.on_commit is not None:  # it is ours since it was claimed
-                self.committer.commit(task)
-        await self.committer.finish()
+        """Return when all is written of those of these tasks of which nothing runs."""
+        await self.committer.finish([task for task in tasks if task.on_commit is not None])
 
     def _sent(self) -> Sent | _Emitted:
         """All that the tasks have put on streams so far."""

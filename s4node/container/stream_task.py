@@ -23,6 +23,7 @@ from s4node import graph
 from s4node.app import App
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Op
+from s4node.container.kept import State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
@@ -111,16 +112,21 @@ class Context:
         self.system_stream_partitions = tuple(inputs)
         self.metrics = metrics
         self.starts: dict[SystemStreamPartition, Startpoint] = {}
+        self.stores: dict[str, Any] = {}
         self._clock = clock
         self._timers: list[tuple[float, int, Callable[..., Any]]] = []
         self._numbers = count()
 
     def store(self, name: str) -> Any:
-        """A key-value store of the task; there is none in this release."""
-        raise KeyError(
-            f"task {self.task_name!r} has no store {name!r}: this release has no stores; keep the "
-            f"state in attributes of the task"
-        )
+        """A key-value store of the task, by the name under which the app declares it."""
+        found = self.stores.get(name)
+        if found is None:
+            raise KeyError(
+                f"task {self.task_name!r} has no store {name!r}; it has "
+                f"{', '.join(self.stores) or 'none'}. Declare it with create_store, and read from "
+                f"an input that can be read again"
+            )
+        return found
 
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
         """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
@@ -184,6 +190,10 @@ class StreamTaskProcessor:
         self._awaits = inspect.iscoroutinefunction(self._process)
         self._slices = settings.concurrency == 1 and not settings.callback_timeout
         self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
+
+    def keep(self, state: State) -> None:
+        """Give the task its stores."""
+        self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
 
     # -- how ---------------------------------------------------------------------------------
 
@@ -395,6 +405,12 @@ class StreamTaskProcessor:
         assert self._process is not None
         collector = StreamCollector(self._app, flight.put)
         await self._process(self._envelope(flight), collector, flight.asked)
+
+    def begins(self, flight: Flight) -> None:
+        """Stores know by themselves what changes."""
+
+    def ended(self, flight: Flight) -> None:
+        """Nothing is left behind."""
 
     def begin_one(self, flight: Flight, flights: Flights) -> None:
         """Begin one event; its callback ends it."""

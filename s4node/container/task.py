@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
 from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
@@ -35,8 +35,12 @@ from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
+from s4node.state.rows import Changes
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.systems.system import InputBatch
+
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
 
 Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
@@ -111,6 +115,8 @@ class Task:
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
         self._slicing = False
+        self._changes: Changes | None = None
+        self._changes_bytes = 0
         self.flights: Flights | None = None
         if Mode.TOGETHER in self._modes.values():
             self.flights = Flights(settings.concurrency, len(self._streams))
@@ -130,6 +136,13 @@ class Task:
 
     # -- feeding -----------------------------------------------------------------------------
 
+    def keep(self, state: TaskState, changes_bytes: int) -> None:
+        """Keep what is to outlive the process in ``state``, before the start; commit early when
+        its changes take so many bytes."""
+        self._changes = state.changes
+        self._changes_bytes = changes_bytes
+        self.processor.keep(state)
+
     def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
         """Queue the batches of ``source``, an input that can be read again, in a stage of their
         own; before any is offered."""
@@ -148,6 +161,11 @@ class Task:
             self.gate.inputs_ended = self.inputs_ended
         else:
             self.requests.ending = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of it is under way."""
+        return bool(self.gate.in_flight or self.gate.running)
 
     @property
     def fed(self) -> bool:
@@ -381,6 +399,8 @@ class Task:
         batch = self._batch
         assert batch is not None
         self.hand_on(batch.stream)
+        if self._changes is not None and self._changes.bytes > self._changes_bytes:
+            self.want_commit()
         for executor in self._rates.get(batch.source, ()):
             executor.left(count)
         before = batch.at
@@ -418,6 +438,7 @@ class Task:
         if flight is not None:
             self.gate.begin(Op.PROCESS)
             self._owing = False
+            self.processor.begins(flight)
         return flight
 
     def land(self, flight: Flight, error: BaseException | None = None) -> None:
@@ -427,6 +448,9 @@ class Task:
         assert flights is not None
         if error is not None:
             self.processor.failed(batch, error, flight.index)
+        self.processor.ended(flight)
+        if self._changes is not None and self._changes.bytes > self._changes_bytes:
+            self.gate.commit_due = True
         self.hand_on(batch.stream, flight.put)
         flight.put.clear()
         flights.end(flight)

@@ -23,6 +23,7 @@ from s4node.ops.job import Job, find_job
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
+from s4node.state.job import replace
 from s4node.systems.system import SystemStreamPartition
 
 _FORMAT = 1
@@ -84,7 +85,7 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
         try:
             if guard is not None:
                 store.admit(guard)
-            store.replace(merged)
+            replace(job.folder, store, merged)
         finally:
             store.close()
     if as_json:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, S4Error
 from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds
-from s4node.ops.job_commands import checkpoint_commands, startpoint_commands
+from s4node.ops.job_commands import checkpoint_commands, startpoint_commands, state_commands
 from s4node.ops.log_command import log_commands
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     log_commands(commands)
     startpoint_commands(commands, _load)
     checkpoint_commands(commands, _load)
+    state_commands(commands, _load)
 
     new_app = command(
         commands, "new-app", _new_app, "make the folder of a new app, with a test",

@@ -29,6 +29,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Place
 from s4node.progress.presence import runs
 from s4node.progress.store import FILE, ProgressStore
+from s4node.state.job import checkpoints_of
 
 _PLACE = re.compile(r"(?P<name>.+?)(\[(?P<partition>[0-9]+)\])?", re.ASCII)
 
@@ -127,7 +128,7 @@ def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
     if (folder / FILE).exists():
         store = ProgressStore(folder)
         try:
-            guard, checkpoints = store.job(), store.read()
+            guard, checkpoints = store.job(), checkpoints_of(folder, store)
         finally:
             store.close()
     counts = {} if guard is None else guard.counts

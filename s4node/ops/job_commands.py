@@ -1,5 +1,5 @@
-"""The commands behind ``s4 startpoint`` and ``s4 checkpoint``, as :mod:`s4node.ops.cli` has the
-others."""
+"""The commands behind ``s4 startpoint``, ``s4 checkpoint`` and ``s4 state``, as
+:mod:`s4node.ops.cli` has the others."""
 
 from __future__ import annotations
 
@@ -95,6 +95,33 @@ def checkpoint_commands(commands: Parsers, load: Load) -> None:
     for action in (list_, show, import_):
         _options(action)
     _options(export, as_json=False)  # it prints nothing else
+
+
+def state_commands(commands: Parsers, load: Load) -> None:
+    """``s4 state``, and what comes behind it."""
+    actions = _group(
+        commands,
+        "state",
+        "show what an app's PEs and stores keep, as of the last commits",
+        "s4 state get clicks joe",
+    )
+    get = command(
+        actions, "get", partial(_get_state, load), "show what is kept of a key",
+        "s4 state get clicks joe --table Count",
+    )  # fmt: skip
+    _app(get)
+    get.add_argument("key", metavar="KEY", help="as scan shows it")
+    scan = command(
+        actions, "scan", partial(_scan_state, load), "list what is kept",
+        "s4 state scan clicks --limit 100",
+    )  # fmt: skip
+    _app(scan)
+    scan.add_argument("--limit", type=whole, default=1000, metavar="N",
+                      help="end after N rows (default %(default)s)")  # fmt: skip
+    for action in (get, scan):
+        action.add_argument("--table", metavar="NAME", default="", help="this PE or store only")
+        _task(action, "this task only, such as 'Partition 0'")
+        _options(action)
 
 
 # -- arguments ------------------------------------------------------------------------------------
@@ -217,3 +244,29 @@ def _import(load: Load, parsed: argparse.Namespace) -> int:
 
     config = _configured(load, parsed)
     return checkpoint.import_(parsed.app, parsed.file, config, as_json=parsed.json)
+
+
+def _get_state(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import state
+
+    return state.get(
+        parsed.app,
+        parsed.key,
+        _configured(load, parsed),
+        table=parsed.table,
+        task=parsed.task,
+        as_json=parsed.json,
+    )
+
+
+def _scan_state(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import state
+
+    return state.scan(
+        parsed.app,
+        _configured(load, parsed),
+        table=parsed.table,
+        task=parsed.task,
+        limit=parsed.limit,
+        as_json=parsed.json,
+    )

@@ -4,6 +4,8 @@ Rules
 - Reading a key makes its instance; that is all that the dispatch loop does.
 - Bounds are applied between batches, never while a handler runs, so an instance never vanishes
   under its own handler.
+- Instances that are kept in a store leave memory beyond a cache's size without being removed;
+  ``on_remove`` is for what is gone for good.
 - ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
   is ``async`` is awaited at the end of the batch.
 """
@@ -13,13 +15,29 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from s4node.keys import Key, check_key
 from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
 
 PE = ProcessingElement
+
+
+class Keeper(Protocol):
+    """Where instances are kept, if anywhere."""
+
+    def touch(self, keys: set[Key | None]) -> None:
+        """These are about to change."""
+        ...
+
+    def evict(self, key: Key | None) -> None:
+        """The key's instance is about to leave memory."""
+        ...
+
+    def forget(self, key: Key | None) -> None:
+        """The key's instance is about to be gone for good."""
+        ...
 
 
 class Instances(dict[Any, PE]):
@@ -29,6 +47,7 @@ class Instances(dict[Any, PE]):
         "_async_create",
         "_async_remove",
         "gone",
+        "keeper",
         "leaving",
         "partition",
         "prototype",
@@ -42,6 +61,7 @@ class Instances(dict[Any, PE]):
         self.removed = 0
         self.leaving: list[PE] = []
         self.gone: Callable[[Any], None] | None = None
+        self.keeper: Keeper | None = None
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
         self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
@@ -52,6 +72,8 @@ class Instances(dict[Any, PE]):
             assert not self._async_create, "async on_create goes through obtain()"
             prototype.on_create(instance)
         self[key] = instance
+        if self.keeper is not None:  # the one before it may have been removed in this very slice
+            self.keeper.touch({instance.key})
         return instance
 
     async def obtain(self, key: Key) -> PE:
@@ -62,6 +84,8 @@ class Instances(dict[Any, PE]):
         assert self.prototype.on_create is not None
         await self.prototype.on_create(instance)
         self[key] = instance
+        if self.keeper is not None:
+            self.keeper.touch({instance.key})
         return self[key]  # counts as its first use
 
     def singleton(self) -> PE:
@@ -74,6 +98,8 @@ class Instances(dict[Any, PE]):
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
         if self.get(instance.key) is not instance:
             return
+        if self.keeper is not None:
+            self.keeper.forget(instance.key)
         del self[instance.key]
         self.removed += 1
         if self.gone is not None:
@@ -126,12 +152,23 @@ class BoundedInstances(Instances):
         if prototype.cache_size and len(self) > prototype.cache_size:
             # found in one pass: a dict is slow to find its first entry behind removed ones
             for instance in list(islice(self.values(), len(self) - prototype.cache_size)):
-                self.remove(instance)
+                if self.keeper is None:
+                    self.remove(instance)
+                else:
+                    self._evict(self.keeper, instance)
         if prototype.cache_idle:
             before = self._clock() - prototype.cache_idle
             idle = takewhile(lambda item: item[1] <= before, self._used.items())
             for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
                 self.remove(instance)
+
+    def _evict(self, keeper: Keeper, instance: PE) -> None:
+        """Let go of an instance that is kept elsewhere."""
+        keeper.evict(instance.key)
+        del self[instance.key]
+        self._used.pop(instance.key, None)
+        if self.gone is not None:
+            self.gone(instance.key)
 
     def remove(self, instance: PE) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""

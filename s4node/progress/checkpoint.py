@@ -43,23 +43,28 @@ class Checkpoint:
         """This one, where nobody can meet these startpoints any more."""
         return replace(self, consumed=self.consumed.difference(startpoints))
 
-    def rows(self) -> list[list[Any]]:
-        """As it is written: a row an offset, and one a startpoint."""
-        offsets = [[*ssp, offset] for ssp, offset in self.offsets.items()]
-        return [*offsets, *(["startpoint", each] for each in sorted(self.consumed))]
-
     @classmethod
-    def of(cls, rows: Any, written_ms: int) -> Checkpoint:
-        """From what was written; raises CheckpointError if it is nothing of that kind."""
-        try:
-            consumed = frozenset(str(row[1]) for row in rows if len(row) == 2)
-            offsets = {
-                (str(system), str(stream), int(partition)): int(offset)
-                for system, stream, partition, offset in (row for row in rows if len(row) != 2)
-            }
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"what was kept is no checkpoint ({error})") from error
-        return cls(offsets, written_ms, consumed)
+    def at(
+        cls, positions: Mapping[str, int], written_ms: int, consumed: Collection[str] = ()
+    ) -> Checkpoint:
+        """From positions by their places, such as ``log.clicks[0]``.
+
+        Raises CheckpointError if one is no place.
+        """
+        offsets = {}
+        for place, offset in positions.items():
+            system, dot, rest = place.partition(".")
+            stream, bracket, partition = rest.removesuffix("]").rpartition("[")
+            if not (dot and bracket and partition.isdigit()):
+                raise CheckpointError(
+                    f"a position was kept of {place!r}, which is no system.stream[partition]"
+                )
+            offsets[system, stream, int(partition)] = offset
+        return cls(offsets, written_ms, frozenset(consumed))
+
+    def positions(self) -> dict[str, int]:
+        """The offsets by their places."""
+        return {f"{at[0]}.{at[1]}[{at[2]}]": offset for at, offset in self.offsets.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,36 @@
-"""The progress of an app's tasks in a SQLite database, shared by the processes of one machine.
+"""Who may write the progress of an app's tasks: a SQLite database that the processes share.
 
 Rules
-- One row a task. Who wants to write it claims it first; a claim fences all earlier ones, whose
-  writes raise TaskFenced from then on, whenever their process wakes up. A claim by an older epoch
-  of the same coordination is refused.
-- Plain blocking calls, one transaction each. A power cut may take the last commits, after which
-  inputs are replayed.
-- What a passing trouble may be raises ProgressUnwritten, damage and a newer format CheckpointError.
+- One row a task. Who wants to write its progress and state claims it first; a claim fences all
+  earlier ones, which raise TaskFenced from then on, whenever their process wakes up. A claim by an
+  older epoch of the same coordination is refused.
+- Offsets and state are in a database of the task's own, in a folder of the claim; see state/epochs.
+- Plain blocking calls, one transaction each; who may not block calls them from a thread, one at a
+  time.
+- What a passing trouble may be (full disk, another's lock, lost rights) raises ProgressUnwritten:
+  nothing has happened, and it can be tried again. Damage and a newer format are CheckpointError.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
-from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.progress.checkpoint import JobGuard
 from s4node.progress.sqlite_file import Form, SqliteFile
 
-FORMAT = 1
+FORMAT = 2
 FILE = "progress.sqlite"
 
 _SCHEMA = """
 CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
 CREATE TABLE task (
     name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
-    offsets TEXT NOT NULL, written_ms INTEGER NOT NULL
+    written_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -39,15 +40,14 @@ _FORM = Form(
     FORMAT,
     _SCHEMA,
     "progress",
-    "delete it to begin without any progress (inputs then begin where samza.offset.default says), "
-    "or put a copy of it back",
+    "put a copy of it back, or delete it: what the tasks keep is in folders beside it",
     ProgressUnwritten,
     CheckpointError,
 )
 
 
 class Claim(NamedTuple):
-    """The right to write a task's row, as long as nobody has claimed it since."""
+    """The right to write a task's progress, as long as nobody has claimed it since."""
 
     task: str
     fence: int
@@ -89,66 +89,46 @@ class ProgressStore(SqliteFile):
 
     # -- tasks -------------------------------------------------------------------------------
 
-    def claim(self, task: str, origin: str, epoch: int) -> tuple[Claim, Checkpoint]:
-        """Become the one who writes a task's progress; returns what is kept of it.
+    def claim(self, task: str, origin: str, epoch: int, above: int = 0) -> Claim:
+        """Become the one who writes a task's progress, with a fence higher than ``above``.
 
         ``origin`` names the coordination that gave the task away in ``epoch``. Raises TaskFenced
         where a later epoch of the same coordination has claimed it already.
         """
         with self._transaction():
             row = self._db.execute(
-                "SELECT fence, origin, epoch, offsets, written_ms FROM task WHERE name = ?", (task,)
+                "SELECT fence, origin, epoch FROM task WHERE name = ?", (task,)
             ).fetchone()
-            if row is None:
-                fence, kept = 1, Checkpoint()
-                self._db.execute(
-                    "INSERT INTO task VALUES (?, 1, ?, ?, '[]', 0)", (task, origin, epoch)
+            if row is not None and row[1] == origin and row[2] > epoch:
+                raise TaskFenced(
+                    f"task {task!r} belongs to epoch {row[2]} by now, and this container had "
+                    f"it in epoch {epoch}; it stops, for two owners would count twice"
                 )
-            else:
-                if row[1] == origin and row[2] > epoch:
-                    raise TaskFenced(
-                        f"task {task!r} belongs to epoch {row[2]} by now, and this container had "
-                        f"it in epoch {epoch}; it stops, for two owners would count twice"
-                    )
-                fence = row[0] + 1
-                kept = Checkpoint.of(self._parsed(row[3]), row[4])
-                self._db.execute(
-                    "UPDATE task SET fence = ?, origin = ?, epoch = ? WHERE name = ?",
-                    (fence, origin, epoch, task),
-                )
-        return Claim(task, fence), kept
+            fence = max(0 if row is None else row[0], above) + 1
+            self._db.execute(
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0) ON CONFLICT (name) DO UPDATE "
+                "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
+                (task, fence, origin, epoch),
+            )
+        return Claim(task, fence)
 
-    def write(self, claim: Claim, checkpoint: Checkpoint) -> None:
-        """Keep a task's progress; raises TaskFenced where another has claimed it since."""
-        text = msgspec.json.encode(checkpoint.rows()).decode()
+    def renew(self, claim: Claim, written_ms: int) -> None:
+        """Say that a task's progress is written now; raises TaskFenced where another has claimed
+        it since."""
         with self._transaction():
-            written = self._db.execute(
-                "UPDATE task SET offsets = ?, written_ms = ? WHERE name = ? AND fence = ?",
-                (text, checkpoint.written_ms, *claim),
+            renewed = self._db.execute(
+                "UPDATE task SET written_ms = ? WHERE name = ? AND fence = ?", (written_ms, *claim)
             ).rowcount
-        if not written:
+        if not renewed:
             raise TaskFenced(
                 f"another container has taken task {claim.task!r} over; this one stops, and what "
                 f"it has processed since its last commit is processed again there"
             )
 
-    def read(self) -> dict[str, Checkpoint]:
-        """What is kept of each task."""
+    def tasks(self) -> dict[str, int]:
+        """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
         with self._transaction(write=False):
-            rows = self._db.execute("SELECT name, offsets, written_ms FROM task").fetchall()
-        return {name: Checkpoint.of(self._parsed(text), ms) for name, text, ms in rows}
-
-    def replace(self, checkpoints: Mapping[str, Checkpoint]) -> None:
-        """Have tasks go on elsewhere, all of them or none; for a job that does not run."""
-        with self._transaction():
-            for task, checkpoint in checkpoints.items():
-                text = msgspec.json.encode(checkpoint.rows()).decode()
-                self._db.execute(
-                    "INSERT INTO task VALUES (?, 1, '', 0, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-                    "fence = fence + 1, offsets = excluded.offsets, "
-                    "written_ms = excluded.written_ms",
-                    (task, text, checkpoint.written_ms),
-                )
+            return dict(self._db.execute("SELECT name, written_ms FROM task").fetchall())
 
 
 def now_ms() -> int:

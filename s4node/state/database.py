@@ -24,6 +24,7 @@ FORMAT = b"1"
 
 _VERSION_ROW = task_row(META, b"format")
 _CHUNK = 64
+_LOOKS = 5
 
 
 class Database:
@@ -124,11 +125,25 @@ class Database:
 
     def verify(self) -> None:
         """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened."""
+        suspects: set[str] = set()
+        for _ in range(_LOOKS):  # a compaction may take a file away between two looks
+            suspects = self._suspects()
+            if not suspects:
+                return
+        raise StoreCorrupt(f"{self.folder}: {', '.join(suspects)} is missing or has lost its end")
+
+    def _suspects(self) -> set[str]:
+        found = set()
         with _told(self.folder):
             for file in self._db.live_files():
-                path = self.folder / file["name"].lstrip("/")
-                if not path.exists() or path.stat().st_size != file["size"]:
-                    raise StoreCorrupt(f"{path} is missing or has lost its end")
+                name = file["name"].lstrip("/")
+                try:
+                    size = (self.folder / name).stat().st_size
+                except FileNotFoundError:
+                    size = -1
+                if size != file["size"]:
+                    found.add(name)
+        return found
 
     def checkpoint(self, folder: Path) -> None:
         """Make ``folder``, which must not exist, a copy of all that is written; by hard links."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -39,6 +41,32 @@ def epochs_of(folder: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
+def highest(folder: Path) -> int:
+    """The highest epoch that was claimed, whole or not; 0 if none was."""
+    try:
+        return max((int(e.name) for e in folder.iterdir() if e.name.isdigit()), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Database]:
+    """The true database of a task as it is now, to look at while its owner goes on.
+
+    Raises StateError where there is none.
+    """
+    found = epochs_of(folder)
+    if not found:
+        raise StateError(f"nothing is kept in {folder}; has a task of this name ever run?")
+    with tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent) as place:
+        _inherit(folder / str(found[0]), Path(place))
+        database = Database(Path(place))
+        try:
+            yield database
+        finally:
+            database.close()
+
+
 def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Database:
     """Take the task of ``folder`` over under ``epoch``, with all that was committed before.
 
@@ -48,11 +76,11 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        highest = max((int(e.name) for e in folder.iterdir() if e.name.isdigit()), default=0)
-        epoch = epoch or highest + 1
-        if highest >= epoch:
+        last = highest(folder)
+        epoch = epoch or last + 1
+        if last >= epoch:
             raise TaskFenced(
-                f"{folder} was taken over under epoch {highest}; this container has epoch {epoch} "
+                f"{folder} was taken over under epoch {last}; this container has epoch {epoch} "
                 f"and stops, for two owners would count twice"
             )
         own = folder / str(epoch)
@@ -72,7 +100,11 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
         try:
             _inherit(folder / str(number), own)
             database = make(own)
-            database.verify()
+            try:
+                database.verify()
+            except BaseException:
+                database.close()
+                raise
         except StoreCorrupt as error:
             log.error("a state folder is damaged; going on from the one before",
                       folder=str(folder / str(number)), reason=str(error))  # fmt: skip

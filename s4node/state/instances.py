@@ -5,18 +5,19 @@ Rules
 - A commit takes the touched keys as a set and encodes them in slices between batches. A key of the
   set that is about to be touched again is encoded before that.
 - What leaves the cache is encoded at once; it is read again when its key comes back.
+- The one instance of a singleton has no key, and its row is in the task's own group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
 from s4node.state.database import Database
-from s4node.state.rows import Changes, prefix
+from s4node.state.rows import TASK_GROUP, Changes, prefix
 
 _MISSING = object()
 
@@ -35,7 +36,7 @@ class SavedInstances:
     def __init__(
         self,
         table: int,
-        live: dict[Key, Any],
+        live: Mapping[Any, Any],
         codec: Codec,
         database: Database,
         changes: Changes,
@@ -47,13 +48,18 @@ class SavedInstances:
         self._database = database
         self._changes = changes
         self._hasher = hasher
-        self._touched: set[Key] = set()
-        self._saving: set[Key] = set()
+        self._touched: set[Key | None] = set()
+        self._saving: set[Key | None] = set()
 
-    def find(self, keys: Iterable[Key]) -> dict[Key, bytes]:
+    @property
+    def touched(self) -> bool:
+        """Whether the next commit has anything of them."""
+        return bool(self._touched)
+
+    def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
         """The saved states of those keys that have one, in one reading."""
-        found: dict[Key, bytes] = {}
-        rows: dict[Key, bytes] = {}
+        found: dict[Key | None, bytes] = {}
+        rows: dict[Key | None, bytes] = {}
         for key in keys:
             row = self._row(key)
             data = self._changes.find(row, _MISSING)
@@ -61,11 +67,12 @@ class SavedInstances:
                 rows[key] = row
             elif data is not None:
                 found[key] = data  # type: ignore[assignment]
-        stored = self._database.get_many(list(rows.values()))
-        found.update((k, data) for k, data in zip(rows, stored, strict=True) if data is not None)
+        if rows:
+            stored = self._database.get_many(list(rows.values()))
+            found.update((k, row) for k, row in zip(rows, stored, strict=True) if row is not None)
         return found
 
-    def touch(self, keys: set[Key]) -> None:
+    def touch(self, keys: set[Key | None]) -> None:
         """These are about to change."""
         if self._saving:
             for key in keys & self._saving:
@@ -83,24 +90,28 @@ class SavedInstances:
             self._commit(key)
         return len(self._saving)
 
-    def evict(self, key: Key) -> None:
+    def evict(self, key: Key | None) -> None:
         """The key's instance leaves the cache: keep its state. It is still in ``live``."""
         if key in self._saving:
             self._commit(key)
         if key in self._touched:
             self._touched.discard(key)
-            self._changes.put(self._row(key), self._codec.encode(self._live[key]))
+            self._changes.put(self._row(key), self._codec.encode(self._live.get(key)))
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: Key | None) -> None:
         """The key's instance is removed, and its state with it. It is still in ``live``."""
         if key in self._saving:
             self._commit(key)
         self._touched.discard(key)
         self._changes.put(self._row(key), None)
 
-    def _commit(self, key: Key) -> None:
+    def _commit(self, key: Key | None) -> None:
         self._saving.discard(key)
-        self._changes.add(self._row(key), self._codec.encode(self._live[key]))
+        instance = self._live.get(key)  # which is no use of it
+        if instance is not None:
+            self._changes.add(self._row(key), self._codec.encode(instance))
 
-    def _row(self, key: Key) -> bytes:
+    def _row(self, key: Key | None) -> bytes:
+        if key is None:
+            return prefix(TASK_GROUP, self._table)
         return prefix(self._hasher(key) % KEY_GROUPS, self._table) + ordered.encode(key)

@@ -59,6 +59,10 @@ class Changes:
         self._dirty[row] = value
         self.bytes += len(row) + (len(value) if value is not None else 0)
 
+    def drop(self, row: bytes) -> None:
+        """A row is gone, unless it has been changed by now; in one step, for there are threads."""
+        self._dirty.setdefault(row, None)
+
     def find(self, row: bytes, unchanged: object) -> object:
         """The row's value or None; ``unchanged`` where the database knows."""
         found = self._dirty.get(row, unchanged)
@@ -90,6 +94,7 @@ class Changes:
 
     def failed(self) -> None:
         """The commit was not written: the next one takes what was in it."""
+        self.bytes += sum(len(k) + len(v or b"") for k, v in self._leaving.items())
         self._dirty = {**self._leaving, **self._dirty}
         self._leaving = {}
 

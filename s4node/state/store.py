@@ -16,8 +16,7 @@ import heapq
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, get_origin
 
 import msgspec
 
@@ -25,22 +24,13 @@ from s4node.errors import StateError
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
 from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix
+from s4node.stores import StoreSpec
 
 K = TypeVar("K", bound=Key)
 V = TypeVar("V")
 
 _EXPIRY = struct.Struct(">Q")
 _MISSING = object()
-
-
-@dataclass(frozen=True)
-class StoreSpec(Generic[K, V]):
-    """A store as it is declared: its name, the types of keys and values, seconds to live or 0."""
-
-    name: str
-    key: type[K]
-    value: type[V]
-    ttl: float = 0.0
 
 
 class Rows(Protocol):
@@ -86,6 +76,7 @@ class KeyValueStore(Generic[K, V]):
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
         self._ttl_ms = int(spec.ttl * 1000)
+        self._key: type = get_origin(spec.key) or spec.key
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The key's value, or ``default`` where it has none."""
@@ -167,7 +158,7 @@ class KeyValueStore(Generic[K, V]):
                 if _EXPIRY.unpack_from(data)[0] <= now and (
                     self._changes.find(row, _MISSING) is _MISSING
                 ):
-                    self._changes.put(row, None)
+                    self._changes.drop(row)
                 limit -= 1
                 if limit <= 0:
                     return row + b"\x00"
@@ -176,10 +167,10 @@ class KeyValueStore(Generic[K, V]):
     # -- inside ------------------------------------------------------------------------------
 
     def _checked(self, key: K) -> bytes:
-        if type(key) is not self.spec.key and not isinstance(key, self.spec.key):
+        if type(key) is not self._key and not isinstance(key, self._key):
             raise StateError(
                 f"store {self.spec.name!r}: {key!r} is a {type(key).__name__}; its keys are "
-                f"{self.spec.key.__name__}"
+                f"{self._key.__name__}"
             )
         return ordered.encode(key)
 

@@ -12,15 +12,16 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from s4node.keys import KEY_GROUPS, Hasher, Key
+from s4node.keys import KEY_GROUPS, Hasher
 from s4node.state.database import Database
 from s4node.state.instances import Codec, SavedInstances
 from s4node.state.rows import (
+    CONSUMED,
     FIRST_TABLE,
     META,
     POSITIONS,
@@ -29,7 +30,8 @@ from s4node.state.rows import (
     prefix,
     task_row,
 )
-from s4node.state.store import KeyValueStore, StoreSpec
+from s4node.state.store import KeyValueStore
+from s4node.stores import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -51,7 +53,7 @@ class TaskState:
         self._hasher = hasher
         self._groups = groups
         self._now = now
-        self._tables = {
+        self.tables = {
             row[len(task_row(META, _TABLE)) :].decode(): _decode(value)
             for row, value in self._task_rows(META)
             if row.startswith(task_row(META, _TABLE))
@@ -63,16 +65,18 @@ class TaskState:
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
-        number = self._tables.get(name)
+        number = self.tables.get(name)
         if number is None:
-            number = max(self._tables.values(), default=FIRST_TABLE - 1) + 1
-            self._tables[name] = number
+            number = max(self.tables.values(), default=FIRST_TABLE - 1) + 1
+            self.tables[name] = number
             self.set_meta("table:" + name, number)
         return number
 
     def store(self, spec: StoreSpec[Any, Any]) -> KeyValueStore[Any, Any]:
         """The task's store of this declaration."""
         if spec.name not in self.stores:
+            if spec.ttl and not self.meta(f"ttl of {spec.name}"):
+                self.set_meta(f"ttl of {spec.name}", True)
             self.stores[spec.name] = KeyValueStore(
                 spec,
                 self.table(f"store {spec.name}"),
@@ -84,7 +88,7 @@ class TaskState:
             )
         return self.stores[spec.name]
 
-    def saved(self, name: str, live: dict[Key, Any], codec: Codec) -> SavedInstances:
+    def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
         """Where the instances of a prototype are kept."""
         saved = self.instances[name] = SavedInstances(
             self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher
@@ -105,10 +109,25 @@ class TaskState:
         start = len(task_row(POSITIONS, b""))
         return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
 
-    def begin_commit(self, positions: Mapping[str, int]) -> None:
+    def consumed(self) -> frozenset[str]:
+        """The ids of startpoints from which inputs were read, as of the last commit."""
+        start = len(task_row(CONSUMED, b""))
+        return frozenset(row[start:].decode() for row, _ in self._task_rows(CONSUMED))
+
+    def forget(self, consumed: Iterable[str]) -> None:
+        """The next commit leaves these ids out."""
+        for each in consumed:
+            self.changes.put(task_row(CONSUMED, each.encode()), None)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a commit would write anything but positions."""
+        return bool(self.changes) or any(each.touched for each in self.instances.values())
+
+    def begin_commit(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
         """What has changed until now is the next commit, together with these positions."""
-        for place, offset in positions.items():
-            self.changes.put(task_row(POSITIONS, place.encode()), _encode(offset))
+        for row, value in _progress_rows(positions, consumed):
+            self.changes.put(row, value)
         self.changes.begin()
         for instances in self.instances.values():
             instances.begin()
@@ -124,6 +143,10 @@ class TaskState:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         self.bytes_written += self.database.write(self.changes.rows())
 
+    def write_positions(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
+        """Write positions whose state was written before; in a thread, as write."""
+        self.bytes_written += self.database.write(_progress_rows(positions, consumed))
+
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""
         if written:
@@ -138,3 +161,12 @@ class TaskState:
 
     def _task_rows(self, table: int) -> Iterator[tuple[bytes, bytes]]:
         return self.database.scan(prefix(TASK_GROUP, table), prefix(TASK_GROUP, table + 1))
+
+
+def _progress_rows(
+    positions: Mapping[str, int], consumed: Iterable[str]
+) -> list[tuple[bytes, bytes | None]]:
+    rows: list[tuple[bytes, bytes | None]] = [
+        (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()
+    ]
+    return rows + [(task_row(CONSUMED, each.encode()), b"") for each in consumed]

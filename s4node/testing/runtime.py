@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import trio
@@ -35,6 +37,8 @@ from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.event import EventBatch
 from s4node.keys import Partitioner, hasher_named
 from s4node.progress.startpoint import Specific
+from s4node.state.database import Database
+from s4node.state.task_state import TaskState
 from s4node.stream import InputStream, OutputStream, Stream
 from s4node.testing.client import ClientStream, InputClient
 from s4node.testing.failures import Failures
@@ -67,6 +71,8 @@ class Runtime:
         self._held: deque[EventBatch] = deque()
         self._parked: list[trio.Event] = []
         self._guest: Guest | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._states: dict[Task, TaskState] = {}
         self._requests = Requests(self._shut_down, self._add)
         self._steps = Steps(self._add)
         self._dispatch: Dispatch
@@ -140,6 +146,8 @@ class Runtime:
         for ssp in inputs:
             task.add_input(ssp, self._pipeline.stage_of(ssp.stream, partition))
         task.on_commit = self._commit
+        if app.stores:
+            self._keep(task)
         self._requests.add(task)
         self._steps.adopt(task, self._guest.token if self._guest is not None else None)
         return task
@@ -151,7 +159,21 @@ class Runtime:
             if isinstance(client, InputClient) and isinstance(start, Specific):
                 client.begin(ssp.partition, start.offset)
 
+    def _keep(self, task: Task) -> None:
+        """Give a task its stores."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="s4-test-")
+        database = Database(Path(self._folder.name) / str(task.partition))
+        hasher = hasher_named(self.config[settings.HASHER])
+        state = self._states[task] = TaskState(database, hasher, now=self._clock)
+        task.keep(state, self.config[settings.STATE_CHANGES_BYTES])
+
     def _commit(self, task: Task) -> None:
+        if task in self._states:
+            state = self._states[task]
+            state.begin_commit({})
+            state.write()
+            state.end_commit(written=True)
         for client in self.clients.values():
             if isinstance(client, InputClient):
                 progress = client.progress[task.partition]
@@ -195,6 +217,10 @@ class Runtime:
     def close(self) -> None:
         """End whatever still runs."""
         self.failures.unwrap()
+        for state in self._states.values():
+            state.close()
+        if self._folder is not None:
+            self._folder.cleanup()
         if self._guest is not None:
             self._guest.close()
 

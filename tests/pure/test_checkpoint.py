@@ -17,16 +17,15 @@ def test_a_checkpoint_keeps_inputs_that_its_task_does_not_read_any_more() -> Non
     assert after == Checkpoint({("log", "clicks", 0): 9, ("log", "old", 0): 3}, 2)
 
 
-def test_a_checkpoint_is_read_as_it_was_written() -> None:
-    checkpoint = Checkpoint({("log", "a.b", 3): 1 << 50}, 12)
-    assert checkpoint.rows() == [["log", "a.b", 3, 1 << 50]]
-    assert Checkpoint.of(checkpoint.rows(), 12) == checkpoint
+def test_a_checkpoint_is_read_from_positions_by_place() -> None:
+    checkpoint = Checkpoint.at({"log.a.b[3]": 1 << 50, "memory.x[12]": 0}, 12)
+    assert checkpoint == Checkpoint({("log", "a.b", 3): 1 << 50, ("memory", "x", 12): 0}, 12)
 
 
-@pytest.mark.parametrize("rows", [None, 3, [["log"]], [["log", "a", "x", 1]], {"a": 1}])
-def test_what_is_no_checkpoint_is_damage(rows: object) -> None:
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
-        Checkpoint.of(rows, 0)
+@pytest.mark.parametrize("place", ["", "log", "log.a", "log.a[]", "a[1]", "log.a[x]"])
+def test_a_position_of_no_place_is_damage(place: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no system.stream\[partition\]"):
+        Checkpoint.at({place: 1}, 0)
 
 
 def test_a_job_is_read_as_it_was_written() -> None:
@@ -107,7 +106,7 @@ def test_the_guard_remembers_inputs_that_are_gone() -> None:
 
 def test_consumed_startpoints_stay_with_the_offsets_until_nobody_can_meet_them() -> None:
     first = Checkpoint({CLICKS: 5}, 1, frozenset({"a"}))
-    assert Checkpoint.of(first.rows(), 1) == first
+    assert Checkpoint.at(first.positions(), 1, first.consumed) == first
     second = Checkpoint({CLICKS: 7}, 2, frozenset({"b"})).over(first)
     assert second == Checkpoint({CLICKS: 7}, 2, frozenset({"a", "b"}))
     assert second.without({"a", "c"}) == Checkpoint({CLICKS: 7}, 2, frozenset({"b"}))

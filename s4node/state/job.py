@@ -1,0 +1,64 @@
+"""What the tasks of a job keep on disk, for containers and for commands.
+
+Rules
+- A task's folder has its name; in it is one for each time that a container took the task over.
+- A job is looked at through copies, so it may run meanwhile; who changes it has it stopped before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from s4node.keys import crc32
+from s4node.progress.checkpoint import Checkpoint
+from s4node.progress.store import ProgressStore
+from s4node.state import epochs
+from s4node.state.database import Database
+from s4node.state.task_state import TaskState
+
+WRITTEN = "written"
+"""The fact when a task's progress was written (Unix time, ms)."""
+
+
+def safe_name(name: str) -> str:
+    """A name as that of a folder: letters, digits and ``._-`` as they are."""
+    return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
+
+
+def task_folder(folder: Path, task: str) -> Path:
+    """Where what a task of the job in ``folder`` keeps is."""
+    return folder / "tasks" / safe_name(task)
+
+
+def checkpoint_of(state: TaskState) -> Checkpoint:
+    """The progress of a task, as of its last commit."""
+    return Checkpoint.at(state.positions(), state.meta(WRITTEN) or 0, state.consumed())
+
+
+def checkpoints_of(folder: Path, store: ProgressStore) -> dict[str, Checkpoint]:
+    """The progress of each task of the job in ``folder``."""
+    found = {}
+    for task in store.tasks():
+        place = task_folder(folder, task)
+        found[task] = Checkpoint()
+        if epochs.epochs_of(place):
+            with epochs.copied(place) as database:
+                found[task] = checkpoint_of(TaskState(database, crc32))
+    return found
+
+
+def replace(folder: Path, store: ProgressStore, checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Have tasks of a stopped job go on elsewhere, one after the other; their state stays."""
+    for task, checkpoint in checkpoints.items():
+        place = task_folder(folder, task)
+        claim = store.claim(task, "", 0, epochs.highest(place))
+        state = TaskState(epochs.claim(place, claim.fence, Database), crc32)
+        try:
+            state.set_meta(WRITTEN, checkpoint.written_ms)
+            state.begin_commit(checkpoint.positions())
+            state.write()
+            state.end_commit(written=True)
+        finally:
+            state.close()
+        store.renew(claim, checkpoint.written_ms)

@@ -1,0 +1,47 @@
+"""What a task keeps, for those who look: tables by name, their rows in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from s4node.keys import Key
+from s4node.state import ordered
+from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
+from s4node.state.task_state import TaskState
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Look:
+    """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs."""
+
+    def __init__(self, state: TaskState) -> None:
+        self._state = state
+        self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
+        self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
+
+    def store(self, name: str) -> Iterator[tuple[Key, Any]]:
+        """The keys of a store with their values, by key group; what is over its time, too."""
+        skip = 8 if self._state.meta(f"ttl of {name}") else 0  # behind the time at which it ends
+        for key, data in self._rows(f"store {name}"):
+            yield key, _decode(memoryview(data)[skip:])
+
+    def instances(self, name: str) -> Iterator[tuple[Key | None, dict[str, Any]]]:
+        """The keys of a PE with the attributes of their instances; a singleton has none."""
+        versions = self._state.meta(f"versions of {name}") or ()
+        for key, data in self._rows(f"pe {name}"):
+            row = _decode(data)
+            if isinstance(row, dict):  # with what triggers have counted
+                row = _decode(row["state"])
+            fields = versions[row[0]]
+            yield key, dict(zip((field for field, _ in fields), row[1:], strict=False))
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, bytes]]:
+        number = self._state.tables[table].to_bytes(2, "big")
+        for row, data in self._state.database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
+            if row[2:PREFIX_BYTES] == number:
+                encoded = row[PREFIX_BYTES:]
+                yield (ordered.decode(encoded) if encoded else None), data

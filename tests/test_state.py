@@ -1,0 +1,579 @@
+"""State of PEs and tasks in real containers: it outlives them, and fits their offsets."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
+from input_systems import dies, fresh
+from kept import kept_positions
+
+from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node.errors import GraphError, TaskFenced
+from s4node.keys import Partitioner, crc32
+from s4node.state import epochs
+from s4node.state.job import task_folder
+from s4node.state.look import Look
+from s4node.state.task_state import TaskState
+from s4node.systems.embedded_log import EmbeddedLog
+from s4node.systems.memory import MemorySystem
+
+ADDRESS = "state"
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Count(ProcessingElement):
+    """Counts, and tells the app's list what it has counted."""
+
+    count: int = 0
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_create(self) -> None:
+        self.app.created.append(self.key)
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.seen.append(event.number)
+        self.app.counts[self.key] = self.count
+        if event.number < 0:
+            self.remove()
+
+    def on_remove(self) -> None:
+        self.app.gone.append(self.key)
+
+
+class Counting(App):
+    """An app of one PE. What it notes is of this object, so of one life."""
+
+    def __init__(self, pe: type[ProcessingElement] = Count, **cache: Any) -> None:
+        super().__init__("counting")
+        self.pe, self.cache = pe, cache
+        self.created: list[Any] = []
+        self.gone: list[Any] = []
+        self.counts: dict[Any, int] = {}
+
+    def on_init(self) -> None:
+        pe = self.create_pe(self.pe)
+        if self.cache:
+            pe.set_pe_cache(**self.cache)
+        self.create_input_stream("clicks", pe, key="user", system="memory")
+
+
+@pytest.fixture
+def system() -> Iterator[MemorySystem]:
+    return fresh(ADDRESS)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "systems.memory.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+        "task.commit.ms": "0",
+    }
+
+
+@asynccontextmanager
+async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Container]:
+    """A container that ends at once, without a last commit."""
+    values = {"s4.listener.address": ANY_PORT, "s4.cluster.partitions": "1",
+              "s4.watchdog.ms": "0", **settings}  # fmt: skip
+    container = Container(app, Config.of(values))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await container.ready.wait()
+            yield container
+            nursery.cancel_scope.cancel()
+
+
+async def commit(container: Container) -> None:
+    """Have all tasks commit, and wait for it."""
+    before = container.replay.committer.commits
+    for task in container.tasks.values():
+        task.want_commit()
+        container.loop.wake(task)
+    await until(lambda: container.replay.committer.commits >= before + len(container.tasks))
+
+
+# -- PEs ------------------------------------------------------------------------------------------
+
+
+async def test_after_an_orderly_stop_pes_go_on_where_they_were_and_nothing_is_replayed(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(user) for user in ("joe", "ann", "joe")))
+    first = Counting()
+    async with running(first, settings):
+        await until(lambda: first.counts == {"joe": 2, "ann": 1})
+    system.put("clicks", 0, Click("joe"), Click("new"))
+    second = Counting()
+    async with running(second, settings):
+        await until(lambda: "new" in second.counts)
+    assert second.counts == {"joe": 3, "new": 1}
+    assert second.created == ["new"]  # joe was created in an earlier life
+    assert kept_positions(Path(settings["s4.state.folder"]) / "default" / "counting") == {
+        "Partition 0": {"memory.clicks[0]": 5}
+    }
+
+
+async def test_after_a_crash_state_and_offsets_are_those_of_the_last_commit(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe"), Click("joe"))
+    first = Counting()
+    async with crashing(first, settings) as container:
+        await until(lambda: first.counts == {"joe": 2})
+        await commit(container)
+        system.put("clicks", 0, Click("joe"), Click("ann"))
+        await until(lambda: first.counts == {"joe": 3, "ann": 1})
+    second = Counting()
+    async with crashing(second, settings):
+        await until(lambda: second.counts == {"joe": 3, "ann": 1})
+    assert second.created == ["ann"]
+
+
+async def test_state_goes_along_with_its_task_to_another_container(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    one, other = Counting(), Counting()
+    often = {**settings, "task.commit.ms": "10"}
+    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+        async with running(one, often) as container:
+            system.put("clicks", 0, Click("joe"), Click("ann"))
+            await until(lambda: one.counts == {"joe": 1, "ann": 1})
+            await commit(container)
+            async with running(other, settings):
+                system.put("clicks", 0, Click("joe"))
+                await until(lambda: other.counts == {"joe": 2})
+                await trio.sleep_forever()  # until the first one wants to commit
+    assert other.created == []
+
+
+async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(5000)))
+    for _ in range(4):
+        app = Counting()
+        async with crashing(app, {**settings, "task.commit.ms": "1"}) as container:
+            await until(lambda: container.processed)
+            await trio.sleep(0.004)
+    last = Counting()
+    async with running(last, settings):
+        system.put("clicks", 0, *(Click(f"user-{n}") for n in range(50)))
+        await until(lambda: len(last.counts) == 50 and min(last.counts.values()) == 101)
+    assert set(last.counts.values()) == {101}
+
+
+async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    app = Counting(max_size=2)
+    users = [f"user-{n}" for n in range(10)]
+    async with running(app, settings) as container:
+        system.put("clicks", 0, *map(Click, users))
+        await until(lambda: len(app.counts) == 10)
+        assert len(container.tasks[0].instances["Count"]) == 2
+        await commit(container)
+        system.put("clicks", 0, *map(Click, users))
+        await until(lambda: set(app.counts.values()) == {2})
+        assert app.gone == []
+        assert app.created == users
+        system.put("clicks", 0, Click("user-3", -1), Click("user-3"))
+        await until(lambda: app.counts["user-3"] == 1)  # a new one, in the same slice
+        assert app.gone == ["user-3"]
+        system.put("clicks", 0, Click("user-4", -1))
+        await until(lambda: app.counts["user-4"] == 3 and "user-4" in app.gone)
+    again = Counting(max_size=2)
+    system.put("clicks", 0, *map(Click, users))
+    async with running(again, settings):
+        await until(lambda: len(again.counts) == 10)
+    assert again.counts == {**dict.fromkeys(users, 3), "user-3": 2, "user-4": 1}
+    assert again.created == ["user-4"]
+
+
+class Third(ProcessingElement):
+    """Fires at each third event of a key; a singleton beside it counts all."""
+
+    fired: int = 0
+
+    def on_event(self, event: Click) -> None:
+        pass
+
+    def on_trigger(self, event: Click) -> None:
+        self.fired += 1
+        self.app.counts[self.key] = self.fired
+
+
+class Total(ProcessingElement):
+    total: int = 0
+
+    def on_create(self) -> None:
+        self.app.created.append(self.key)
+
+    def on_event(self, event: Click) -> None:
+        self.total += 1
+        self.app.counts["total"] = self.total
+
+
+class Triggered(Counting):
+    def on_init(self) -> None:
+        third, total = self.create_pe(Third), self.create_pe(Total)
+        third.set_trigger(Click, events=3)
+        total.set_singleton()
+        self.create_input_stream("clicks", third, total, key="user", system="memory")
+
+
+async def test_singletons_and_what_triggers_have_counted_are_kept_too(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe"), Click("joe"), Click("ann"))
+    first = Triggered()
+    async with running(first, settings):
+        await until(lambda: first.counts == {"total": 3})
+    system.put("clicks", 0, Click("joe"), Click("ann"))
+    second = Triggered()
+    async with running(second, settings):
+        await until(lambda: second.counts == {"joe": 1, "total": 5})
+    assert (first.created, second.created) == ([None], [])
+
+
+class Unsavable(ProcessingElement):
+    lock: trio.Lock = None  # type: ignore[assignment]
+
+    def on_event(self, event: Click) -> None:
+        pass
+
+
+async def test_an_app_whose_state_cannot_be_saved_does_not_start(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    with dies(GraphError, match=r"PE class Unsavable: attribute lock is .*cannot be saved"):
+        async with running(Counting(Unsavable), settings):
+            pass
+
+
+class Timed(ProcessingElement):
+    ticks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        pass
+
+    def on_time(self) -> None:
+        self.ticks += 1
+        self.app.counts[self.key] = self.ticks
+
+
+class Ticking(Counting):
+    def on_init(self) -> None:
+        pe = self.create_pe(Timed)
+        pe.set_timer_interval(0.01)
+        self.create_input_stream("clicks", pe, key="user", system="memory")
+
+
+async def test_what_on_time_changes_is_kept(system: MemorySystem, settings: dict[str, str]) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe"))
+    first = Ticking(Timed)
+    async with running(first, settings):
+        await until(lambda: first.counts.get("joe", 0) >= 3)
+    system.put("clicks", 0, Click("joe"))
+    second = Ticking(Timed)
+    async with running(second, settings):
+        await until(lambda: "joe" in second.counts)
+        assert second.counts["joe"] > first.counts["joe"]
+
+
+class Slow(ProcessingElement):
+    """Its handlers overlap, and each takes a moment."""
+
+    count: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        count = self.count
+        await trio.sleep(0.001)
+        self.count = count + 1
+        self.app.counts[self.key] = self.count
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"task.async.commit": "true"}], ids=["drained", "async commit"]
+)
+async def test_handlers_that_overlap_lose_nothing(
+    system: MemorySystem, settings: dict[str, str], more: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(f"user-{n % 7}") for n in range(210)))
+    often = {**settings, **more, "task.commit.ms": "5", "s4.stream.clicks.parallelism": "4"}
+    first = Counting(Slow)
+    async with running(first, often):
+        await until(lambda: sum(first.counts.values()) == 210)
+    system.put("clicks", 0, *(Click(f"user-{n}") for n in range(7)))
+    second = Counting(Slow)
+    async with running(second, often):
+        await until(lambda: second.counts == {f"user-{n}": 31 for n in range(7)})
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+class Tally:
+    """Counts in a store; commits when told to."""
+
+    def init(self, config: Any, context: Any) -> None:
+        self.counts = context.store("counts")
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        word = envelope.message.get("word")
+        self.counts.put(word, self.counts.get(word, 0) + 1)
+        if envelope.message.get("commit"):
+            coordinator.commit()
+
+
+def tallying(make: Any = Tally) -> TaskApp:
+    app = TaskApp("tally", make, inputs=["memory.words"])
+    app.create_store("counts", key=str, value=int)
+    return app
+
+
+def words(*words: str, commit: bool = False) -> list[GenericEvent]:
+    return [GenericEvent(word=word, commit=commit) for word in words]
+
+
+def stored(settings: dict[str, str]) -> dict[str, int]:
+    """What the first task's store holds."""
+    folder = task_folder(Path(settings["s4.state.folder"]) / "default" / "tally", "Partition 0")
+    with epochs.copied(folder) as database:
+        state = TaskState(database, crc32)
+        return dict(state.store(tallying().stores["counts"]).all())
+
+
+@pytest.mark.parametrize("threads", ["0", "2"])
+async def test_stores_go_back_to_the_last_commit_with_the_offsets(
+    system: MemorySystem, settings: dict[str, str], threads: str
+) -> None:
+    system.create("words", 1)
+    threaded = {**settings, "job.container.thread.pool.size": threads}
+    async with crashing(tallying(), threaded) as container:
+        system.put("words", 0, *words("a", "b"), *words("a", commit=True), *words("a", "c"))
+        await until(lambda: container.processed == 5)
+        await until(lambda: container.replay.committer.commits >= 1)
+        assert stored(settings) == {"a": 2, "b": 1}
+    async with running(tallying(), threaded) as container:
+        await until(lambda: container.processed == 2)
+    assert stored(settings) == {"a": 3, "b": 1, "c": 1}
+
+
+async def test_a_task_commits_early_when_much_has_changed(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("words", 1)
+    bound = {**settings, "s4.state.changesBytes": "1024"}
+    async with crashing(tallying(), bound) as container:
+        system.put("words", 0, *words(*("x" * 100 + str(n) for n in range(100))))
+        await until(lambda: container.replay.committer.commits >= 1)
+        assert len(stored(settings)) >= 9
+
+
+async def test_stores_without_an_input_that_can_be_read_again_are_refused() -> None:
+    app = TaskApp("tally", Tally)
+    app.create_input_stream("words")
+    app.create_store("counts", key=str, value=int)
+    with dies(GraphError, match="has the stores 'counts' and no input that can be read again"):
+        async with running(app):
+            pass
+
+
+def test_a_store_that_cannot_be_is_refused_with_the_graph() -> None:
+    app = TaskApp("tally", Tally, inputs=["memory.words"])
+    app.create_store("counts", key=str, value=int)
+    with pytest.raises(GraphError, match="has a store 'counts' already"):
+        app.create_store("counts", value=str)
+
+
+# -- s4 state -------------------------------------------------------------------------------------
+
+
+async def test_what_is_kept_can_be_shown_of_an_app_that_runs(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe", 4), Click("ann", 5), Click("joe", 6))
+    app = Counting()
+    state = ("-p", f"s4.state.folder={settings['s4.state.folder']}")
+    async with running(app, settings) as container:
+        await until(lambda: app.counts == {"joe": 2, "ann": 1})
+        await commit(container)
+        done = await run_s4("state", "get", "counting", "joe", *state, cwd=tmp_path)
+        assert done.stdout == 'Partition 0  Count  joe  {"count": 2, "seen": [4, 6]}\n'
+        done = await run_s4("state", "scan", "counting", "--json", *state, cwd=tmp_path)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert {row["key"]: row["value"]["count"] for row in rows} == {"joe": 2, "ann": 1}
+        done = await run_s4("state", "scan", "counting", "--table", "Sum", *state, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "keeps no 'Sum'; it keeps: Count" in done.stderr
+
+
+# -- real processes, killed at any moment ----------------------------------------------------------
+
+COUNTER = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+class Count(ProcessingElement):
+    count: int = 0
+    total: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.total += event.number
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
+
+app = Clicks("counter")
+"""
+
+HOPPING = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+class Digit(Event):
+    digit: str
+
+class Spread(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.app.streams["digits"].put(Digit(str(event.number % 10)))
+
+class Count(ProcessingElement):
+    count: int = 0
+    total: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.count += 1
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_stream("digits", self.create_pe(Count), key="digit")
+        self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
+
+app = Clicks("counter")
+"""
+
+KEEPER = """
+from s4node import App, GenericEvent, ProcessingElement
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+app = App("keeper")
+app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+"""
+
+
+def counted(app: Path) -> Counter[str]:
+    """What the instances of Count have counted, by key, over all tasks."""
+    found: Counter[str] = Counter()
+    for folder in sorted(app.glob("tasks/*")):
+        with epochs.copied(folder) as database:
+            for key, attributes in Look(TaskState(database, crc32)).instances("Count"):
+                found[str(key)] += attributes["count"]
+    return found
+
+
+@pytest.mark.parametrize("app", ["own keys", "strays", "hops"])
+async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> None:
+    """Exact where each partition holds the keys of its task; elsewhere none is missing."""
+    (tmp_path / "keeper.py").write_text(KEEPER)
+    (tmp_path / "counter.py").write_text(HOPPING if app == "hops" else COUNTER)
+    port, total, lives = free_port(), 12_000, 5
+    keeper = ["run", tmp_path / "keeper.py", "--listen", f"tcp://127.0.0.1:{port}",
+              "-p", f"s4.log.folder={tmp_path / 'log'}"]  # fmt: skip
+    settings = {
+        "systems.log.type": "log",
+        "systems.log.address": f"tcp://127.0.0.1:{port}",
+        "systems.log.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.listener.address": ANY_PORT,
+        "s4.cluster.partitions": "2",
+        "task.commit.ms": "10",
+    }
+    given = [f"{name}={value}" for name, value in settings.items()]
+    counter = ["run", tmp_path / "counter.py", *(w for each in given for w in ("-p", each))]
+    log = EmbeddedLog("log", f"tcp://127.0.0.1:{port}")
+    memo = Partitioner(2, crc32).memo
+    kept = tmp_path / "state" / "default" / "counter"
+    with plain_errors(), trio.fail_after(100):
+        async with s4_process(*keeper, cwd=tmp_path), trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            await log.create("clicks", 2)
+            numbers: Counter[int] = Counter()
+            for life in range(lives):
+                async with s4_process(*counter, cwd=tmp_path) as process:
+                    for first in range(0, total // lives, 200):
+                        clicks = [Click(f"user-{n % 97}", n) for n in range(first, first + 200)]
+                        for partition in (0, 1):
+                            mine = [
+                                click for click in clicks
+                                if (click.number % 2 if app == "strays" else memo[click.user])
+                                == partition
+                            ]  # fmt: skip
+                            await log.append("clicks", partition, mine)
+                            numbers[partition] += len(mine)
+                    if life < lives - 1:
+                        await trio.sleep(0.03 * life)  # sometimes before, sometimes behind a commit
+                        await process.kill()
+                    else:
+                        everything = {f"log.clicks[{p}]": n for p, n in numbers.items()}
+                        await until(lambda: _reached(kept, everything))  # noqa: B023
+                        process.signal(signal.SIGTERM)
+                        assert await process.wait() == 0
+            nursery.cancel_scope.cancel()
+    keys: Counter[str] = Counter()
+    for n in range(total // lives):
+        keys[str(n % 10) if app == "hops" else f"user-{n % 97}"] += lives
+    found = counted(kept)
+    if app == "own keys":
+        assert found == keys
+    else:
+        assert found >= keys
+
+
+def _reached(kept: Path, wanted: dict[str, int]) -> bool:
+    found: dict[str, int] = {}
+    for positions in kept_positions(kept).values():
+        found |= positions
+    return found == wanted
