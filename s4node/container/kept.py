@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import filterfalse
 from typing import Any, Protocol
 
 import msgspec
@@ -43,8 +42,20 @@ _decode = msgspec.msgpack.Decoder(_Counted).decode
 class Saved(Keeper, Protocol):
     """The saved instances of one prototype."""
 
+    def fresh(self, keys: set[Any], /) -> set[Any]:
+        """Those keys that are not part of the next commit yet."""
+        ...
+
+    def unknown(self, keys: set[Any], /) -> set[Any]:
+        """Those keys whose state may have to be found."""
+        ...
+
     def find(self, keys: Iterable[Any]) -> Mapping[Any, bytes]:
         """The saved states of those keys that have one."""
+        ...
+
+    def know(self, keys: set[Any], /) -> None:
+        """These have been found."""
         ...
 
 
@@ -106,8 +117,10 @@ class _Prototype:
 
     def prepare(self, keys: set[Any]) -> None:
         """Have the instances of these keys in memory that were saved; all are about to change."""
-        # set.difference would go through all instances, for they are no plain dict
-        missing = set(filterfalse(self.instances.__contains__, keys))
+        keys = self.saved.fresh(keys)
+        if not keys:
+            return
+        missing = self.saved.unknown(keys)
         if missing:
             for key in list(missing):
                 try:
@@ -120,6 +133,7 @@ class _Prototype:
                 instance = home.prototype.make(key, home)
                 self.restore(instance, data)
                 home[key] = instance
+            self.saved.know(missing)
         self.saved.touch(keys)
 
 

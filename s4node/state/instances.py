@@ -50,6 +50,19 @@ class SavedInstances:
         self._hasher = hasher
         self._touched: set[Key | None] = set()
         self._saving: set[Key | None] = set()
+        self._known: set[Key | None] = set()  # whose instances are in memory, or about to be
+
+    def fresh(self, keys: set[Key | None]) -> set[Key | None]:
+        """Those of these keys that were not touched since the last commit began."""
+        return keys - self._touched
+
+    def unknown(self, keys: set[Key | None]) -> set[Key | None]:
+        """Those of these keys whose state may have to be found before they are touched."""
+        return keys - self._known
+
+    def know(self, keys: set[Key | None]) -> None:
+        """These have been found, or begin anew with their next event."""
+        self._known |= keys
 
     @property
     def touched(self) -> bool:
@@ -92,6 +105,7 @@ class SavedInstances:
 
     def evict(self, key: Key | None) -> None:
         """The key's instance leaves the cache: keep its state. It is still in ``live``."""
+        self._known.discard(key)
         if key in self._saving:
             self._commit(key)
         if key in self._touched:
@@ -100,6 +114,7 @@ class SavedInstances:
 
     def forget(self, key: Key | None) -> None:
         """The key's instance is removed, and its state with it. It is still in ``live``."""
+        self._known.discard(key)
         if key in self._saving:
             self._commit(key)
         self._touched.discard(key)
