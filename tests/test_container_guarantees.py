@@ -16,6 +16,7 @@ import trio
 import trio.lowlevel
 from harness import running, until
 from input_systems import fresh
+from kept import kept_positions
 from test_nodes import nodes
 
 from s4node import (
@@ -28,7 +29,7 @@ from s4node import (
     TaskApp,
 )
 from s4node.errors import CheckpointError, ProcessingError
-from s4node.progress.store import FILE, ProgressStore
+from s4node.progress.store import FILE
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "containers"
@@ -570,8 +571,7 @@ async def test_a_member_that_is_stopped_while_it_takes_over_a_partition_ends_in_
             heir.stop()
             await trio.sleep(0.6)  # it has had the time to work off everything, and commits
             other.execute("ROLLBACK")
-    with closing(ProgressStore(path.parent)) as store:
-        kept = {name: dict(each.offsets) for name, each in store.read().items()}
+    kept = kept_positions(path.parent)
     assert kept.keys() == {f"Partition {n}" for n in range(4)}
     for n in owned:
-        assert kept[f"Partition {n}"] == {("memory", "views", n): 25}
+        assert kept[f"Partition {n}"] == {f"memory.views[{n}]": 25}

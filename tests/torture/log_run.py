@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -22,8 +21,10 @@ from pathlib import Path
 
 import trio
 from harness import ROOT, environment, free_port, run_s4, s4
+from kept import kept_positions
 
 from s4node import Client, Oldest
+from s4node.errors import S4Error
 from s4node.ops import logging
 from torture.apps import Tap
 from torture.copying import WAYS
@@ -91,7 +92,7 @@ class LogTorture(Torture):
         self.log(f"the log has {counts}")
         await self._wait_for_copies(sum(counts["taps"]))
         await self._stop_members()
-        self._look_at_progress()
+        await self._look_at_progress()
         kept = [self.saved[-1].offsets.get(f"Partition {n}", {}) for n in range(self.partitions)]
         for n, end in enumerate(counts["taps"]):
             if kept[n].get(n, 0) != end and not self.dead_at_the_end:
@@ -160,20 +161,18 @@ class LogTorture(Torture):
 
     async def _watch_progress(self) -> None:
         while True:
-            await trio.sleep(0.1)
-            self._look_at_progress()
+            await trio.sleep(0.3)
+            await self._look_at_progress()
 
-    def _look_at_progress(self) -> None:
-        for path in (self.folder / "state").glob("**/progress.sqlite"):
+    async def _look_at_progress(self) -> None:
+        for app in [path.parent for path in (self.folder / "state").glob("*/*/tasks")]:
             try:
-                with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=0.2) as db:
-                    rows = db.execute("SELECT name, offsets FROM task").fetchall()
-                db.close()
-            except sqlite3.OperationalError:
+                kept = await trio.to_thread.run_sync(kept_positions, app)
+            except S4Error:  # a task is being taken over
                 continue
             offsets = {
-                name: {partition: offset for _, _, partition, offset in json.loads(text)}
-                for name, text in rows
+                task: {int(at[at.rindex("[") + 1 : -1]): offset for at, offset in places.items()}
+                for task, places in kept.items()
             }
             self.saved.append(Saved(time.monotonic_ns(), offsets))
 
