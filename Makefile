@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-fast torture lint types demo bench docker-test clean
+.PHONY: help install install-spark test test-long test-fast torture lint types demo bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -16,8 +16,14 @@ install: ## install the package and its tools into .venv; leaves .venv/bin/s4
 install-spark: ## install Spark, a Java and the demo's data too
 	@bash tools/install spark
 
-test: install-spark ## run all tests
-	$(PYTHON_OF_VENV) -m pytest $(ARGS)
+# what has a target of its own, in short: benchmarks, torture, killing what reads from a log
+LONG := tests/test_bench.py tests/test_torture.py tests/test_input_crashes.py
+
+test: install-spark ## run all tests but those of test-long
+	$(PYTHON_OF_VENV) -m pytest $(LONG:%=--ignore=%) $(ARGS)
+
+test-long: install ## run every benchmark, the torture and crashes in short, with their checks
+	$(PYTHON_OF_VENV) -m pytest $(LONG) $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)
