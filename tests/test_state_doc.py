@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from harness import environment
+from pages import run_blocks
 
 from s4node.config import KEYS
 
@@ -16,18 +14,7 @@ PAGE = (ROOT / "docs" / "state.md").read_text()
 
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "test_page.py").write_text("\n\n".join(blocks))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-    )
+    done = run_blocks(PAGE, tmp_path)
 
     assert done.returncode == 0, done.stdout
     assert PAGE.count("def test_") == 2

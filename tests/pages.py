@@ -1,0 +1,25 @@
+"""Pages of docs whose Python blocks, put together, are a file of tests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import environment
+
+
+def run_blocks(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the blocks of a page in an empty folder."""
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "test_page.py").write_text("\n\n".join(blocks))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env=environment(),
+        check=False,
+    )
