@@ -109,7 +109,11 @@ def s4(*arguments: str | Path) -> list[str]:
 
 
 async def run_s4(
-    *arguments: str | Path, cwd: Path, stdin: bytes = b"", deadline: float = DEADLINE
+    *arguments: str | Path,
+    cwd: Path,
+    stdin: bytes = b"",
+    deadline: float = DEADLINE,
+    fault: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run an ``s4`` command to its end."""
     with trio.fail_after(deadline):
@@ -120,7 +124,7 @@ async def run_s4(
             capture_stderr=True,
             check=False,
             cwd=cwd,
-            env=environment(),
+            env=environment(S4_FAULT=fault),
         )
     return subprocess.CompletedProcess(
         done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -182,15 +186,19 @@ async def s4_process(
     cwd: Path,
     ready: bool = True,
     limits: Callable[[], None] | None = None,
+    fault: str = "",
 ) -> AsyncIterator[NodeProcess]:
-    """An ``s4`` command as a process, ready (unless told otherwise); killed at the end."""
+    """An ``s4`` command as a process, ready (unless told otherwise); killed at the end.
+
+    ``fault`` is where it, or a process that it starts, is to die; see s4node/faults.py.
+    """
     process = await trio.lowlevel.open_process(
         s4(*arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=cwd,
-        env=environment(),
+        env=environment(S4_FAULT=fault),
         start_new_session=True,
         preexec_fn=limits,
     )

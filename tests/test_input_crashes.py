@@ -119,7 +119,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, partitions: int = 2) -> AsyncIterator[Bench]:
+async def bench(folder: Path, partitions: int = 2, key: str = "") -> AsyncIterator[Bench]:
     (folder / "keeper.py").write_text(KEEPER)
     port = free_port()
     keeper = [
@@ -130,7 +130,7 @@ async def bench(folder: Path, partitions: int = 2) -> AsyncIterator[Bench]:
     with plain_errors(), trio.fail_after(100):
         async with s4_process(*keeper, cwd=folder), trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
-            await log.create("clicks", partitions)
+            await log.create("clicks", partitions, key=key)
             yield Bench(folder, log)
             nursery.cancel_scope.cancel()
 

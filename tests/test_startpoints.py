@@ -435,31 +435,10 @@ async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
 
 # -- killed at every step -------------------------------------------------------------------------
 
-# dies where the file "die" says, and writes each event down for good before it counts as processed
-DYING = """
-import os, pathlib, signal
-from s4node.progress.startpoints import StartpointStore
+# writes each event down for good before it counts as processed, and commits at the 30th
+COMMITTING = """
+import os
 from s4node.tasks import TaskApp
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-step = pathlib.Path("die").read_text()
-fan_out, take = StartpointStore.fan_out, StartpointStore.take
-
-def dying_take(self, task, consumed):
-    if consumed:
-        die()
-    return take(self, task, consumed)
-
-if step == "before the fan-out":
-    StartpointStore.fan_out = die
-elif step == "within the fan-out":
-    StartpointStore._forget = die
-elif step == "after the fan-out":
-    StartpointStore.fan_out = lambda self, *given: (fan_out(self, *given), die())
-elif step == "before the removal":
-    StartpointStore.take = dying_take
 
 class Write:
     def init(self, config, context):
@@ -469,9 +448,7 @@ class Write:
     def process(self, envelope, collector, coordinator):
         os.write(self.file, f"{os.getpid()} {envelope.partition} {envelope.offset}\\n".encode())
         self.count += 1
-        if step == "before the commit" and self.count == 30:
-            die()
-        if step == "before the removal" and self.count == 30:
+        if self.count == 30:
             coordinator.commit()
 
 app = TaskApp("tasks", Write, inputs=["log.clicks"])
@@ -481,11 +458,13 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
 @pytest.mark.parametrize(
     ("step", "before", "after"),
     [
-        ("before the fan-out", [], range(40, 100)),
-        ("within the fan-out", [], range(40, 100)),
-        ("after the fan-out", [], range(40, 100)),
-        ("before the commit", range(40, 70), range(40, 100)),
-        ("before the removal", range(40, 70), range(70, 100)),
+        ("startpoint.fan", [], range(40, 100)),
+        ("startpoint.fanning", [], range(40, 100)),
+        ("startpoint.fanned", [], range(40, 100)),
+        ("startpoint.taken", [], range(40, 100)),
+        ("commit.write", range(40, 70), range(40, 100)),
+        ("startpoint.consumed", range(40, 70), range(70, 100)),
+        ("startpoint.removed", range(40, 70), range(70, 100)),
     ],
 )
 async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing(
@@ -494,14 +473,13 @@ async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing
     async with bench(tmp_path, partitions=1) as it:
         await append(it.log, 0, 100, partitions=1)
         arguments = it.arguments("tasks", **{"task.commit.ms": "0"})
-        (tmp_path / "tasks_app.py").write_text(DYING)
+        (tmp_path / "tasks_app.py").write_text(COMMITTING)
         state = ("-p", f"s4.state.folder={tmp_path / 'state'}")
 
         async def life(step: str, events: int) -> list[int]:
             """Run it until it dies, or has seen so many events and is stopped in order."""
-            (tmp_path / "die").write_text(step)
             known = len(it.seen)
-            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
+            async with s4_process(*arguments, cwd=tmp_path, ready=False, fault=step) as process:
                 if step:
                     assert await process.wait() == -signal.SIGKILL
                 else:

@@ -36,6 +36,7 @@ import trio
 
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError
+from s4node.faults import passing
 from s4node.keys import Hasher
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
@@ -176,9 +177,11 @@ class Committer:
     async def claim(self, task: Task, name: str, origin: str, epoch: int) -> Checkpoint:
         """Become the one who writes what a task keeps, and have it back; returns its progress."""
         assert self._store is not None
+        passing("claim.begin")
         folder = task_folder(self._folder, name)
         above = await self._in_thread(epochs.highest, folder)
         claim = await self._claims(self._store.claim, name, origin, epoch, above)
+        passing("claim.fenced")
         database = await self._in_thread(epochs.claim, folder, claim.fence, self._database)
         try:
             state = TaskState(database, self._hasher)
@@ -186,6 +189,7 @@ class Committer:
             database.close()
             raise
         kept = self._tasks[task.partition] = _Kept(task, claim, state)
+        passing("claim.whole")
         await self._in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
         task.keep(state, self._changes_bytes)
         return kept.checkpoint
@@ -272,7 +276,9 @@ class Committer:
     ) -> None:
         written = False
         try:
+            passing("commit.begin")
             await self._encode(kept)
+            passing("commit.encoded")
             if sent is not None:
                 await self._settled(sent, kept.claim.task)
             written = await self._write(kept, kept.state.write)
@@ -283,6 +289,7 @@ class Committer:
             kept.again = True  # with the newest
         elif waiting is None:
             await self._written(kept, what)
+            passing("commit.told")
         else:
             kept.waited_for = None
             waiting.set()
@@ -322,9 +329,12 @@ class Committer:
     async def _write(self, kept: _Kept, write: Callable[..., None], *arguments: Any) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
+        passing("commit.settled")
         try:
             await self._claims(self._store.renew, kept.claim, now_ms())
+            passing("commit.write")
             await self._in_thread(write, *arguments)
+            passing("commit.written")
         except (ProgressUnwritten, StateError) as error:
             self._failed(kept, error)
             return False

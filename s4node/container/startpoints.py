@@ -21,6 +21,7 @@ from s4node import config as settings
 from s4node.config import Config
 from s4node.container.model import TaskModel
 from s4node.errors import StartpointError
+from s4node.faults import passing
 from s4node.progress.fan_out import EXPIRY_MS, Request
 from s4node.progress.startpoint import describe
 from s4node.progress.startpoints import StartpointStore, existing
@@ -49,7 +50,9 @@ class Startpoints:
         try:
             now = now_ms()
             asked = store.requests()
+            passing("startpoint.fan")
             fanned = store.fan_out({task.name: task.ssps for task in self._tasks}, now)
+            passing("startpoint.fanned")
         finally:
             store.close()
         for request in asked:
@@ -72,16 +75,20 @@ class Startpoints:
             found = store.take(task, consumed)
             return {SystemStreamPartition(*request.place): request for request in found}
 
-        return await self._with_store(taken, {})
+        pending: Mapping[SystemStreamPartition, Request] = await self._with_store(taken, {})
+        passing("startpoint.taken")
+        return pending
 
     async def consumed(self, task: str, ids: Collection[str]) -> bool:
         """A task has written that it has consumed these; returns whether they are removed."""
+        passing("startpoint.consumed")
         try:
             await self._with_store(partial(StartpointStore.take, task=task, consumed=ids), None)
         except StartpointError as error:
             log.warning("a startpoint that is over could not be removed; it is ignored from now on",
                         task=task, error=str(error))  # fmt: skip
             return False
+        passing("startpoint.removed")
         return True
 
     async def _with_store(self, work: Callable[[StartpointStore], R], without: E) -> R | E:

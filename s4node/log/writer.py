@@ -34,6 +34,7 @@ import structlog
 import trio
 
 from s4node.errors import S4Error, StoreError
+from s4node.faults import passing
 from s4node.log.ledger import Appended, Incoming, Known
 from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
@@ -331,7 +332,9 @@ class LogWriter:
             plan = file.ledger.plan(
                 [waiting.frame for waiting in frames], int(self._clock() * 1000)
             )
+            passing("log.append")
             file.write(plan)
+            passing("log.appended")
         except NoRoom as error:
             lane.doubtful = True
             self._blocked(lane, frames, _full(error))

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from s4node.errors import StartpointError
+from s4node.faults import passing
 from s4node.progress.fan_out import Fanned, Place, Request, fan_out, without
 from s4node.progress.sqlite_file import Form, SqliteFile
 from s4node.progress.startpoint import Startpoint
@@ -124,6 +125,7 @@ class StartpointStore(SqliteFile):
                         "INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?, ?)",
                         (task, *request.place, _text(request)),
                     )
+            passing("startpoint.fanning")
             for request in requests:
                 if request.id in fanned.spent:
                     self._forget("request", request.task, request)

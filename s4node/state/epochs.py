@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
+from s4node.faults import passing
 from s4node.state.database import Database
 
 log = structlog.get_logger("s4node.state")
@@ -95,6 +96,7 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
             f"{folder} cannot be written: {error.strerror}; set s4.state.folder to a folder of "
             f"yours"
         ) from error
+    passing("claim.copy")
     earlier = [number for number in epochs_of(folder) if number < epoch]
     for number in earlier:
         try:
@@ -110,6 +112,7 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
                       folder=str(folder / str(number)), reason=str(error))  # fmt: skip
             _emptied(own)
             continue
+        passing("claim.copied")
         (own / _DONE).touch()
         return database
     if earlier:
@@ -119,6 +122,7 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
             f"or remove the folder to begin anew"
         )
     database = make(own)
+    passing("claim.copied")
     (own / _DONE).touch()
     return database
 

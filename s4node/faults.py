@@ -1,0 +1,82 @@
+"""Points at which a process can be told to die, for tests of what is left behind.
+
+``S4_FAULT=name`` in the environment kills the process with SIGKILL when it comes to that point,
+``S4_FAULT=name:3`` at the third passing. With ``@FILE`` behind it, it is done once: whoever makes
+the file dies, and who finds it there goes on, so that a process which is started again lives.
+
+Rules
+- All points are in ``POINTS``, in the order in which they are passed; another name is a mistake.
+- Without ``S4_FAULT`` a point costs one call of an empty function. None is passed once an event.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+
+from s4node.errors import ConfigError
+
+VARIABLE = "S4_FAULT"
+
+POINTS = {
+    "startpoint.fan": "the job starts, and what was asked for is not given to its tasks yet",
+    "startpoint.fanning": "it is being given to them, in one transaction",
+    "startpoint.fanned": "it is given to them, and no task is claimed yet",
+    "claim.begin": "a task is about to be taken over, and nobody knows",
+    "claim.fenced": "the one before is fenced, and there is no folder yet",
+    "claim.copy": "the folder is there, and nothing in it",
+    "claim.copied": "all is in it, and it is not yet known to be whole",
+    "claim.whole": "the database is open and counts, what is older has not been removed",
+    "startpoint.taken": "a task has got its startpoint, and has read nothing",
+    "commit.begin": "what belongs to a commit is taken, and nothing is encoded",
+    "commit.encoded": "it is encoded, and what was sent before has no verdict yet",
+    "commit.settled": "it may be written, and the claim was not looked at again",
+    "commit.write": "the claim holds, and nothing is written",
+    "commit.written": "it is written, and nobody knows",
+    "commit.told": "all know that it is written; in a clean stop, nothing is left to do",
+    "startpoint.consumed": "what a commit has consumed is about to be removed",
+    "startpoint.removed": "it is removed, and the next commit is to say so",
+    "log.append": "events have come to a log, and are not written",
+    "log.appended": "they are written, and their producer does not know",
+}
+"""What has happened when a point is passed, and what has not."""
+
+
+def point(text: str) -> Callable[[str], None]:
+    """What is called at each point, for the value of ``S4_FAULT``; raises ConfigError."""
+    if not text:
+        return _pass
+    text, _, file = text.partition("@")
+    name, colon, times = text.partition(":")
+    if name not in POINTS:
+        raise ConfigError(f"{VARIABLE}: no point {name!r}; known are {', '.join(POINTS)}")
+    if colon and not (times.isdecimal() and int(times)):
+        raise ConfigError(f"{VARIABLE}: {times!r} is no number of passings; write {name}:3")
+    last = int(times or 1)
+    count = itertools.count(1)  # one step also for threads
+
+    def die(passed: str) -> None:
+        if passed == name and next(count) >= last and _first(file):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+def _pass(_: str) -> None:
+    """Go on."""
+
+
+def _first(file: str) -> bool:
+    if not file:
+        return True
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+passing = point(os.environ.get(VARIABLE, ""))
+"""Call it with the name of the point."""
