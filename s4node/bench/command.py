@@ -25,6 +25,7 @@ BENCHMARKS = {
     "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",
     "log-append": "1 and 16 producer processes append to the log, beside bare SQLite inserts",
     "log-replay": "a keyed count from the embedded log, oldest to newest, beside the bare loop",
+    "commit": "a keyed count with a commit every second, beside the same without state",
     "loop": "the event loop's own cost an event and a batch, with 1, 10 and 100 tasks",
     "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 outstanding, in both orders",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",

@@ -13,7 +13,16 @@ import msgspec
 import trio
 
 from s4node.app import App
-from s4node.bench import flows, log_append, log_replay, overload, timed, word_count, workload
+from s4node.bench import (
+    counting,
+    flows,
+    log_append,
+    log_replay,
+    overload,
+    timed,
+    word_count,
+    workload,
+)
 from s4node.bench.process import resident_mb, usage
 from s4node.comm.client import Client
 from s4node.comm.sync_client import SyncClient
@@ -329,6 +338,8 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "appending": lambda task: log_append.appending(task, say, listen),
     "bare_inserts": lambda task: log_append.bare_inserts(task, say),
     "replayed": lambda task: log_replay.replayed(task, say, listen),
+    "filling": lambda task: counting.filling(task, say),
+    "counting": lambda task: counting.counting(task, say),
     "replaying": lambda task: log_replay.replaying(task, say),
 }
 

@@ -1,0 +1,177 @@
+"""The roles of the benchmarks of state: who fills a log with keys, and who counts them from it.
+
+A log gets an event for each key first, so that all are there, and then events for keys drawn by a
+law. The counting container says what it has processed when, and the longest pause between two turns
+of its loop in which events were processed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from s4node.app import App
+from s4node.bench import workload
+from s4node.bench.process import usage
+from s4node.comm.client import Client
+from s4node.config import Config
+from s4node.container.container import Container
+from s4node.container.task import Task
+from s4node.ops.serve import tune_gc
+
+CHUNK = 2048
+SAMPLE_SECONDS = 0.02
+NAME = "counting"
+
+
+def filled(keys: int, law: str, events: int) -> Iterator[list[workload.Reading]]:
+    """One event a key, and ``events`` (a multiple of CHUNK) by the law."""
+    known = _keys(keys)
+    yield from workload.once(known, CHUNK)
+    source = workload.batches(workload.drawn(known, law), CHUNK)
+    for _ in range(events // CHUNK):
+        yield next(source)
+
+
+@cache
+def _keys(keys: int) -> list[str]:
+    return list(workload.uniform_keys(keys))
+
+
+def expected(keys: int, law: str, events: int) -> str:
+    """The digest of what is counted in the end."""
+    drawn = workload.truth(workload.drawn(_keys(keys), law), events)
+    found = ((key, *drawn.get(key, (0, 0))) for key in _keys(keys))
+    return workload.digest((key, count + 1, total + 1) for key, count, total in found)
+
+
+def filling(task: dict[str, Any], say: Callable[..., None]) -> None:
+    """Appends all events; says how many."""
+
+    async def main() -> None:
+        sent = 0
+        async with Client(task["address"]) as client:
+            stream = await client.stream("readings")
+            for events in filled(task["keys"], task["law"], task["events"]):
+                await stream.send_many(events)
+                sent += len(events)
+            await stream.flush()
+        say(sent=sent, digest=expected(task["keys"], task["law"], task["events"]))
+
+    trio.run(main)
+
+
+def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
+    """Counts from where it was until so many events are counted in this life, then stops in order.
+
+    Without ``state`` nothing but offsets is kept. Pauses count once ``skip`` events are counted.
+    """
+    if not task["state"]:
+        Task.keep = lambda *_: None  # type: ignore[method-assign]
+    app = App(NAME)
+    app.create_input_stream("readings", app.create_pe(workload.Tally), key="key", system="log")
+    settings = {
+        "s4.listener.address": "tcp://127.0.0.1:0",
+        "s4.state.folder": task["folder"],
+        "systems.log.type": "log",
+        "systems.log.address": task["address"],
+        "systems.log.samza.offset.default": "oldest",
+        **task["settings"],
+    }
+    trio.run(partial(_count, Container(app, Config.of(settings)), task, say))
+
+
+async def _count(container: Container, task: dict[str, Any], say: Callable[..., None]) -> None:
+    samples: list[tuple[float, int]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(container.run)
+        await container.ready.wait()
+        tune_gc(container.config)
+        pauses = Pauses(container, task["skip"])
+        while container.processed < max(1, task["skip"]):  # noqa: ASYNC110 - it measures
+            await trio.sleep(0.002)
+        before, written, commits = usage()["cpu_s"], _written(), _committed(container)
+        began, first = time.monotonic(), container.processed
+        samples.append((began, first))
+        while container.processed < task["events"]:
+            await trio.sleep(SAMPLE_SECONDS)
+            samples.append((time.monotonic(), container.processed))
+        ended, last = samples[-1]
+        cpu_s, disk = usage()["cpu_s"] - before, _written() - written
+        after = _committed(container)
+        tallies = [
+            (str(pe.key), pe.count, pe.total)  # type: ignore[attr-defined]
+            for one in container.tasks.values()
+            for pe in one.instances["Tally"].values()
+        ]
+        container.stop()
+    say(
+        events=last - first,
+        seconds=ended - began,
+        processed=container.processed,
+        samples=samples,
+        pause_ms=pauses.longest * 1000,
+        commits=after[0] - commits[0],
+        committed_bytes=after[1] - commits[1],
+        disk_bytes=disk,
+        digest=workload.digest(tallies),
+        **{**usage(), "cpu_s": cpu_s},
+    )
+
+
+class Pauses:
+    """The times between two turns of a container's loop that processed events."""
+
+    def __init__(self, container: Container, skip: int = 0) -> None:
+        self.all: list[float] = []
+        self._container = container
+        self._skip = skip
+        self._known = 0
+        self._at = 0.0
+        self._after_turn = container.loop._after_turn
+        container.loop._after_turn = self._watch
+
+    @property
+    def longest(self) -> float:
+        """In seconds."""
+        return max(self.all, default=0.0)
+
+    def _watch(self) -> float | None:
+        done = self._container.processed
+        if done > self._known:
+            now = time.perf_counter()
+            if self._known > self._skip:
+                self.all.append(now - self._at)
+            self._known, self._at = done, now
+        return self._after_turn()
+
+
+def _committed(container: Container) -> tuple[int, int]:
+    """Commits, and the bytes in them."""
+    assert container.replay is not None
+    committer = container.replay.committer
+    return committer.commits, sum(k.state.bytes_written for k in committer._tasks.values())
+
+
+def _written() -> int:
+    """Bytes that this process has had written to disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["write_bytes"])
+
+
+def forget_pages(folder: Path) -> None:
+    """Have what the files of a folder hold in memory dropped; it is on disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
