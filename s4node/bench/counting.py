@@ -21,12 +21,17 @@ from s4node.bench import workload
 from s4node.bench.process import usage
 from s4node.comm.client import Client
 from s4node.config import Config
+from s4node.container.committer import folder_of
 from s4node.container.container import Container
 from s4node.container.task import Task
+from s4node.keys import crc32
 from s4node.ops.serve import tune_gc
+from s4node.state import epochs
+from s4node.state.look import Look
+from s4node.state.task_state import TaskState
 
 CHUNK = 2048
-SAMPLE_SECONDS = 0.02
+SAMPLE_SECONDS = 0.005
 NAME = "counting"
 
 
@@ -163,6 +168,17 @@ def _written() -> int:
     """Bytes that this process has had written to disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["write_bytes"])
+
+
+def kept_counts(folder: Path) -> tuple[int, int]:
+    """The keys of which something is kept, and the events that were counted, over all tasks."""
+    keys = events = 0
+    for task in (folder_of(str(folder), "default", NAME) / "tasks").iterdir():
+        with epochs.copied(task) as database:
+            for _, saved in Look(TaskState(database, crc32)).instances("Tally"):
+                keys += 1
+                events += saved["count"]
+    return keys, events
 
 
 def forget_pages(folder: Path) -> None:

@@ -98,7 +98,7 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
             await nursery.start(door.run)
             log = EmbeddedLog("log", door.address)
             nursery.start_soon(log.run)
-            await log.create("readings", task["partitions"], key="key")
+            await log.create(task.get("stream", "readings"), task["partitions"], key="key")
             say(address=door.address)
             await trio.to_thread.run_sync(listen)
             nursery.cancel_scope.cancel()

@@ -15,10 +15,12 @@ import trio
 from s4node.app import App
 from s4node.bench import (
     counting,
+    durable_latency,
     flows,
     log_append,
     log_replay,
     overload,
+    state,
     timed,
     word_count,
     workload,
@@ -340,6 +342,10 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "replayed": lambda task: log_replay.replayed(task, say, listen),
     "filling": lambda task: counting.filling(task, say),
     "counting": lambda task: counting.counting(task, say),
+    "stored": lambda task: state.stored(task, say),
+    "many_keys": lambda task: state.many_keys(task, say),
+    "sparking": lambda task: durable_latency.sparking(task, say),
+    "hopping": lambda task: durable_latency.hopping(task, say),
     "replaying": lambda task: log_replay.replaying(task, say),
 }
 
