@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, get_origin
+from types import FrameType, MappingProxyType
+from typing import Any, Protocol, get_origin
 
 import msgspec
 
@@ -202,6 +202,19 @@ class Plan:
     source: str
 
 
+class Saver(Protocol):
+    """What saves the instances of a prototype that have changed."""
+
+    @property
+    def mark(self) -> object:
+        """What touched instances bear; it changes between two runs only."""
+        ...
+
+    def touch_one(self, instance: Any, /) -> None:
+        """An instance that does not bear the mark is about to change."""
+        ...
+
+
 def make_instances(prototype: Prototype, partition: int, clock: Callable[[], float]) -> Instances:
     """The instance map that the prototype's configuration asks for."""
     if (prototype.cache_size or prototype.cache_idle) and not prototype.singleton:
@@ -213,20 +226,31 @@ def compile_plan(
     stream: Stream,
     instances: dict[str, Instances],
     triggers: dict[str, TriggerState],
+    savers: Mapping[str, Saver] = MappingProxyType({}),
 ) -> Plan:
-    """The dispatch loop of ``stream`` over one task's instances (by prototype name)."""
+    """The dispatch loop of ``stream`` over one task's instances (by prototype name).
+
+    Instances of the prototypes in ``savers`` are touched before their events.
+    """
     rule = rule_of(stream)
     is_async = any(target.is_async for target in stream.targets)
     bindings: dict[str, Any] = {"_isawaitable": inspect.isawaitable}
     body: list[str] = []
+    fetched: list[str] = []
     if rule is not None and not all(target.singleton for target in stream.targets):
         bindings |= rule.bindings
         body.append(f"k = {rule.expression('e')}")
     for number, target in enumerate(stream.targets):
         body += _target_lines(
-            stream, target, number, instances[target.name], triggers.get(target.name), bindings
-        )
-    head = ["async def run(it):" if is_async else "def run(it):", "    for e in it:"]
+            stream, target, number, instances[target.name], triggers.get(target.name), bindings,
+            touches=target.name in savers,
+        )  # fmt: skip
+        if target.name in savers:
+            bindings[f"_k{number}"] = savers[target.name]
+            bindings[f"_u{number}"] = savers[target.name].touch_one
+            fetched.append(f"    _m{number} = _k{number}.mark")
+    head = ["async def run(it):" if is_async else "def run(it):", *fetched, "    for e in it:"]
+    bindings[_KEY_LINE] = len(head) + 1
     lines = head + [f"        {line}" for line in body]
     return Plan(compiled("run", lines, bindings), is_async, "\n".join(lines))
 
@@ -238,6 +262,8 @@ def _target_lines(
     home: Instances,
     trigger: TriggerState | None,
     bindings: dict[str, Any],
+    *,
+    touches: bool,
 ) -> list[str]:
     """Source of one PE's share of the loop body."""
     instances, handler = f"_i{number}", f"_h{number}"
@@ -261,11 +287,13 @@ def _target_lines(
         bindings[f"_o{number}"] = home.obtain
         lines.append(f"i = await _o{number}(k)")
         instance = "i"
-    elif target.is_async or trigger is not None:
+    elif target.is_async or trigger is not None or touches:
         lines.append(f"i = {instances}[k]")
         instance = "i"
     else:
         instance = f"{instances}[k]"
+    if touches:
+        lines.append(f"if i._mark is not _m{number}: _u{number}(i)")
     if target.is_async:
         lines += [
             f"{indent}r = {call.format(i=instance)}",
@@ -288,7 +316,7 @@ def _only_handler(stream: Stream, table: HandlerTable) -> Any:
 
 
 _PLAN_FILE = "<s4node run>"
-_KEY_LINE = 3  # of a plan that has a key, below the two lines of its head
+_KEY_LINE = "_key_line"  # where a plan that has a key says at which of its lines that is found
 
 
 def _frames(error: BaseException) -> list[FrameType]:
@@ -330,7 +358,7 @@ def _finding_key(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != _PLAN_FILE:
         trace = trace.tb_next
-    if trace is None or trace.tb_lineno != _KEY_LINE:
+    if trace is None or trace.tb_lineno != trace.tb_frame.f_globals[_KEY_LINE]:
         return False
     return "k" in trace.tb_frame.f_code.co_varnames
 

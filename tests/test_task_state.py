@@ -19,13 +19,10 @@ from s4node.stores import StoreSpec
 class Number:
     """Stands for a PE instance: a counter."""
 
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-
-
-class Digits:
-    def encode(self, instance: Number) -> bytes:
-        return str(instance.value).encode()
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.value = 0
+        self._mark: object = None
 
 
 class Life:
@@ -34,17 +31,38 @@ class Life:
     def __init__(self, folder: Path) -> None:
         self.state = TaskState(Database(folder), crc32)
         self.live: dict[Key, Number] = {}
-        self.saved = self.state.saved("Count", self.live, Digits())
+        self.saved = self.state.saved("Count", self.live, self)
         self.store = self.state.store(StoreSpec("seen", str, int))
 
+    def encode(self, instance: Number) -> bytes:
+        return str(instance.value).encode()
+
+    def encode_all(self, instances: list[Number]) -> list[bytes]:
+        return [self.encode(instance) for instance in instances]
+
+    def obtain(self, key: Key) -> Number:
+        """An instance that is not in memory."""
+        number = self.live[key] = Number(key)
+        for data in self.saved.find([key]).values():
+            number.value = int(data)
+        return number
+
     def count(self, *keys: Key) -> None:
-        """Process a batch: one event a key."""
-        missing = {key for key in keys if key not in self.live}
-        for key, data in self.saved.find(missing).items():
-            self.live[key] = Number(int(data))
-        self.saved.touch(set(keys))
+        """Process a batch, one event a key, as the dispatch does."""
         for key in keys:
-            self.live.setdefault(key, Number()).value += 1
+            number = self.live.get(key) or self.obtain(key)
+            if number._mark is not self.saved.mark:
+                self.saved.touch_one(number)
+            number.value += 1
+
+    def count_prepared(self, *keys: Key) -> None:
+        """As count, where all are touched before."""
+        for key in keys:
+            if key not in self.live:
+                self.obtain(key)
+        self.saved.touch(keys)
+        for key in keys:
+            self.live[key].value += 1
 
     def commit(self, positions: dict[str, int]) -> None:
         self.state.begin_commit(positions)
@@ -162,9 +180,9 @@ class Crashes(RuleBasedStateMachine):
         self.committed: dict[Any, int] = {}
         self.under_way: dict[Any, int] | None = None
 
-    @rule(batch=st.lists(keys, min_size=1, max_size=3))
-    def count(self, batch: list[str]) -> None:
-        self.life.count(*batch)
+    @rule(batch=st.lists(keys, min_size=1, max_size=3), prepared=st.booleans())
+    def count(self, batch: list[str], prepared: bool) -> None:
+        (self.life.count_prepared if prepared else self.life.count)(*batch)
         for key in batch:
             self.now[key] = self.now.get(key, 0) + 1
         assert all(self.life.live[key].value == self.now[key] for key in batch)

@@ -4,8 +4,8 @@ Rules
 - A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
   refuses that event only.
 - The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put.
-- Where they are kept, instances are read and marked as changed before their events are processed:
-  a slice at once, and single events when they begin.
+- Where they are kept, instances are read from the store before or while their events are processed,
+  those of a slice at once; see kept.
 - Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
 """
 
@@ -98,7 +98,11 @@ class Elements:
 
     def keep(self, state: State) -> None:
         """Keep the instances in ``state``, and have those of singletons back; before the start."""
-        self._kept = KeptElements(self._app, self.instances, self._triggers, state)
+        kept = self._kept = KeptElements(self._app, self.instances, self._triggers, state)
+        for name in self._plans:
+            stream = self._app.streams[name]
+            savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
+            self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
 
     @property
     def starts(self) -> Mapping[Any, Any]:
@@ -225,12 +229,12 @@ class Elements:
     def begins(self, flight: Flight) -> None:
         """Have its instances in memory."""
         if self._kept is not None:
-            self._kept.before(flight.batch.stream, [flight.event])
+            self._kept.before_one(flight.batch.stream, flight.event)
 
     def ended(self, flight: Flight) -> None:
         """A commit may have been taken meanwhile: what has changed since is of the next one."""
         if self._kept is not None:
-            self._kept.before(flight.batch.stream, [flight.event])
+            self._kept.before_one(flight.batch.stream, flight.event)
 
     def process_one(self, flight: Flight) -> None:
         """Process one event."""
@@ -311,7 +315,7 @@ class Elements:
                 for instance in list(timer.instances.values()):
                     if timer.instances.get(instance.key) is instance:  # not removed meanwhile
                         if timer.instances.keeper is not None:
-                            timer.instances.keeper.touch({instance.key})
+                            timer.instances.keeper.touch((instance.key,))
                         yield timer, instance
 
     def _hook_failed(
@@ -338,7 +342,7 @@ class Elements:
                 if prototype.singleton and prototype.on_create is not None and name not in resumed:
                     singleton = instances.singleton()
                     if instances.keeper is not None:
-                        instances.keeper.touch({None})
+                        instances.keeper.touch((None,))
                     try:
                         result = prototype.on_create(singleton)
                         if inspect.isawaitable(result):

@@ -1,8 +1,10 @@
 """The PEs of a task whose inputs can be read again: their instances outlive the process. Pure.
 
 Rules
-- Before a slice the keys of its events are found in one pass. Those that are not in memory are read
-  in one call, and made without ``on_create``; all of them are part of the next commit.
+- Instances that are saved and not in memory are read when the first of them is missed, for all
+  events of the slice in one call, and made without ``on_create``.
+- The dispatch of a stream touches instances as it comes to them. Where handlers overlap, and where
+  an event is for all instances, that is done before.
 - What a trigger has counted for a key is kept with the key's instance.
 - The saved state says by which version of the class it was saved; see pe/codec.
 """
@@ -39,23 +41,16 @@ _COUNTED = 0x82  # how such a row begins: a map of two
 _decode = msgspec.msgpack.Decoder(_Counted).decode
 
 
-class Saved(Keeper, Protocol):
+class Saved(Keeper, graph.Saver, Protocol):
     """The saved instances of one prototype."""
 
-    def fresh(self, keys: set[Any], /) -> set[Any]:
-        """Those keys that are not part of the next commit yet."""
-        ...
-
-    def unknown(self, keys: set[Any], /) -> set[Any]:
-        """Those keys whose state may have to be found."""
+    @property
+    def stored(self) -> bool:
+        """Whether there may be any that are not in memory."""
         ...
 
     def find(self, keys: Iterable[Any]) -> Mapping[Any, bytes]:
         """The saved states of those keys that have one."""
-        ...
-
-    def know(self, keys: set[Any], /) -> None:
-        """These have been found."""
         ...
 
 
@@ -92,8 +87,11 @@ class _Prototype:
         self._codec = ElementCodec(instances.prototype.cls, versions)
         if len(self._codec.versions) != len(versions):
             state.set_meta(fact, self._codec.versions)
+        self._find: Callable[[Any], Any]
+        self._coming: Iterable[Any] = ()
         self.saved = state.saved(name, instances, self)
         instances.keeper = self.saved
+        instances.fetch = self._fetch
 
     def encode(self, instance: ProcessingElement) -> bytes:
         """An instance as it is saved."""
@@ -101,6 +99,12 @@ class _Prototype:
         if self._trigger is None:
             return data
         return _encode(_Counted(data, self._trigger.counts(instance.key)))
+
+    def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
+        """Several instances as they are saved."""
+        if self._trigger is None:
+            return self._codec.encode_all(instances)
+        return list(map(self.encode, instances))
 
     def restore(self, instance: ProcessingElement, data: bytes) -> None:
         """Give an instance the state that was saved."""
@@ -115,26 +119,49 @@ class _Prototype:
                 self._trigger.resume(instance.key, counted.counts)
         self._codec.restore(instance, data)
 
+    def coming(self, find: Callable[[Any], Any], events: Iterable[Any]) -> None:
+        """These events come next; ``find`` finds their keys."""
+        self._find, self._coming = find, events
+
+    def _fetch(self) -> None:
+        """An instance is missing: have all in memory that were saved, of the events that come."""
+        if self._coming:
+            events, self._coming = self._coming, ()
+            if self.saved.stored:
+                self._have(keys_of(self._find, events))
+
     def prepare(self, keys: set[Any]) -> None:
         """Have the instances of these keys in memory that were saved; all are about to change."""
-        keys = self.saved.fresh(keys)
-        if not keys:
-            return
-        missing = self.saved.unknown(keys)
-        if missing:
-            for key in list(missing):
-                try:
-                    check_key(key)
-                except KeyFinderError:  # the dispatch will say so
-                    missing.discard(key)
-                    keys.discard(key)
-            home = self.instances
-            for key, data in self.saved.find(missing).items():
-                instance = home.prototype.make(key, home)
-                self.restore(instance, data)
-                home[key] = instance
-            self.saved.know(missing)
+        if self.saved.stored:
+            self._have(keys)
         self.saved.touch(keys)
+
+    def _have(self, keys: Iterable[Any]) -> None:
+        """Have the instances of these keys in memory that were saved."""
+        home = self.instances
+        missing = []
+        for key in keys:
+            if key not in home:
+                with suppress(KeyFinderError):  # the dispatch will say so
+                    missing.append(check_key(key))
+        if not missing:
+            return
+        for key, data in self.saved.find(missing).items():
+            instance = home.prototype.make(key, home)
+            self.restore(instance, data)
+            home[key] = instance
+
+
+def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
+    """The keys of those events that have one; the dispatch will say what is wrong."""
+    try:
+        return set(map(find, events))
+    except Exception:  # a KeyFinder of the app's may raise anything
+        keys = set()
+        for event in events:
+            with suppress(Exception):
+                keys.add(find(event))
+        return keys
 
 
 class KeptElements:
@@ -159,47 +186,60 @@ class KeptElements:
                 if data is not None:
                     each.restore(each.instances.singleton(), data)
                     self.resumed.add(name)
+        fed = [each for each in app.streams.values() if not isinstance(each, OutputStream)]
         self._before = {
-            stream.name: _Before(stream, [kept[target.name] for target in stream.targets])
-            for stream in app.streams.values()
-            if not isinstance(stream, OutputStream)
+            stream.name: _Before(stream, [kept[each.name] for each in stream.targets])
+            for stream in fed
         }
+        keyed = [each for each in kept.values() if not each.instances.prototype.singleton]
+        self._savers = {each.instances.prototype.name: each.saved for each in keyed}
+
+    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, Saved]:
+        """By prototype, what the dispatch of a stream tells of each instance it is about to use."""
+        return {} if parallel or stream.key is None else self._savers
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
-        """These events of a stream are about to be processed."""
-        self._before[stream](events)
+        """These events of a stream are about to be processed, one after the other."""
+        self._before[stream].slice(events)
+
+    def before_one(self, stream: str, event: Any) -> None:
+        """An event of a stream is about to be processed, perhaps beside others."""
+        self._before[stream].single(event)
 
 
 class _Before:
     """What is done before events of one stream."""
 
     def __init__(self, stream: Stream, targets: list[_Prototype]) -> None:
-        single = [each for each in targets if each.instances.prototype.singleton]
+        self._single = [each for each in targets if each.instances.prototype.singleton]
         others = [each for each in targets if not each.instances.prototype.singleton]
-        keyed = stream.key is not None and bool(others)
-        self._find: Callable[[Any], Any] | None = graph.finder_of(stream) if keyed else None
-        self._single = single
+        self._find = graph.finder_of(stream) if stream.key is not None and others else None
         self._others = others
 
-    def __call__(self, events: Iterable[Any]) -> None:
-        for one in self._single:
-            one.saved.touch({None})
+    def slice(self, events: Iterable[Any]) -> None:
+        """Several events, one after the other."""
         if self._find is None:
-            for each in self._others:  # without a key, an event is for all that are in memory
-                each.saved.touch(set(each.instances))
+            self._all()
             return
-        try:
-            keys = set(map(self._find, events))
-        except Exception:
-            keys = self._found(events)
+        for one in self._single:
+            one.saved.touch((None,))
+        for each in self._others:
+            each.coming(self._find, events)
+
+    def single(self, event: Any) -> None:
+        """An event that may be processed beside others."""
+        if self._find is None:
+            self._all()
+            return
+        for one in self._single:
+            one.saved.touch((None,))
+        keys = keys_of(self._find, [event])
         for each in self._others:
             each.prepare(keys)
 
-    def _found(self, events: Iterable[Any]) -> set[Any]:
-        """The keys of those events that have one; the dispatch will say what is wrong."""
-        assert self._find is not None
-        keys = set()
-        for event in events:
-            with suppress(Exception):
-                keys.add(self._find(event))
-        return keys
+    def _all(self) -> None:
+        """Without a key, an event is for all that are in memory."""
+        for one in self._single:
+            one.saved.touch((None,))
+        for each in self._others:
+            each.saved.touch(list(each.instances))

@@ -19,6 +19,7 @@ from msgspec import inspect
 
 from s4node.errors import GraphError, StateError
 from s4node.pe.element import ProcessingElement
+from s4node.routing import compiled
 from s4node.schema import words
 
 Fields = tuple[tuple[str, str], ...]
@@ -50,13 +51,16 @@ class ElementCodec:
         if self.fields not in self.versions:
             self.versions = (*self.versions, self.fields)
         self._version = self.versions.index(self.fields)
+        row = ", ".join([str(self._version), *(f"i.{name}" for name in self._types)])
+        source = ["def encode(instances):", f"    return [_encode(({row},)) for i in instances]"]
+        self._encode_all = compiled("encode", source, {"_encode": _encode})
         self._decoders = {
             name: msgspec.msgpack.Decoder(kind).decode for name, kind in self._types.items()
         }
-        row = msgspec.defstruct(
+        saved = msgspec.defstruct(
             "Row", [("version", int), *self._types.items()], array_like=True, gc=False
         )
-        self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(row).decode
+        self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(saved).decode
         for fields in self.versions:
             if not self._migrate:
                 self._check(fields)
@@ -67,6 +71,13 @@ class ElementCodec:
             return _encode([self._version, *(getattr(instance, name) for name in self._types)])
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StateError(f"{self._name} {instance.key!r} cannot be saved: {error}") from error
+
+    def encode_all(self, instances: list[Any]) -> list[bytes]:
+        """The states of several instances; raises StateError as ``encode`` does."""
+        try:
+            return self._encode_all(instances)  # type: ignore[no-any-return]
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return [self.encode(instance) for instance in instances]
 
     def restore(self, instance: ProcessingElement, data: bytes) -> None:
         """Give the instance the state that was saved."""

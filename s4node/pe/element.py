@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from s4node.pe.prototype import Prototype
 
 
-_RESERVED = {"_home", "_prototype", "app", "key", "partition"}
+_RESERVED = {"_home", "_mark", "_prototype", "_row", "app", "key", "partition"}
 
 
 class ElementType(ABCMeta):
@@ -101,7 +101,7 @@ class ProcessingElement(metaclass=ElementType):
     process while it runs: use an ``async`` one for whatever waits.
     """
 
-    __slots__ = ("_home", "key")
+    __slots__ = ("_home", "_mark", "_row", "key")
 
     _prototype: ClassVar[Prototype]
 
@@ -112,6 +112,8 @@ class ProcessingElement(metaclass=ElementType):
     """The instance's key; None in a prototype and in a singleton."""
 
     _home: Instances
+    _mark: object  # when it was touched last, where it is saved,
+    _row: bytes  # and where that is, once it was
 
     @property
     def partition(self) -> int:

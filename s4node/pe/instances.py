@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
@@ -27,8 +27,8 @@ PE = ProcessingElement
 class Keeper(Protocol):
     """Where instances are kept, if anywhere."""
 
-    def touch(self, keys: set[Key | None]) -> None:
-        """These are about to change."""
+    def touch(self, keys: Iterable[Key | None]) -> None:
+        """Those of these that are in memory are about to change."""
         ...
 
     def evict(self, key: Key | None) -> None:
@@ -46,6 +46,7 @@ class Instances(dict[Any, PE]):
     __slots__ = (
         "_async_create",
         "_async_remove",
+        "fetch",
         "gone",
         "keeper",
         "leaving",
@@ -62,30 +63,41 @@ class Instances(dict[Any, PE]):
         self.leaving: list[PE] = []
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
+        self.fetch: Callable[[], None] | None = None  # puts in what is saved of the coming events
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
         self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
     def __missing__(self, key: Key) -> PE:
         prototype = self.prototype
-        instance = prototype.make(check_key(key), self)
+        checked = check_key(key)
+        if self.fetch is not None:
+            self.fetch()
+            if key in self:
+                return super().__getitem__(key)
+        instance = prototype.make(checked, self)
         if prototype.on_create is not None:
             assert not self._async_create, "async on_create goes through obtain()"
             prototype.on_create(instance)
         self[key] = instance
         if self.keeper is not None:  # the one before it may have been removed in this very slice
-            self.keeper.touch({instance.key})
+            self.keeper.touch((instance.key,))
         return instance
 
     async def obtain(self, key: Key) -> PE:
         """The key's instance where ``on_create`` is async."""
         if key in self:
             return self[key]
-        instance = self.prototype.make(check_key(key), self)
+        checked = check_key(key)
+        if self.fetch is not None:
+            self.fetch()
+            if key in self:
+                return self[key]
+        instance = self.prototype.make(checked, self)
         assert self.prototype.on_create is not None
         await self.prototype.on_create(instance)
         self[key] = instance
         if self.keeper is not None:
-            self.keeper.touch({instance.key})
+            self.keeper.touch((instance.key,))
         return self[key]  # counts as its first use
 
     def singleton(self) -> PE:

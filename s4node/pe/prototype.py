@@ -182,6 +182,7 @@ class Prototype:
             "    i = new(cls)",
             "    i.key = key",
             "    i._home = home",
+            "    i._mark = None",
         ]
         lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
         bindings = {"new": self.cls.__new__, "cls": self.cls, "copy": copy.deepcopy}

@@ -1,9 +1,10 @@
 """The saved PE instances of one prototype in one task.
 
 Rules
-- Which keys were touched is known batch by batch: their states are written with the next commit.
-- A commit takes the touched keys as a set and encodes them in slices between batches. A key of the
-  set that is about to be touched again is encoded before that.
+- An instance bears the mark of the time between two commits in which it was last touched. The
+  dispatch looks at that before each event; touching an instance again costs nothing else.
+- A commit takes the touched instances as they are and encodes them in slices between batches. One
+  of them that is about to be touched again is encoded before that.
 - What leaves the cache is encoded at once; it is read again when its key comes back.
 - The one instance of a singleton has no key, and its row is in the task's own group.
 """
@@ -11,7 +12,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import Any, Protocol
 
 from s4node.keys import KEY_GROUPS, Hasher, Key
@@ -20,6 +20,7 @@ from s4node.state.database import Database
 from s4node.state.rows import TASK_GROUP, Changes, prefix
 
 _MISSING = object()
+_MANY = 4096
 
 
 class Codec(Protocol):
@@ -29,9 +30,16 @@ class Codec(Protocol):
         """One instance's state."""
         ...
 
+    def encode_all(self, instances: list[Any], /) -> list[bytes]:
+        """The states of several."""
+        ...
+
 
 class SavedInstances:
-    """Where the instances of a prototype are kept; ``live`` are those in memory, by key."""
+    """Where the instances of a prototype are kept; ``live`` are those in memory, by key.
+
+    ``stored`` says whether there may be any that are not in memory.
+    """
 
     def __init__(
         self,
@@ -41,33 +49,21 @@ class SavedInstances:
         database: Database,
         changes: Changes,
         hasher: Hasher,
+        *,
+        stored: bool = True,
     ) -> None:
-        self._table = table
+        self.stored = stored
+        self.mark = object()
+        self.touched: list[Any] = []  # once each
+        self._left = 0  # of those, the ones that have left memory since
+        self._saving = object()  # what bear those that a commit has not encoded yet,
+        self._unsaved: list[Any] = []  # which are among these
         self._live = live
         self._codec = codec
+        self._table = table
         self._database = database
         self._changes = changes
         self._hasher = hasher
-        self._touched: set[Key | None] = set()
-        self._saving: set[Key | None] = set()
-        self._known: set[Key | None] = set()  # whose instances are in memory, or about to be
-
-    def fresh(self, keys: set[Key | None]) -> set[Key | None]:
-        """Those of these keys that were not touched since the last commit began."""
-        return keys - self._touched
-
-    def unknown(self, keys: set[Key | None]) -> set[Key | None]:
-        """Those of these keys whose state may have to be found before they are touched."""
-        return keys - self._known
-
-    def know(self, keys: set[Key | None]) -> None:
-        """These have been found, or begin anew with their next event."""
-        self._known |= keys
-
-    @property
-    def touched(self) -> bool:
-        """Whether the next commit has anything of them."""
-        return bool(self._touched)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
         """The saved states of those keys that have one, in one reading."""
@@ -85,46 +81,78 @@ class SavedInstances:
             found.update((k, row) for k, row in zip(rows, stored, strict=True) if row is not None)
         return found
 
-    def touch(self, keys: set[Key | None]) -> None:
-        """These are about to change."""
-        if self._saving:
-            for key in keys & self._saving:
-                self._commit(key)
-        self._touched |= keys
+    def touch(self, keys: Iterable[Key | None]) -> None:
+        """Those of these that are in memory are about to change."""
+        for key in keys:
+            instance: Any = self._live.get(key)
+            if instance is not None and instance._mark is not self.mark:
+                self.touch_one(instance)
+
+    def touch_one(self, instance: Any) -> None:
+        """An instance that does not bear the ``mark`` is about to change."""
+        if instance._mark is self._saving:
+            self._commit(instance)
+        instance._mark = self.mark
+        self.touched.append(instance)
 
     def begin(self) -> None:
         """A commit begins: what was touched until now belongs to it."""
-        assert not self._saving, "a commit is under way"
-        self._saving, self._touched = self._touched, set()
+        assert not self._unsaved, "a commit is under way"
+        self._unsaved, self.touched, self._left = self.touched, [], 0
+        self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
         """Encode up to ``limit`` instances of the commit; returns how many are left."""
-        for key in list(islice(self._saving, limit)):
-            self._commit(key)
-        return len(self._saving)
+        unsaved = self._unsaved
+        chunk = [instance for instance in unsaved[-limit:] if instance._mark is self._saving]
+        del unsaved[-limit:]
+        if chunk:
+            self._changes.add_all(self._rows(chunk), self._codec.encode_all(chunk))
+        if not unsaved:
+            self._saving = object()
+        return len(unsaved)
 
     def evict(self, key: Key | None) -> None:
         """The key's instance leaves the cache: keep its state. It is still in ``live``."""
-        self._known.discard(key)
-        if key in self._saving:
-            self._commit(key)
-        if key in self._touched:
-            self._touched.discard(key)
-            self._changes.put(self._row(key), self._codec.encode(self._live.get(key)))
+        self.stored = True
+        instance: Any = self._live.get(key)
+        if instance._mark is self.mark:
+            self._changes.put(self._row(key), self._codec.encode(instance))
+            self._leaves(instance)
+        elif self._changes.leaving:  # what a commit has encoded is not found before it is written
+            self._commit(instance)
+            instance._mark = None
 
     def forget(self, key: Key | None) -> None:
         """The key's instance is removed, and its state with it. It is still in ``live``."""
-        self._known.discard(key)
-        if key in self._saving:
-            self._commit(key)
-        self._touched.discard(key)
+        instance: Any = self._live.get(key)
+        if instance._mark is self._saving:
+            self._commit(instance)
+        if instance._mark is self.mark:
+            self._leaves(instance)
+        instance._mark = None
         self._changes.put(self._row(key), None)
 
-    def _commit(self, key: Key | None) -> None:
-        self._saving.discard(key)
-        instance = self._live.get(key)  # which is no use of it
-        if instance is not None:
-            self._changes.add(self._row(key), self._codec.encode(instance))
+    def _leaves(self, instance: Any) -> None:
+        """One that was touched leaves memory; not before many have is their list gone through."""
+        instance._mark = None
+        self._left += 1
+        if self._left > _MANY and self._left > len(self.touched) // 2:
+            self.touched = [each for each in self.touched if each._mark is self.mark]
+            self._left = 0
+
+    def _commit(self, instance: Any) -> None:
+        """Encode an instance of the commit under way now, before it is touched again."""
+        self._changes.add(self._row(instance.key), self._codec.encode(instance))
+
+    def _rows(self, instances: list[Any]) -> list[bytes]:
+        """Where instances are saved; each knows it from the first time on."""
+        try:
+            return [instance._row for instance in instances]
+        except AttributeError:
+            for instance in instances:
+                instance._row = self._row(instance.key)
+            return [instance._row for instance in instances]
 
     def _row(self, key: Key | None) -> bytes:
         if key is None:

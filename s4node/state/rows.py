@@ -12,7 +12,8 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from s4node.keys import KEY_GROUPS
 
@@ -44,11 +45,13 @@ def task_row(table: int, key: bytes) -> bytes:
 class Changes:
     """What has changed since the last commit: a value for each row, None where it is gone."""
 
-    __slots__ = ("_dirty", "_leaving", "bytes")
+    __slots__ = ("_dirty", "_encoded", "_leaving", "bytes", "leaving")
 
     def __init__(self) -> None:
         self._dirty: dict[bytes, bytes | None] = {}
         self._leaving: dict[bytes, bytes | None] = {}
+        self._encoded: list[tuple[bytes, bytes]] = []
+        self.leaving = False  # a commit is under way
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -76,7 +79,8 @@ class Changes:
 
     def begin(self) -> None:
         """A commit begins with all changes until now; they stay readable until ``written``."""
-        assert not self._leaving, "a commit is under way"
+        assert not self.leaving, "a commit is under way"
+        self.leaving = True
         self._dirty, self._leaving = {}, self._dirty
         self.bytes = 0
 
@@ -84,19 +88,28 @@ class Changes:
         """This was so when the commit under way began, and belongs to it."""
         self._leaving[row] = value
 
-    def rows(self) -> list[tuple[bytes, bytes | None]]:
-        """What the commit under way is to write."""
-        return list(self._leaving.items())
+    def add_all(self, rows: Iterable[bytes], values: Iterable[bytes]) -> None:
+        """As add for many, whose values stay in memory elsewhere: ``find`` does not know them."""
+        self._encoded.extend(zip(rows, values, strict=True))
+
+    def rows(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """What the commit under way is to write, the newest of a row last."""
+        return chain(list(self._leaving.items()), self._encoded)
 
     def written(self) -> None:
         """The database holds what the commit was to write."""
         self._leaving = {}
+        self._encoded = []
+        self.leaving = False
 
     def failed(self) -> None:
         """The commit was not written: the next one takes what was in it."""
-        self.bytes += sum(len(k) + len(v or b"") for k, v in self._leaving.items())
-        self._dirty = {**self._leaving, **self._dirty}
+        failed = {**self._leaving, **dict(self._encoded)}
+        self.bytes += sum(len(k) + len(v or b"") for k, v in failed.items())
+        self._dirty = {**failed, **self._dirty}
         self._leaving = {}
+        self._encoded = []
+        self.leaving = False
 
 
 def merged(

@@ -90,9 +90,11 @@ class TaskState:
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
         """Where the instances of a prototype are kept."""
+        stored = f"pe {name}" in self.tables
         saved = self.instances[name] = SavedInstances(
-            self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher
-        )
+            self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher,
+            stored=stored,
+        )  # fmt: skip
         return saved
 
     def meta(self, name: str) -> Any:
