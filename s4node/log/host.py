@@ -37,7 +37,7 @@ log = structlog.get_logger("s4node.log")
 MAX_QUESTIONS = 64
 """Questions of one connection that may wait for their answers."""
 
-WINDOW = 65_536
+WINDOW = 262_144
 """Events of a partition that its producers may have under way to the disk, all together. They are
 only bytes, which have a bound of their own; many make large commits."""
 
