@@ -104,6 +104,14 @@ STREAM_CONSUMERS = Pattern(
     "The clusters that get the events of an output stream. Each of them gets every event.",
     "s4.stream.clicks.consumers",
 )
+STREAM_GRADE = Pattern(
+    _CLUSTER, "s4.stream.<stream>.grade", "durable", kinds.choice("fast", "durable"),
+    "What is promised for an input stream that producers send to. With durable each event counts "
+    "once, whatever is killed, and producers keep it until it is committed; with fast they keep it "
+    "until it is processed, and a crash may take it or have it twice. It is durable where the "
+    "app has stores, reads something that can be read again, or has another durable stream.",
+    "s4.stream.clicks.grade",
+)
 HASHER = Setting(
     _CLUSTER, "s4.hasher", "crc32", kinds.HASHER,
     "What turns a key into a partition: crc32, the hash of Apache S4, or a function of yours from "
@@ -323,8 +331,9 @@ TASK_WINDOW_MS = Setting(
 )
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
-    "How often a task's progress is saved, if there was any. 0 saves it only when a task asks for "
-    "it, and at the end.",
+    "How often a task's progress is saved, if there was any. 0 saves it only when a task or a "
+    "producer asks for it, and at the end. It is 1000 where producers wait for it, unless it is "
+    "set: where durable streams lead to tasks.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,

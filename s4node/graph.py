@@ -67,8 +67,9 @@ def refuse_stores(app: App) -> None:
     """Raise the GraphError of an app that declares stores and reads nothing again."""
     names = ", ".join(map(repr, app.stores))
     raise GraphError(
-        f"app {app.name!r} has the stores {names} and no input that can be read again: what a "
-        f"crash takes could not be made good; read from a log, or keep the state in attributes"
+        f"app {app.name!r} has the stores {names} and no input that can be read again, nor a "
+        f"durable stream: what a crash takes could not be made good; read from a log, leave "
+        f"s4.stream.<stream>.grade = durable, or keep the state in attributes"
     )
 
 

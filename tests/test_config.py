@@ -135,6 +135,7 @@ def test_the_list_has_these_families_of_keys() -> None:
     assert [key.name for key in cfg.KEYS if isinstance(key, cfg.Pattern)] == [
         "s4.cluster.<cluster>.address",
         "s4.stream.<stream>.consumers",
+        "s4.stream.<stream>.grade",
         *(
             f"s4.{stage}.<stream>.{word}"
             for stage in ("deserializer", "stream", "sender", "remoteSender")

@@ -402,7 +402,7 @@ async def test_stores_without_an_input_that_can_be_read_again_are_refused() -> N
     app.create_input_stream("words")
     app.create_store("counts", key=str, value=int)
     with dies(GraphError, match="has the stores 'counts' and no input that can be read again"):
-        async with running(app):
+        async with running(app, {"s4.stream.words.grade": "fast"}):
             pass
 
 

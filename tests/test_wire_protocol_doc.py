@@ -23,8 +23,8 @@ import trio
 from harness import DEADLINE, node_process, proxy, until
 
 from s4node import Event, GenericEvent, config
-from s4node.comm import admission, listener
 from s4node.comm import frame as wire
+from s4node.comm import listener, producer_lane
 from s4node.keys import Partitioner, crc32, key_bytes
 from s4node.schema import EventType, TypeDecl
 
@@ -222,7 +222,7 @@ def test_the_times_and_other_bounds_are_those_of_the_code() -> None:
     assert f"`{delay.name}` ({delay.text} ms)" in section("What a node does")
     assert config.PRODUCER_EXPIRY.default == 3600
     assert "`s4.producer.expiry` (an hour)" in section("What a node does")
-    assert (admission.MAX_EXCEPTIONS, admission._REASON) == (256, 500)
+    assert (producer_lane.MAX_EXCEPTIONS, producer_lane._REASON) == (256, 500)
     assert "256 exceptions and a\n   reason has at most 500" in section("What a node does")
     assert (listener._MAX_ANSWER_BYTES, listener._VERDICT_BYTES) == (4 << 20, 1 << 20)
     assert "At most 4 MiB of answers" in section("6. Errors and limits")

@@ -10,30 +10,22 @@ Rules
   withholds cannot take is left to its producer: nothing is lost, and "expected n" is told only when
   there is room again. What one that drops cannot take is shed: done with at once, and told.
 - Credit reaches ahead of what is processed, and where events are dropped, of what has arrived.
-- A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
-- Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
-  credit that it did not tell.
-- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
-  does not tell it, and what was told is kept until the producer shows that it heard, for after a
-  reconnect.
+- A task is a producer, too: its owners follow each other under one id, and the hello of one that
+  has been taken over (a lower fence) is refused.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it
   expires or its producer says end of stream; so many are kept and no more.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from s4node.comm import frame as wire
+from s4node.comm.producer_lane import LaneReceipt, ProducerLane
 from s4node.executors.credit import Credit
 from s4node.executors.policy import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.executors.stage import Gauge, Stage
-from s4node.progress.low_watermark import LowWatermark
-
-MAX_EXCEPTIONS = 256
-"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
 
 MAX_PRODUCERS = 1024
 """Producers of one stream that one connection may open."""
@@ -46,233 +38,11 @@ _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 PERIOD = 1.0
 """Seconds after which a producer that sends nothing may lose its share."""
 
-_REASON = 500
-"""Characters of a reason."""
 
-
-def shortened(reason: str) -> str:
-    """A reason of bearable length: it may quote an event, and many travel in one verdict."""
-    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Unprocessed:
-    """Numbers that were not processed: ``count`` from ``number`` on."""
-
-    number: int
-    count: int
-    reason: str
-    shed: bool = False
-
-    @property
-    def end(self) -> int:
-        """The first number behind them."""
-        return self.number + self.count
-
-    @property
-    def told(self) -> tuple[int, int, str]:
-        """As it stands in a ruling."""
-        return self.number, self.count, self.reason
-
-
-class ProducerLane:
-    """One producer's numbers in one partition of a stream."""
-
-    __slots__ = (
-        "_before",
-        "_low",
-        "_ruled",
-        "admission",
-        "asked",
-        "connection",
-        "expected",
-        "gap_first",
-        "gap_told",
-        "gap_untold",
-        "held",
-        "limit",
-        "partition",
-        "period",
-        "press_at",
-        "producer",
-        "seen",
-        "told_limit",
-        "told_upto",
-        "unheard",
-        "unprocessed",
-        "urgent",
-        "weight",
-    )
-
-    def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
-        self.admission = admission
-        self.producer = producer
-        self.partition = partition
-        self.expected = start
-        self.limit = start
-        self._low = LowWatermark(start)
-        self.connection: Hashable | None = None
-        self.unprocessed: list[Unprocessed] = []
-        self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
-        self._ruled: list[Unprocessed] = []
-        self._before = (start, start, start, start)
-        self.held = False  # a frame was left to the producer for lack of room
-        self.weight = 0.0  # bytes an event, lately
-        self.period = -1
-        self.gap_first = -1  # where the last frame behind the gap began
-        self.gap_told = False
-        self.gap_untold = False
-        self.urgent = False
-        self.asked = -1
-        self.told_upto = start
-        self.told_limit = start
-        self.press_at = start
-        self.seen = 0.0
-
-    @property
-    def safe(self) -> int:
-        """Everything below has been dealt with."""
-        return self._low.safe
-
-    def complete(self, first: int, end: int) -> None:
-        """The numbers ``first <= n < end`` are done."""
-        if self._low.complete(first, end):
-            self.admission.touched(self)
-
-    def refuse(self, number: int, count: int, reason: str) -> None:
-        """The producer will be told that these were not processed."""
-        self.unprocessed.append(Unprocessed(number, count, shortened(reason)))
-        self.admission.refused += count
-        self.urgent = True
-        self.admission.touched(self)
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """The producer will be told that these were dropped."""
-        last = self.unprocessed[-1] if self.unprocessed else None
-        if last is not None and (last.end, last.reason, last.shed) == (number, reason, True):
-            self.unprocessed[-1] = replace(last, count=last.count + count)
-        else:
-            self.unprocessed.append(Unprocessed(number, count, shortened(reason), True))
-        self.admission.shed += count
-        self.admission.touched(self)
-
-    @property
-    def upto(self) -> int:
-        """Everything below has been dealt with, and its refusals have been told."""
-        if self.unprocessed:
-            return min(self.safe, min(self.unprocessed).number)
-        return self.safe
-
-    def told(self) -> None:
-        """The producer knows ``upto`` and ``limit`` as they are now."""
-        self.told_upto, self.told_limit = self.upto, self.limit
-        self.press_at = self.limit - self.admission.share(self) * 3 // 4
-
-    @property
-    def done(self) -> int:
-        """Credit reaches ahead of this number."""
-        return self.safe if self.admission.withholds(self) else self.expected
-
-    def ruling(self) -> wire.Ruling:
-        """What the producer is to know now; counts as told."""
-        self._before = self.limit, self.told_upto, self.told_limit, self.press_at
-        self.urgent = False
-        self._ruled = []
-        if self.asked <= self.safe:
-            self.asked = -1
-        outcome = wire.ADMITTED
-        if self.unprocessed:
-            exceptions = sorted(self.unprocessed)
-            self._ruled, self.unprocessed = exceptions[:MAX_EXCEPTIONS], exceptions[MAX_EXCEPTIONS:]
-            outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
-            if self.unheard is None:
-                self.unheard = deque()
-            self.unheard.append((self.told_limit, self._ruled))
-            self.urgent = bool(self.unprocessed) or self.gap_untold
-        elif self.gap_untold:
-            outcome, self.gap_untold = wire.EXPECTED, False
-        if not self.unprocessed:  # more credit only when all refusals so far have been told
-            self.limit = self.admission.new_limit(self)
-        self.told()
-        return wire.Ruling(
-            self.partition,
-            outcome,
-            self.told_upto,
-            self.limit,
-            self.expected,
-            tuple(one.told for one in self._ruled if not one.shed),
-            "",
-            tuple(one.told for one in self._ruled if one.shed),
-        )
-
-    def untold(self) -> None:
-        """The last ruling could not be sent: the next one says all of it again."""
-        self.limit, self.told_upto, self.told_limit, self.press_at = self._before
-        self.urgent = True
-        if self._ruled and self.unheard:
-            self.unheard.pop()
-            self.unprocessed = [*self._ruled, *self.unprocessed]
-        self.gap_untold = self.gap_told and not self.held
-
-    def heard(self, end: int) -> None:
-        """The producer has used credit up to ``end``: it heard what had been told before that."""
-        while self.unheard and end > self.unheard[0][0]:
-            self.unheard.popleft()
-
-    def skip(self, start: int) -> None:
-        """Another node, which had the partition before, has dealt with everything below."""
-        self._low = LowWatermark(start)
-        self.expected = self.limit = self.press_at = start
-        self.told_upto = self.told_limit = start
-
-    def reopened(self, upto: int) -> None:
-        """The producer is back and has heard everything below ``upto``: tell it the rest again."""
-        told = [
-            replace(one, number=max(one.number, upto), count=one.end - max(one.number, upto))
-            for _, exceptions in self.unheard or ()
-            for one in exceptions
-            if one.end > upto
-        ]
-        self.unheard = None
-        self.unprocessed = [*told, *self.unprocessed]
-        self.gap_told = self.gap_untold = self.held = False
-        self.urgent = bool(self.unprocessed)
-
-    @property
-    def pressing(self) -> bool:
-        """Whether the producer should hear now: it waits, or its window is a quarter used up."""
-        return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.safe
-
-
-class FrameReceipt:
-    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
-
-    __slots__ = ("end", "first", "lane", "parts", "skip")
-
-    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
-        self.lane, self.first, self.end, self.skip = lane, first, end, skip
-        self.parts = 1
-
-    def done(self) -> None:
-        """One part is fully processed; with the last the frame is."""
-        self.parts -= 1
-        if self.parts <= 0:
-            self.lane.complete(self.first, self.end)
-
-    def passed(self, first: int, end: int) -> None:
-        """A producer hears of whole frames only."""
-
-    def refuse(self, number: int, reason: str) -> None:
-        """One event was not processed."""
-        self.lane.refuse(number, 1, reason)
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped."""
-        self.lane.shed(number, count, reason)
-
-    def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
-        return f"{self.lane.producer}:{number}"
+def fence_of(hello: wire.Hello) -> int:
+    """Which owner of a task says hello; 0 where it is no task's."""
+    fence = hello.headers.get(wire.FENCE)
+    return fence if isinstance(fence, int) and hello.peer.startswith(wire.TASK) else 0
 
 
 @dataclass
@@ -332,6 +102,31 @@ class StreamAdmission:
         if lane.connection is not None:
             self.notify(lane)
 
+    def refusal(self, hello: wire.Hello) -> str:
+        """Why a producer may not open the stream; empty if it may.
+
+        A task is a producer under one id for ever, and its owners follow each other.
+        """
+        if not hello.peer.startswith(wire.TASK):
+            return ""
+        fence = hello.headers.get(wire.FENCE)
+        if not isinstance(fence, int):
+            return (
+                f"stream {self.stream!r}: ids that begin with {wire.TASK} are those of tasks, and "
+                f"{hello.peer!r} tells no fence; give the producer another id"
+            )
+        highest = max((self._fence(hello.peer, partition) for partition in self.stages), default=0)
+        if fence < highest:
+            return (
+                f"stream {self.stream!r}: {hello.peer!r} is sent by a later owner of that task "
+                f"(fence {highest}) by now, and this one has fence {fence}: it has been taken over"
+            )
+        return ""
+
+    def _fence(self, producer: str, partition: int) -> int:
+        lane = self.lanes.get((producer, partition))
+        return 0 if lane is None else lane.fence
+
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
@@ -342,10 +137,10 @@ class StreamAdmission:
         for partition in self.stages:
             lane = self.lanes.get((hello.peer, partition))
             if lane is None:
-                start = max(0, starts.get(partition, 0))
-                lane = ProducerLane(self, hello.peer, partition, start)
+                lane = self._made(hello.peer, partition, max(0, starts.get(partition, 0)))
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen = connection, now
+            self._greeted(lane, hello)
             start = starts.get(partition, lane.expected)
             if start > lane.expected == lane.safe:
                 lane.skip(start)
@@ -362,6 +157,14 @@ class StreamAdmission:
                 self.touched(lane)
         return tuple(positions)
 
+    def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
+        """A lane of a producer that says that it begins at ``start``."""
+        return ProducerLane(self, producer, partition, start)
+
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
+        """The lane's producer has said hello."""
+        lane.fence = max(lane.fence, fence_of(hello))
+
     def takes(self, producer: str, connection: Hashable) -> bool:
         """Whether the connection may open the stream for this producer, too."""
         opened = self._opened.get(connection, ())
@@ -369,7 +172,7 @@ class StreamAdmission:
 
     def admit(
         self, data: wire.Data, connection: Hashable, now: float, size: int = 0
-    ) -> FrameReceipt | None:
+    ) -> LaneReceipt | None:
         """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
         if lane is None or lane.connection != connection:
@@ -422,7 +225,7 @@ class StreamAdmission:
             return None
         self.frames += 1
         self.admitted += room
-        return FrameReceipt(lane, first, first + room, skip)
+        return lane.receipt(first, first + room, skip)
 
     def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
         """How many of the events are taken, and which stage takes no more of them.
@@ -481,20 +284,24 @@ class StreamAdmission:
     def gone(self, connection: Hashable, now: float) -> None:
         """The connection is gone; its producers' lanes wait for their return."""
         for producer in self._opened.pop(connection, ()):
-            for lane in self._of(producer, connection):
-                lane.connection, lane.seen = None, now
-                self._away[lane] = None
-                self._held.pop(lane, None)
-                self._credit(lane.partition).leave(lane)
+            self.detach(producer, connection, now)
         if len(self._away) > MAX_AWAY:  # the first are those that left first
             for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
-                self._drop(lane)
+                self._evict(lane)
+
+    def detach(self, producer: str, connection: Hashable, now: float) -> None:
+        """The producer's lanes are not the connection's any more."""
+        for lane in self._of(producer, connection):
+            lane.connection, lane.seen = None, now
+            self._away[lane] = None
+            self._held.pop(lane, None)
+            self._credit(lane.partition).leave(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
         """The producer is done for good; lanes with work in progress go when they expire."""
         for lane in list(self._of(producer, connection)):
             self._held.pop(lane, None)
-            if lane.safe == lane.expected:
+            if self._is_over(lane):
                 self._credit(lane.partition).leave(lane)
                 self._drop(lane)
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
@@ -516,15 +323,23 @@ class StreamAdmission:
         for lane in self._away:
             if lane.seen >= before:
                 break
-            if lane.safe == lane.expected:
+            if self._is_over(lane):
                 stale.append(lane)
         for lane in stale:
             self._drop(lane)
         return len(stale)
 
+    def _is_over(self, lane: ProducerLane) -> bool:
+        """Whether nothing of the lane is under way."""
+        return lane.safe == lane.expected
+
     def _drop(self, lane: ProducerLane) -> None:
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
+
+    def _evict(self, lane: ProducerLane) -> None:
+        """The lane has to make room for others."""
+        self._drop(lane)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
         for partition in self.stages:
@@ -535,7 +350,7 @@ class StreamAdmission:
     def validate(self) -> None:
         """Assert the rules; for tests."""
         for lane in self.lanes.values():
-            assert lane.told_upto <= lane.safe <= lane.expected
+            assert lane.told_upto <= lane.settled <= lane.safe <= lane.expected
             assert lane.told_limit <= lane.limit
             assert lane.connection is not None or lane in self._away
             lane._low.validate()

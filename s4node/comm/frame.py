@@ -61,6 +61,19 @@ EPOCH = "epoch"
 UNASKED = "unasked"
 """Header of a node's hello that answers none: owners have changed."""
 
+TASK = "~"
+"""The first character of the ids of producers that are tasks; of no other."""
+
+FENCE = "fence"
+"""Header of a task's hello: a number that is higher for each later owner of the task."""
+
+DURABLE = "durable"
+"""Header of a node's hello: what is settled on the stream was committed, and survives the node."""
+
+UNKNOWN = "unknown"
+"""Header of a node's hello: partitions of a durable stream in which nothing is known, or no longer,
+of this producer, although it has numbers that are settled."""
+
 CLUSTER = "cluster"
 """Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
 

@@ -25,7 +25,7 @@ import trio
 
 from s4node import config as settings
 from s4node.comm import frame as wire
-from s4node.comm.admission import ProducerLane
+from s4node.comm.producer_lane import ProducerLane
 from s4node.comm.socket import PairSocket, host_and_port
 from s4node.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken

@@ -69,6 +69,28 @@ def live_of(app: App) -> list[str]:
     return [stream.name for stream in inputs if stream.is_live]
 
 
+def durable_of(app: App, config: Config) -> frozenset[str]:
+    """The live inputs of which tasks commit how far their producers are.
+
+    Raises ConfigError with all mistakes in the settings.
+    """
+    live = live_of(app)
+    grades = config.matching(settings.STREAM_GRADE)
+    problems = []
+    for name in grades:
+        if name not in live:
+            key = settings.STREAM_GRADE.name.replace("<stream>", name)
+            problems.append(
+                f"{key}: a grade is for input streams that producers send to; app {app.name!r} "
+                f"has: {', '.join(live) or 'none'}"
+            )
+    kept = bool(replayable(app) or app.stores) or "durable" in grades.values()
+    found = [name for name in live if grades.get(name, "durable" if kept else "fast") == "durable"]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return frozenset(found)
+
+
 def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:
     """``system.stream`` taken apart at the first dot."""
     pairs: list[Pair] = []

@@ -29,17 +29,19 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import structlog
 import trio
 
+from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError
 from s4node.faults import passing
 from s4node.keys import Hasher
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
+from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.database import Database
@@ -50,10 +52,24 @@ from s4node.systems.system import SystemStreamPartition
 log = structlog.get_logger("s4node.progress")
 
 R = TypeVar("R")
-Taken = tuple[dict[SystemStreamPartition, int], frozenset[str]]
-"""Offsets, and startpoints that are consumed by then."""
 
-_NOTHING: Taken = ({}, frozenset())
+
+class Taken(NamedTuple):
+    """What a commit says of the progress of a task: offsets, startpoints that are consumed, and how
+    far the numbers of producers are done."""
+
+    offsets: Mapping[SystemStreamPartition, int]
+    consumed: frozenset[str]
+    producers: TakenProducers
+
+    @property
+    def rows(self) -> tuple[dict[str, int], frozenset[str], KeptProducers]:
+        """As it is written."""
+        positions = {str(ssp): offset for ssp, offset in self.offsets.items()}
+        return positions, self.consumed, rows_of(self.producers)
+
+
+_NOTHING = Taken({}, frozenset(), {})
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
@@ -107,11 +123,12 @@ class _Kept:
 class Committer:
     """Keeps state and progress of tasks below ``folder``.
 
-    ``progress`` is by task and partition; ``sent`` says what has been sent to output streams so
-    far. ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and
-    returns whether nobody can meet them any more. ``strays`` says whether events lead from task to
-    task. ``wake`` is told of tasks that have to commit once more. ``timeout`` (seconds) is for how
-    long commits may fail. ``commits`` and ``failures`` count.
+    ``progress`` is by task and partition, ``producers`` are those of durable streams. ``sent`` says
+    what has been sent to output streams so far. ``on_consumed(name, ids)`` is called with the
+    startpoints that a task has consumed, and returns whether nobody can meet them any more.
+    ``strays`` says whether events lead from task to task. ``wake`` is told of tasks that have to
+    commit once more. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and
+    ``failures`` count.
     """
 
     def __init__(
@@ -120,6 +137,7 @@ class Committer:
         progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
         sent: Callable[[], Sent],
         on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
+        producers: Producers,
         *,
         hasher: Hasher,
         timeout: float,
@@ -134,6 +152,7 @@ class Committer:
         self._progress = progress
         self._sent = sent
         self._on_consumed = on_consumed
+        self._producers = producers
         self._hasher = hasher
         self._timeout = timeout
         self._database = partial(Database, sync=sync)
@@ -191,6 +210,7 @@ class Committer:
         kept = self._tasks[task.partition] = _Kept(task, claim, state)
         passing("claim.whole")
         await self._in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
+        self._producers.restore(task.partition, state.producers(), kept.checkpoint.written_ms)
         task.keep(state, self._changes_bytes)
         return kept.checkpoint
 
@@ -249,14 +269,18 @@ class Committer:
         return any(kept.state.stores or kept.state.instances for kept in self._tasks.values())
 
     def _taken(self, kept: _Kept) -> Taken:
-        return taken(self._progress.get(kept.task.partition, {}))
+        partition = kept.task.partition
+        offsets, consumed = taken(self._progress.get(partition, {}))
+        return Taken(offsets, consumed, self._producers.take(partition, now_ms()))
 
     def _changed(self, kept: _Kept) -> bool:
-        offsets, consumed = self._taken(kept)
+        partition = kept.task.partition
+        offsets, consumed = taken(self._progress.get(partition, {}))
         known = kept.checkpoint.offsets
         return (
             bool(consumed)
             or kept.state.changed
+            or self._producers.moved(partition)
             or any(known.get(ssp) != offset for ssp, offset in offsets.items())
         )
 
@@ -265,7 +289,7 @@ class Committer:
         if sent is None and kept.waited_for is None:
             sent = self._sent()
         kept.state.set_meta(WRITTEN, now_ms())
-        kept.state.begin_commit(_positions(what), what[1])
+        kept.state.begin_commit(*what.rows)
         kept.writing = True
         kept.again = False
         kept.pending = None
@@ -346,12 +370,13 @@ class Committer:
     async def _written(self, kept: _Kept, what: Taken) -> None:
         """State or offsets, or both, are safe."""
         self.commits += 1
-        offsets, consumed = what
+        offsets, consumed, producers = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
         kept.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(kept.checkpoint)
         progress = self._progress.get(kept.task.partition, {})
         for ssp, offset in offsets.items():
             progress[ssp].committed = offset
+        self._producers.committed(kept.task.partition, producers)
         if consumed:
             for each in progress.values():
                 if each.startpoint in consumed:
@@ -406,9 +431,8 @@ class Committer:
             for event in waiting:
                 await event.wait()
             for kept, mine in all_taken:
-                rows = _positions(mine)
                 while not await self._write(  # noqa: ASYNC110 - there is no event to wait for
-                    kept, kept.state.write_positions, rows, mine[1]
+                    kept, kept.state.write_positions, *mine.rows
                 ):
                     await trio.sleep(RETRY_SECONDS)
                 await self._written(kept, mine)
@@ -426,10 +450,6 @@ class Committer:
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
-
-
-def _positions(what: Taken) -> dict[str, int]:
-    return {str(ssp): offset for ssp, offset in what[0].items()}
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

@@ -44,7 +44,7 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks
-from s4node.container.binding import live_of, replayable
+from s4node.container.binding import durable_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
@@ -57,6 +57,7 @@ from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import InputPort
+from s4node.container.producers import Producers
 from s4node.container.readers import Readers
 from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
@@ -446,10 +447,11 @@ class Container:
 
     def _make(self) -> None:
         app, config = self.app, self.config
+        durable = durable_of(app, config)
         app.clock = trio.current_time
         for prototype, _ in app.prototypes.values():
             prototype.on_event.on_unhandled = partial(self._unhandled, prototype.name)
-        self.pipeline = Pipeline(app, config, flow.edges(app))
+        self.pipeline = Pipeline(app, config, flow.edges(app), durable)
         self.loop = EventLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
@@ -498,7 +500,7 @@ class Container:
             self.outputs,
             self.readers,
             self.members,
-            TaskSettings.of(config),
+            TaskSettings.of(config, durable=bool(durable)),
             self._choosers,
         )
         self.inputs = Inputs(
@@ -511,15 +513,33 @@ class Container:
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
             shared=self.members is not None,
+            durable=durable,
+            on_full=self._commit_soon,
         )
         if self.replay is not None:
             enrolment = self.enrolment
             deployed = enrolment is not None and enrolment.version != ""
             name = enrolment.app if enrolment is not None and deployed else app.name
-            self.replay.make(name, self.model, self.partitioner, self.partitions, self.outputs)
+            producers = Producers(
+                self.inputs.durable, trio.lowlevel.current_clock().current_time, self._committed
+            )
+            self.replay.make(
+                name, self.model, self.partitioner, self.partitions, self.outputs, producers
+            )
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
+
+    def _commit_soon(self, partition: int) -> None:
+        """A producer of a partition needs a commit."""
+        task = self.tasks[partition]
+        task.want_commit()
+        self.loop.wake(task)
+
+    def _committed(self) -> None:
+        """More of what producers have sent is committed: tell them."""
+        self.inputs.committed()
+        self._nudge()
 
     def _has_stream(self, name: str) -> str:
         """For the log: whether the app serves a stream of this name itself."""
@@ -592,7 +612,9 @@ class Container:
             self._on_data(header, frame.body, connection)
         elif isinstance(header, wire.Hello):
             peers = self.readers if header.headers.get(wire.SUBSCRIBE) else self.inputs
-            connection.answer(wire.encode_frame(peers.hello(header, connection)))
+            answer = peers.hello(header, connection)
+            if answer is not None:
+                connection.answer(wire.encode_frame(answer))
             if self._drain_word:
                 connection.answer(self._drain_word)
         elif isinstance(header, wire.Idle):

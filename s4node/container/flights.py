@@ -88,12 +88,13 @@ class Flights:
             return order.waiting < order.limit * _AHEAD
         return not order.waiting and order.outstanding < order.limit
 
-    def look(self, batch: EventBatch, *, replayable: bool) -> Flight:
-        """The next event of a batch; ``add`` it then."""
+    def look(self, batch: EventBatch, *, in_order: bool) -> Flight:
+        """The next event of a batch; ``add`` it then. Whether its place is part of commits, and
+        events are released ``in_order``."""
         load = self._load
         if load is None or load.batch is not batch:
             release = None
-            if replayable:
+            if in_order:
                 release = self._releases.setdefault(batch.source, Release())
             load = self._load = Load(batch, release)
         flight = Flight(load, batch.at, self._streams)

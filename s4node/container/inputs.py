@@ -5,11 +5,12 @@ Rules
   a hello names our cluster.
 - A partition is opened when its task has started. What comes for it before is not ours yet.
 - Of two connections of one producer the newer is true; the older is told that it is out of date.
+- A hello to a durable stream may have to wait for a commit; it is answered then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.comm import frame as wire
+from s4node.comm.durable import DurableAdmission
 from s4node.comm.listener import Connection
 from s4node.config import Config
 from s4node.container.port import InputPort
@@ -34,7 +36,8 @@ class Inputs:
     """The ports of ``app``: ``ports`` to everybody, ``inner`` to the other members.
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
-    ``shared`` tells that there are other members.
+    ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
+    producers' numbers; ``on_full`` asks the task of a partition to do that soon.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Inputs:
         deserializers: Mapping[str, Gauge],
         offer: Callable[[EventBatch], None],
         shared: bool,
+        durable: Collection[str] = (),
+        on_full: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -59,6 +64,7 @@ class Inputs:
         self._deserializers = deserializers
         self._streams_of: dict[Connection, set[str]] = {}
         self._left = False
+        self._waiting: list[tuple[wire.Hello, Connection]] = []
 
         def port(stream: Stream) -> InputPort:
             return InputPort(
@@ -70,6 +76,8 @@ class Inputs:
                 _notify,
                 headers,
                 deserializers[stream.name],
+                on_full if stream.name in durable else None,
+                on_demand=not config[settings.TASK_COMMIT_MS],
             )
 
         for stream in app.streams.values():
@@ -98,8 +106,8 @@ class Inputs:
 
     # -- producers ---------------------------------------------------------------------------
 
-    def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
-        """Open a stream for a producer, or say why not."""
+    def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello | None:
+        """Open a stream for a producer, or say why not; None if that is answered later."""
         port = self.ports.get(hello.stream)
         member = hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
         if member:
@@ -114,12 +122,27 @@ class Inputs:
             return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
         now = trio.current_time()
         answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
-        if not answer.error:
+        if answer is None:
+            connection.takes_over(before, hello)
+            self._waiting.append((hello, connection))
+        elif not answer.error:
             self._streams_of.setdefault(connection, set()).add(hello.stream)
             if member and not self._left:
                 port.members.add(connection)
             connection.takes_over(before, hello)
         return answer
+
+    def committed(self) -> None:
+        """More is committed: answer those whose hello has waited for it."""
+        waiting, self._waiting = self._waiting, []
+        for hello, connection in waiting:
+            if connection.live and (answer := self.hello(hello, connection)) is not None:
+                connection.answer(wire.encode_frame(answer))
+
+    @property
+    def durable(self) -> list[DurableAdmission]:
+        """The producers of which tasks commit the numbers, by stream."""
+        return [port.durable for port in self.ports.values() if port.durable is not None]
 
     def tell_owners(self) -> None:
         """Partitions have moved: tell everybody what the headers say now."""

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from s4node.executors.policy import (
     STREAM,
     Executor,
     StageSettings,
+    executor_of,
 )
 from s4node.executors.stage import Gauge, Stage
 from s4node.stream import InputStream, OutputStream
@@ -46,11 +47,19 @@ class Holder(Protocol):
 
 
 class Pipeline:
-    """The stages of ``app`` in one container. ``edges`` are those found before it runs."""
+    """The stages of ``app`` in one container. ``edges`` are those found before it runs.
+
+    Nothing is dropped of the streams that are ``durable``; raises ConfigError where it would be.
+    """
 
     def __init__(
-        self, app: App, config: Config, edges: Mapping[str, Iterable[str]] | None = None
+        self,
+        app: App,
+        config: Config,
+        edges: Mapping[str, Iterable[str]] | None = None,
+        durable: Collection[str] = (),
     ) -> None:
+        self._durable = frozenset(durable)
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config
@@ -63,6 +72,8 @@ class Pipeline:
             for name, stream in app.streams.items()
             if not isinstance(stream, OutputStream)
         }
+        for name in self._durable:
+            executor_of(self.settings(STREAM, name))  # raises where it drops events
         self._tell_cycles()
 
     # -- making ------------------------------------------------------------------------------
@@ -76,6 +87,7 @@ class Pipeline:
             self._value(stage, stream, "workQueueSize"),
             self._value(stage, stream, "workQueueBytes"),
             self._value(stage, stream, "maxRate"),
+            stream in self._durable and stage in (DESERIALIZER, STREAM),
         )
 
     def parallelism(self, stream: str) -> int:

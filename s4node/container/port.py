@@ -19,8 +19,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.comm.decoder import FrameDecoder
+from s4node.comm.durable import DurableAdmission
+from s4node.comm.producer_lane import LaneReceipt, ProducerLane
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
@@ -45,7 +47,7 @@ class FrameBatch(EventBatch):
     __slots__ = ("_body", "_data", "_port", "frame")
 
     def __init__(
-        self, port: InputPort, data: wire.Data, body: memoryview, frame: FrameReceipt
+        self, port: InputPort, data: wire.Data, body: memoryview, frame: LaneReceipt
     ) -> None:
         self.stream = self.source = data.stream
         self.created_ms = data.created_ms
@@ -89,7 +91,8 @@ class InputPort:
     ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
     nothing more but from ``members``, the connections of the app's other containers: the producers
-    keep it.
+    keep it. The stream is durable where there is an ``on_full``, which asks for commits;
+    ``on_demand`` tells that there are no others.
     """
 
     def __init__(
@@ -102,12 +105,25 @@ class InputPort:
         notify: Callable[[ProducerLane], None],
         headers: wire.Headers,
         deserializer: Gauge | None = None,
+        on_full: Callable[[int], None] | None = None,
+        *,
+        on_demand: bool = False,
     ) -> None:
         self.stream = stream
         self.closed = False
         self.members: set[Hashable] = set()
         self._stages = dict(stages)
         self.admission = StreamAdmission(stream.name, self._stages, notify)
+        self.durable: DurableAdmission | None = None
+        if on_full is not None:
+            self.admission = self.durable = DurableAdmission(
+                stream.name,
+                self._stages,
+                notify,
+                partitions=partitioner.partitions,
+                on_full=on_full,
+                on_demand=on_demand,
+            )
         if deserializer is not None:
             self.admission.deserializer = deserializer
         self.redispatched = 0
@@ -137,16 +153,28 @@ class InputPort:
 
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
-    ) -> wire.Hello:
-        """Open the stream for a producer, or say why not."""
+    ) -> wire.Hello | None:
+        """Open the stream for a producer, or say why not; None if it is to be asked again when
+        more is committed."""
         error = self._accept_numbers(hello) or self._accept_types(hello)
+        error = error or self.admission.refusal(hello)
         if not error and not self.admission.takes(hello.peer, connection):
             error = (
                 f"stream {self.stream.name!r}: this connection has opened it for "
                 f"{MAX_PRODUCERS} producers already; use a further connection"
             )
-        positions = () if error else self.admission.hello(hello, connection, now)
-        return self.word(node, incarnation, positions, error)
+        if error:
+            return self.word(node, incarnation, error=error)
+        headers = self._headers
+        if self.durable is not None:
+            if self.durable.unsettled(hello, now):
+                return None
+            headers = {**headers, wire.DURABLE: True}
+            unknown = self.durable.unknown(hello)
+            if unknown:
+                headers[wire.UNKNOWN] = unknown
+        positions = self.admission.hello(hello, connection, now)
+        return self.word(node, incarnation, positions, headers=headers)
 
     def word(
         self,
@@ -155,10 +183,13 @@ class InputPort:
         positions: tuple[wire.Position, ...] = (),
         error: str = "",
         *,
+        headers: wire.Headers | None = None,
         unasked: bool = False,
     ) -> wire.Hello:
         """What a producer is to know of the stream; unasked, that owners have changed."""
-        headers = {**self._headers, wire.UNASKED: True} if unasked else dict(self._headers)
+        headers = dict(self._headers if headers is None else headers)
+        if unasked:
+            headers[wire.UNASKED] = True
         return wire.Hello(
             node,
             incarnation,
@@ -267,19 +298,20 @@ class InputPort:
                 if not mine:
                     receipt.done()
                     continue
+            of_mine = [numbers[i] for i in indices]
             self._deliver(
                 EventBatch(
                     self.stream.name,
                     partition,
                     mine,
-                    receipt,
+                    receipt.part(of_mine),
                     batch.first,
-                    [numbers[i] for i in indices],
+                    of_mine,
                     size,
                 )
             )
 
-    def _shed(self, stage: Stage, receipt: FrameReceipt, numbers: list[int]) -> None:
+    def _shed(self, stage: Stage, receipt: LaneReceipt, numbers: list[int]) -> None:
         """Drop events for which the stage of their own partition has no room."""
         reason = stage.executor.reason
         stage.dropped(len(numbers), reason)

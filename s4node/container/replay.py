@@ -1,8 +1,8 @@
-"""What a container has where its app reads inputs that can be read again.
+"""What a container has where its tasks keep state: readers, rejects, and commits.
 
 Rules
-- It is there only where the app has such inputs. The systems are asked for the partitions of each
-  before anything is made; later on they run beside the container.
+- It is there only where the app has inputs that can be read again, or durable streams. The systems
+  are asked for the partitions of each before anything is made; later they run beside the container.
 - The progress of a task is claimed before the task starts, and its inputs are read after it has: so
   the task may say where to begin. Startpoints are given to tasks before any is claimed.
 - Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
@@ -18,12 +18,13 @@ import trio
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
-from s4node.container.binding import live_of, replayable
+from s4node.container.binding import durable_of, live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, Gained, default_offset, watch
 from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
+from s4node.container.producers import Producers
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import Startpoints
 from s4node.container.statistics import ReplayStatistics
@@ -64,13 +65,13 @@ class Replay:
 
     @classmethod
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
-        """Ask the systems for the inputs of ``app``; None where it has none.
+        """Ask the systems for the inputs of ``app``; None where its tasks keep no state.
 
         ``own_log`` is where this process serves its log, if it does.
         Raises UnknownStream for a system or a stream that is not there.
         """
         streams = replayable(app)
-        if not streams:
+        if not streams and not durable_of(app, config):
             return None
         replay = cls(app, config, own_log)
         named = [(stream.system, stream.name) for stream in streams]
@@ -120,6 +121,7 @@ class Replay:
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: Outputs,
+        producers: Producers,
     ) -> None:
         """Make the parts; the progress is kept under ``name``."""
         config = self._config
@@ -150,6 +152,7 @@ class Replay:
             self.consumers.progress,
             self._sent,
             self._startpoints.consumed,
+            producers,
             hasher=hasher_named(config[settings.HASHER]),
             timeout=config[settings.COMMIT_TIMEOUT],
             sync=config[settings.STATE_SYNC] == "full",

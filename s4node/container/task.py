@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
+from s4node.comm.durable import DurablePart, DurableReceipt
 from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
@@ -494,7 +495,8 @@ class Task:
                     return
                 continue
             if batch.at < len(batch.events):
-                flight = flights.look(batch, replayable=batch.source in self._replayable)
+                in_order = batch.source in self._replayable or isinstance(batch.receipt, _DURABLE)
+                flight = flights.look(batch, in_order=in_order)
                 self.processor.place(flight)
                 flights.add(flight)
                 batch.at += 1
@@ -623,6 +625,9 @@ class Task:
             ignored=dict(self.processor.ignored),
             lagging=self.bootstrap.lag if self.bootstrap is not None else {},
         )
+
+
+_DURABLE = (DurableReceipt, DurablePart)
 
 
 def _is_whole(batch: EventBatch) -> bool:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from s4node import config as keys
 from s4node.config import Config
 
+DURABLE_COMMIT = 1.0
+"""Seconds between commits where nothing is set and others wait for them."""
+
 
 @dataclass(frozen=True)
 class TaskSettings:
@@ -22,14 +25,17 @@ class TaskSettings:
     threads: int = 0
 
     @classmethod
-    def of(cls, config: Config) -> TaskSettings:
-        """As configured."""
+    def of(cls, config: Config, *, durable: bool = False) -> TaskSettings:
+        """As configured. Where durable streams lead to tasks their producers wait for commits."""
+        commit = config[keys.TASK_COMMIT_MS]
+        if durable and config.origin(keys.TASK_COMMIT_MS) == "default":
+            commit = DURABLE_COMMIT
         ignored = config[keys.TASK_IGNORED_EXCEPTIONS]
         return cls(
             config[keys.TASK_MAX_CONCURRENCY],
             config[keys.TASK_ORDER] == "key",
             config[keys.TASK_WINDOW_MS],
-            config[keys.TASK_COMMIT_MS],
+            commit,
             config[keys.TASK_ASYNC_COMMIT],
             config[keys.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),

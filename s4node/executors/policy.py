@@ -8,6 +8,7 @@ Rules
   tasks wait, and a frame that came all the same is left to its producer, which sends it again.
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
   leave, and drops what does not fit behind them.
+- On a durable stream throttling withholds, too, and whatever drops is refused.
 - Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``.
 """
 
@@ -40,6 +41,8 @@ class StageSettings:
     capacity: int = 10_000
     max_bytes: int = 1 << 62
     max_rate: float = math.inf
+    lossless: bool = False
+    """Whether nothing may be dropped, for the stream is durable."""
 
 
 class Load(Protocol):
@@ -113,6 +116,14 @@ def fitting(load: Load, events: int, size: int) -> int:
     return max(min(events, load.capacity - load.depth), 0)
 
 
+def whole(load: Load, events: int, size: int) -> int:
+    """All of ``events``, or none where there is no room: up to twice the capacity."""
+    if not load.depth:
+        return events
+    over = load.depth >= 2 * load.capacity or load.bytes + size > load.max_bytes
+    return 0 if over else events
+
+
 class Block(Executor):
     """Drops nothing: whoever sends waits.
 
@@ -126,10 +137,7 @@ class Block(Executor):
 
     def room(self, load: Load, events: int, size: int, now: float) -> int:
         """All or nothing."""
-        if not load.depth:
-            return events
-        over = load.depth >= 2 * load.capacity or load.bytes + size > load.max_bytes
-        return 0 if over else events
+        return whole(load, events, size)
 
 
 class Shed(Executor):
@@ -189,11 +197,35 @@ class Throttle(Executor):
         return now + max(0.0, wanted - self._tokens) / self._rate
 
 
+class LosslessThrottle(Throttle):
+    """Throttles what may not be dropped: where there is no room, producers wait."""
+
+    withholds = True
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """All or nothing."""
+        return whole(load, events, size)
+
+
 BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle": Throttle}
 
 
 def executor_of(settings: StageSettings) -> Executor:
     """The executor that ``settings`` name; raises ConfigError if it cannot be had."""
+    executor = _named(settings)
+    if settings.lossless and settings.executor == "throttle":
+        executor = LosslessThrottle(settings)
+    if settings.lossless and not executor.withholds:
+        key = f"s4.{settings.stage}.{settings.stream}.executor"
+        raise ConfigError(
+            f"stream {settings.stream!r} is durable, and the executor {settings.executor!r} of its "
+            f"{settings.stage} stage drops events; set {key} = block, or "
+            f"s4.stream.{settings.stream}.grade = fast"
+        )
+    return executor
+
+
+def _named(settings: StageSettings) -> Executor:
     cls = BUILT_IN.get(settings.executor)
     if cls is not None:
         return cls(settings)

@@ -18,8 +18,9 @@ import trio
 
 from s4node import config as settings
 from s4node.comm import frame as wire
-from s4node.comm.admission import PERIOD, ProducerLane
+from s4node.comm.admission import PERIOD
 from s4node.comm.listener import Connection
+from s4node.comm.producer_lane import ProducerLane
 from s4node.config import Config
 from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
 from s4node.executors.policy import DESERIALIZER, UNLIMITED, StageSettings

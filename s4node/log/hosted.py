@@ -21,7 +21,8 @@ from typing import Any
 import structlog
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import MAX_PRODUCERS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
+from s4node.comm.producer_lane import LaneReceipt, ProducerLane
 from s4node.errors import KeyFinderError, S4Error, StoreCorrupt
 from s4node.event import GenericEvent
 from s4node.executors.policy import StageSettings
@@ -53,7 +54,7 @@ class _Queued:
     yet that must be first."""
 
     frame: Incoming
-    receipt: FrameReceipt
+    receipt: LaneReceipt
     weight: int
     before: int = 0
     refused: bool = False
@@ -210,7 +211,7 @@ class HostedStream:
         return {mark: self.types[mark] for mark in marks if mark in self.types}
 
     def _take_apart(
-        self, data: wire.Data, body: memoryview, receipt: FrameReceipt, weight: int, *, routed: bool
+        self, data: wire.Data, body: memoryview, receipt: LaneReceipt, weight: int, *, routed: bool
     ) -> None:
         """Event by event: each to the partition of its key, without those that were there."""
         own = data.partition
@@ -237,7 +238,7 @@ class HostedStream:
                 frame, partial(self._one_less, queued, part.partition)
             )
 
-    def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
+    def _part(self, data: wire.Data, part: Part, receipt: LaneReceipt, producer: str) -> Incoming:
         return Incoming(
             producer,
             receipt.first,

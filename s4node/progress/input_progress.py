@@ -75,29 +75,25 @@ def taken(
     return offsets, frozenset(consumed)
 
 
-class InputReceipt:
-    """What the offsets ``first <= n < end`` of an input owe to the progress.
+class Pieces:
+    """What the numbers ``first <= n < end`` owe to those who count them.
 
-    They are done when each of its ``parts`` is. ``batch`` holds their events.
+    They are done when each of ``parts`` is, and piece by piece before that. A subclass says where
+    they are counted.
     """
 
-    __slots__ = ("_early", "_held", "batch", "end", "first", "parts", "progress")
+    __slots__ = ("_early", "_held", "end", "first", "parts")
 
-    def __init__(
-        self, progress: InputProgress, first: int, end: int, batch: EventBatch, parts: int = 1
-    ) -> None:
-        self.progress = progress
+    def __init__(self, first: int, end: int, parts: int = 1) -> None:
         self.first = first
         self.end = end
-        self.batch = batch
         self.parts = parts
         self._early: list[tuple[int, int]] = []
         self._held: set[int] = set()
 
-    @property
-    def ssp(self) -> SystemStreamPartition:
-        """Where the events were read."""
-        return self.progress.ssp
+    def count(self, first: int, end: int) -> None:
+        """These numbers are done, each once."""
+        raise NotImplementedError
 
     def done(self) -> None:
         """One part is fully processed; with the last, all that was not said before is."""
@@ -107,13 +103,13 @@ class InputReceipt:
         at = self.first
         for first, end in sorted(self._early):
             if first > at:
-                self.progress.complete(at, first)
+                self.count(at, first)
             at = end
         if at < self.end:
-            self.progress.complete(at, self.end)
+            self.count(at, self.end)
 
     def passed(self, first: int, end: int) -> None:
-        """These offsets are done already, but for those that are held."""
+        """These numbers are done already, but for those that are held."""
         for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
             self._completed(first, number)
             first = number + 1
@@ -121,21 +117,46 @@ class InputReceipt:
 
     def _completed(self, first: int, end: int) -> None:
         if first < end:
-            self.progress.complete(first, end)
+            self.count(first, end)
             if self._early and self._early[-1][1] == first:
                 self._early[-1] = self._early[-1][0], end
             else:
                 self._early.append((first, end))
 
     def hold(self, number: int) -> None:
-        """This offset is not done before ``release``, whatever the task says."""
+        """This number is not done before ``release``, whatever the task says."""
         self.parts += 1
         self._held.add(number)
 
     def release(self, number: int) -> None:
-        """An offset that was held is done; its task may yet say so, too."""
+        """A number that was held is done; its task may yet say so, too."""
         self._completed(number, number + 1)
         self.done()
+
+
+class InputReceipt(Pieces):
+    """What the offsets ``first <= n < end`` of an input owe to the progress.
+
+    ``batch`` holds their events.
+    """
+
+    __slots__ = ("batch", "progress")
+
+    def __init__(
+        self, progress: InputProgress, first: int, end: int, batch: EventBatch, parts: int = 1
+    ) -> None:
+        super().__init__(first, end, parts)
+        self.progress = progress
+        self.batch = batch
+
+    @property
+    def ssp(self) -> SystemStreamPartition:
+        """Where the events were read."""
+        return self.progress.ssp
+
+    def count(self, first: int, end: int) -> None:
+        """These offsets are done."""
+        self.progress.complete(first, end)
 
     def part(self, numbers: Sequence[int]) -> PartReceipt:
         """For the part that holds these offsets, in order."""
@@ -175,7 +196,7 @@ class PartReceipt:
 
     def passed(self, first: int, end: int) -> None:
         """Those of the part's offsets that are in this range are done already."""
-        for start, stop in _runs(self._numbers, first, end):
+        for start, stop in runs(self._numbers, first, end):
             self._whole.passed(start, stop)
 
     def refuse(self, number: int, reason: str) -> None:
@@ -191,7 +212,7 @@ class PartReceipt:
         return f"{self.ssp}:{self._whole.describe(number)}"
 
 
-def _runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
+def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
     """The numbers in a range, as ranges without holes."""
     at = bisect_left(numbers, first)
     start = stop = -1

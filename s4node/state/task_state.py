@@ -18,6 +18,13 @@ from typing import Any
 import msgspec
 
 from s4node.keys import KEY_GROUPS, Hasher
+from s4node.progress.producers import (
+    KeptProducer,
+    KeptProducers,
+    Producer,
+    producer_of,
+    row_of,
+)
 from s4node.state.database import Database
 from s4node.state.instances import Codec, SavedInstances
 from s4node.state.rows import (
@@ -25,6 +32,7 @@ from s4node.state.rows import (
     FIRST_TABLE,
     META,
     POSITIONS,
+    PRODUCERS,
     TASK_GROUP,
     Changes,
     prefix,
@@ -35,7 +43,9 @@ from s4node.stores import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+_decode_producer = msgspec.msgpack.Decoder(KeptProducer).decode
 _TABLE = b"table:"
+_NOBODY: KeptProducers = {}
 
 
 class TaskState:
@@ -116,6 +126,14 @@ class TaskState:
         start = len(task_row(CONSUMED, b""))
         return frozenset(row[start:].decode() for row, _ in self._task_rows(CONSUMED))
 
+    def producers(self) -> dict[Producer, KeptProducer]:
+        """How far each producer's numbers are committed."""
+        start = len(task_row(PRODUCERS, b""))
+        return {
+            producer_of(row[start:]): _decode_producer(value)
+            for row, value in self._task_rows(PRODUCERS)
+        }
+
     def forget(self, consumed: Iterable[str]) -> None:
         """The next commit leaves these ids out."""
         for each in consumed:
@@ -126,9 +144,14 @@ class TaskState:
         """Whether a commit would write anything but positions."""
         return bool(self.changes) or any(each.touched for each in self.instances.values())
 
-    def begin_commit(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
+    def begin_commit(
+        self,
+        positions: Mapping[str, int],
+        consumed: Iterable[str] = (),
+        producers: KeptProducers = _NOBODY,
+    ) -> None:
         """What has changed until now is the next commit, together with these positions."""
-        for row, value in _progress_rows(positions, consumed):
+        for row, value in _progress_rows(positions, consumed, producers):
             self.changes.put(row, value)
         self.changes.begin()
         for instances in self.instances.values():
@@ -145,9 +168,14 @@ class TaskState:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         self.bytes_written += self.database.write(self.changes.rows())
 
-    def write_positions(self, positions: Mapping[str, int], consumed: Iterable[str] = ()) -> None:
+    def write_positions(
+        self,
+        positions: Mapping[str, int],
+        consumed: Iterable[str] = (),
+        producers: KeptProducers = _NOBODY,
+    ) -> None:
         """Write positions whose state was written before; in a thread, as write."""
-        self.bytes_written += self.database.write(_progress_rows(positions, consumed))
+        self.bytes_written += self.database.write(_progress_rows(positions, consumed, producers))
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""
@@ -166,9 +194,13 @@ class TaskState:
 
 
 def _progress_rows(
-    positions: Mapping[str, int], consumed: Iterable[str]
+    positions: Mapping[str, int], consumed: Iterable[str], producers: KeptProducers
 ) -> list[tuple[bytes, bytes | None]]:
     rows: list[tuple[bytes, bytes | None]] = [
         (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()
     ]
-    return rows + [(task_row(CONSUMED, each.encode()), b"") for each in consumed]
+    rows += [(task_row(CONSUMED, each.encode()), b"") for each in consumed]
+    for producer, kept in producers.items():
+        value = None if kept is None else _encode(kept)
+        rows.append((task_row(PRODUCERS, row_of(producer)), value))
+    return rows

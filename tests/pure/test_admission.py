@@ -7,7 +7,8 @@ from typing import Any
 from lanes import NODE
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import MAX_EXCEPTIONS, FrameReceipt, ProducerLane, StreamAdmission
+from s4node.comm.admission import StreamAdmission
+from s4node.comm.producer_lane import MAX_EXCEPTIONS, FrameReceipt, ProducerLane
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 

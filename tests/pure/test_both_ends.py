@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lanes import TICK, Tick, answer, headers_of, way
 
 from s4node.comm import frame as wire
-from s4node.comm.admission import FrameReceipt, ProducerLane, StreamAdmission
+from s4node.comm.admission import StreamAdmission
 from s4node.comm.frame import Frame, check_sections, envelope, read_envelope
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.producer_lane import FrameReceipt, ProducerLane
 from s4node.event import EventBatch
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Gauge, Stage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from s4node.app import App
 from s4node.comm import frame as wire
-from s4node.comm.admission import ProducerLane
+from s4node.comm.producer_lane import ProducerLane
 from s4node.container.port import InputPort
 from s4node.event import Event, EventBatch, GenericEvent
 from s4node.executors.stage import Stage

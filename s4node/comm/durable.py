@@ -1,0 +1,410 @@
+"""The node's side of the producers of a durable stream: what is settled has been committed. Pure.
+
+Rules
+- A lane's numbers are part of the commits of its task: ``committed`` is what the last one has of
+  them, and the ``upto`` of verdicts. So whatever is settled survives the node, and a producer that
+  keeps the rest can have every event counted once.
+- Events count one by one, not frame by frame: a commit covers exactly what its task has processed.
+- Credit reaches ahead of what is processed, and not further than a window beyond what is committed,
+  for producers keep all of that. When half of it is used a commit is asked for.
+- A lane begins where its row says; without one, where its producer says, which is told so. Whoever
+  has heard that more is settled than the row says meets an older state: that is refused as a loss.
+- A producer that goes on after a death, and knows no number, waits until everything that its
+  earlier life has sent is committed: then the answer is where to go on, whatever happens next.
+- Rows are forgotten with the end of stream, and when nothing was heard of a producer for so long;
+  those of tasks never are.
+- What was refused and perhaps not heard is in the row as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from s4node.comm import frame as wire
+from s4node.comm.admission import StreamAdmission, fence_of
+from s4node.comm.producer_lane import LaneReceipt, ProducerLane, Unprocessed
+from s4node.progress.input_progress import Pieces, runs
+from s4node.progress.producers import KeptProducer
+
+WINDOW_EVENTS = 1 << 20
+"""Events of a lane beyond what is committed: a second's worth at a rate that few lanes reach."""
+
+WINDOW_BYTES = 64 << 20
+"""The same for all lanes of a producer together, by what its events have weighed. It is what a
+producer may have to keep in memory."""
+
+_LOOKS = 16
+"""How often in the time after which producers are forgotten their rows are looked at."""
+
+
+class DurableLane(ProducerLane):
+    """One producer's numbers in one partition of a durable stream."""
+
+    __slots__ = ("awaited", "committed", "has_row", "saved_at", "wanted")
+
+    admission: DurableAdmission
+
+    def __init__(
+        self, admission: DurableAdmission, producer: str, partition: int, start: int
+    ) -> None:
+        super().__init__(admission, producer, partition, start)
+        self.committed = start
+        self.wanted = False  # a commit has been asked for
+        self.awaited = False  # its producer waits for all of it to be committed
+        self.has_row = False
+        self.saved_at = 0.0
+
+    @property
+    def settled(self) -> int:
+        """The producer need not keep anything below."""
+        return self.committed
+
+    @property
+    def window(self) -> int:
+        """How many events may be beyond what is committed."""
+        most = self.admission.window_bytes
+        by_bytes = int(most / self.weight) if self.weight else most
+        return max(1, min(self.admission.window_events, by_bytes))
+
+    def complete(self, first: int, end: int) -> None:
+        """The numbers ``first <= n < end`` are done."""
+        if self._low.complete(first, end):
+            self.admission.moved(self)
+            if not self.wanted and (
+                (self.safe - self.committed) * 2 >= self.window
+                or (self.awaited and self.safe == self.expected)
+                or (self.admission.on_demand and 0 <= self.asked <= self.safe)
+            ):
+                self.want()
+            self.admission.touched(self)
+
+    def want(self) -> None:
+        """Ask for a commit."""
+        self.wanted = True
+        self.admission.on_full(self.partition)
+
+    def commit(self, number: int) -> None:
+        """Everything below is committed."""
+        self.wanted = False
+        if number > self.committed:
+            self.committed = number
+            self.admission.touched(self)
+
+    def skip(self, start: int) -> None:
+        """Everything below was dealt with elsewhere, and nothing is known of it here."""
+        super().skip(start)
+        self.committed = start
+
+    def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
+        """For an admitted frame."""
+        return DurableReceipt(self, first, end, skip)
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the producer should hear now: it waits, or there is more credit for it."""
+        if self.urgent or 0 <= self.asked <= self.committed:
+            return True
+        return self.done >= self.press_at and self.admission.new_limit(self) > self.limit
+
+    def kept(self, seen_ms: int) -> KeptProducer:
+        """As of now, for a commit."""
+        told = [one for _, exceptions in self.unheard or () for one in exceptions]
+        untold = [(one.number, one.count, one.reason, one.shed) for one in told + self.unprocessed]
+        return KeptProducer(self.safe, self.fence, seen_ms, tuple(untold))
+
+    def resume(self, kept: KeptProducer) -> None:
+        """Go on from what was kept."""
+        self.fence = kept.fence
+        self.has_row = True
+        if kept.untold:
+            self.unheard = deque([(self.limit, [Unprocessed(*one) for one in kept.untold])])
+
+
+class DurableReceipt(Pieces):
+    """An admitted frame of a durable stream; its numbers count one by one."""
+
+    __slots__ = ("lane", "skip")
+
+    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
+        super().__init__(first, end)
+        self.lane, self.skip = lane, skip
+
+    def count(self, first: int, end: int) -> None:
+        """These numbers are done."""
+        self.lane.complete(first, end)
+
+    def part(self, numbers: Sequence[int], /) -> DurablePart:
+        """For the part that holds these numbers, in order."""
+        return DurablePart(self, numbers)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """One event was not processed."""
+        self.lane.refuse(number, 1, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped, by another member of the app."""
+        self.lane.shed(number, count, reason)
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return f"{self.lane.producer}:{number}"
+
+
+class DurablePart:
+    """What a part of such a frame owes: these ``numbers`` and no others."""
+
+    __slots__ = ("_numbers", "_whole")
+
+    def __init__(self, whole: DurableReceipt, numbers: Sequence[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def done(self) -> None:
+        """The part is fully processed."""
+        self._whole.done()
+
+    def passed(self, first: int, end: int) -> None:
+        """Those of the part's numbers that are in this range are done already."""
+        for start, stop in runs(self._numbers, first, end):
+            self._whole.passed(start, stop)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """One event was not processed."""
+        self._whole.refuse(number, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped."""
+        self._whole.shed(number, count, reason)
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return self._whole.describe(number)
+
+
+class Known(NamedTuple):
+    """A producer that has a row and no lane."""
+
+    kept: KeptProducer
+    seen: float
+
+
+class Taken(NamedTuple):
+    """What a commit takes of a task's producers: lanes as of that moment, and who is forgotten."""
+
+    lanes: dict[DurableLane, KeptProducer]
+    forgotten: frozenset[str]
+
+
+@dataclass
+class DurableAdmission(StreamAdmission):
+    """All producers of a durable stream on this node.
+
+    ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit.
+    Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
+    """
+
+    partitions: int = 1
+    on_full: Callable[[int], None] = lambda _: None
+    on_demand: bool = False
+    window_events: int = WINDOW_EVENTS
+    _known: dict[tuple[str, int], Known] = field(default_factory=dict)
+    _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
+    _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
+    _next_look: float = 0.0
+
+    @property
+    def window_bytes(self) -> int:
+        """A lane's share of what a producer may have to keep."""
+        return max(1 << 20, WINDOW_BYTES // self.partitions)
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def moved(self, lane: DurableLane) -> None:
+        """The next commit has something of this lane."""
+        self._moved.setdefault(lane.partition, {})[lane] = None
+
+    def restore(
+        self, partition: int, rows: Mapping[str, KeptProducer], now: float, written_ms: int
+    ) -> None:
+        """The rows of a partition that is ours now, by producer, as of ``written_ms`` (Unix time);
+        before it is opened. Nobody is silent while there is nobody to hear."""
+        for producer, kept in rows.items():
+            silence = max(0, written_ms - kept.seen_ms) / 1000
+            self._known[producer, partition] = Known(kept, now - silence)
+
+    def has_moved(self, partition: int) -> bool:
+        """Whether a commit would write anything of these producers."""
+        return bool(self._moved.get(partition) or self._forgotten.get(partition))
+
+    def take(self, partition: int, now: float, now_ms: int) -> Taken:
+        """What a commit that is taken at this moment says."""
+        lanes = {}
+        for lane in self._moved.get(partition, ()):
+            silence = 0.0 if lane.connection is not None else now - lane.seen
+            lanes[lane] = lane.kept(now_ms - int(silence * 1000))
+        return Taken(lanes, frozenset(self._forgotten.get(partition, ())))
+
+    def committed(self, partition: int, taken: Taken, now: float) -> None:
+        """The commit is written."""
+        moved = self._moved.get(partition, {})
+        for lane, kept in taken.lanes.items():
+            lane.has_row, lane.saved_at = True, now
+            if (lane.safe, lane.fence) == (kept.number, kept.fence):
+                moved.pop(lane, None)
+            lane.commit(kept.number)
+            if lane.awaited and lane.committed < lane.expected == lane.safe:
+                lane.want()
+        for producer in taken.forgotten:
+            self._forgotten.get(partition, {}).pop(producer, None)
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def refusal(self, hello: wire.Hello) -> str:
+        """Why a producer may not open the stream; empty if it may."""
+        error = super().refusal(hello)
+        if error:
+            return error
+        for position in hello.positions:
+            number = self._number(hello.peer, position.partition)
+            if number is not None and position.number > number:
+                return (
+                    f"stream {self.stream!r}: {hello.peer!r} has heard that everything below "
+                    f"{position.number} is committed in partition {position.partition}, and its "
+                    f"state there is of {number}: it was set back, and the events between are "
+                    f"lost to it. Put the newer state back, or begin anew with another producer id"
+                )
+        return ""
+
+    def _number(self, producer: str, partition: int) -> int | None:
+        """The number to go on with; None where nothing is known of the producer."""
+        lane = self.lanes.get((producer, partition))
+        if lane is not None:
+            return lane.expected if lane.expected or lane.has_row else None  # type: ignore[attr-defined]
+        known = self._found(producer, partition)
+        return None if known is None else known.kept.number
+
+    def _found(self, producer: str, partition: int) -> Known | None:
+        """What a producer without a lane has left here."""
+        known = self._known.get((producer, partition))
+        return known or self._forgotten.get(partition, {}).get(producer)
+
+    def unknown(self, hello: wire.Hello) -> list[int]:
+        """The partitions of which the producer knows settled numbers, and the node nothing."""
+        return [
+            position.partition
+            for position in hello.positions
+            if position.number > 0
+            and position.partition in self.stages
+            and self._number(hello.peer, position.partition) is None
+        ]
+
+    def unsettled(self, hello: wire.Hello, now: float) -> bool:
+        """Whether a producer that does not know its numbers must wait for commits of its past.
+
+        If so its lanes belong to nobody until it says hello again.
+        """
+        claimed = {position.partition for position in hello.positions}
+        waits = False
+        for partition in self.stages:
+            lane = self.lanes.get((hello.peer, partition))
+            if lane is None or partition in claimed:
+                continue
+            assert isinstance(lane, DurableLane)
+            if lane.committed < lane.expected:
+                waits = lane.awaited = True
+        if waits:
+            for connection in {lane.connection for lane in self._all(hello.peer)} - {None}:
+                self.detach(hello.peer, connection, now)
+            for lane in self._all(hello.peer):
+                if lane.awaited and lane.safe == lane.expected and not lane.wanted:
+                    lane.want()
+        return waits
+
+    def _all(self, producer: str) -> Iterator[DurableLane]:
+        for partition in self.stages:
+            lane = self.lanes.get((producer, partition))
+            if isinstance(lane, DurableLane):
+                yield lane
+
+    def ask(self, producer: str, connection: Hashable) -> None:
+        """The producer wants its verdicts now."""
+        super().ask(producer, connection)
+        for lane in self._all(producer) if self.on_demand else ():
+            if lane.committed < lane.safe == lane.asked and not lane.wanted:
+                lane.want()
+
+    def new_limit(self, lane: ProducerLane) -> int:
+        """How far the lane may send now."""
+        assert isinstance(lane, DurableLane)
+        limit = super().new_limit(lane)
+        window = lane.window
+        most = lane.committed + window
+        if limit <= most:
+            return limit
+        grows = (most - lane.limit) * 4 >= min(window, self.share(lane))
+        return most if grows else lane.limit
+
+    def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
+        known = self._found(producer, partition)
+        if known is None:
+            return DurableLane(self, producer, partition, start)
+        lane = DurableLane(self, producer, partition, known.kept.number)
+        lane.resume(known.kept)
+        if self._known.pop((producer, partition), None) is None:
+            del self._forgotten[partition][producer]
+            self.moved(lane)  # a commit that forgets it may be under way
+        return lane
+
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
+        assert isinstance(lane, DurableLane)
+        lane.awaited = False
+        if fence_of(hello) > lane.fence and lane.has_row:
+            self.moved(lane)
+        super()._greeted(lane, hello)
+
+    def _fence(self, producer: str, partition: int) -> int:
+        known = self._found(producer, partition)
+        return super()._fence(producer, partition) if known is None else known.kept.fence
+
+    # -- forgetting --------------------------------------------------------------------------
+
+    def tick(self, now: float, expiry: float) -> None:
+        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        super().tick(now, expiry)
+        if now < self._next_look:
+            return
+        self._next_look = now + max(0.1, expiry / _LOOKS)
+        for (producer, partition), known in list(self._known.items()):
+            if known.seen < now - expiry and not producer.startswith(wire.TASK):
+                del self._known[producer, partition]
+                self._forget(producer, partition, known)
+        for lane in self.lanes.values():  # those that are there are seen, whatever they send
+            assert isinstance(lane, DurableLane)
+            if lane.connection is not None and lane.has_row and lane.saved_at < now - expiry / 4:
+                self.moved(lane)
+
+    def _is_over(self, lane: ProducerLane) -> bool:
+        return lane.settled == lane.expected and lane not in self._moved.get(lane.partition, ())
+
+    def _forget(self, producer: str, partition: int, known: Known) -> None:
+        self._forgotten.setdefault(partition, {})[producer] = known
+
+    def _drop(self, lane: ProducerLane) -> None:
+        super()._drop(lane)
+        assert isinstance(lane, DurableLane)
+        known = Known(lane.kept(0), lane.seen)
+        if lane.producer.startswith(wire.TASK):
+            self._known[lane.producer, lane.partition] = known
+        elif lane.has_row:
+            self._forget(lane.producer, lane.partition, known)
+
+    def _evict(self, lane: ProducerLane) -> None:
+        """Its row stays."""
+        if self._is_over(lane):
+            super()._drop(lane)
+            assert isinstance(lane, DurableLane)
+            if lane.has_row:
+                self._known[lane.producer, lane.partition] = Known(lane.kept(0), lane.seen)
