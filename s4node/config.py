@@ -401,9 +401,19 @@ DROP_UNDECODED = Setting(
 )
 DEAD_LETTERS = Setting(
     _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
-    "Where events go that do not decode, or whose key is not found: one of the app's output "
-    "streams, or system.stream. Each is a GenericEvent with its place, reason and bytes. The input "
-    "goes on; its progress waits until the event was taken there.",
+    "Where events go that do not decode, whose key is not found, or that are left out with onError "
+    "= dead-letter: one of the app's output streams, or system.stream. Each is a GenericEvent with "
+    "its place, reason and bytes. The input goes on; its progress waits until the event was taken "
+    "there.",
+)
+ON_ERROR = Pattern(
+    _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
+    "What becomes of an event of a stream at which a handler fails, or which kills the process "
+    "three times: fail stops the container, as it does where nobody says anything; skip leaves the "
+    "event out; dead-letter keeps it in task.dead.letter.stream. Of an event that was left out "
+    "nothing stays, neither state nor output: its task goes back to its last commit. So it takes "
+    "tasks that keep what they do.",
+    "s4.stream.clicks.onError",
 )
 MONITOR_PARTITIONS = Setting(
     _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",

@@ -48,8 +48,11 @@ class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None where no instance was
-    reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``).
+    reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` is the batch that
+    the event is in, and its index there; None where it was no event.
     """
+
+    at: tuple[object, int] | None = None
 
     def __init__(self, app: str, pe: str, key: object, position: str, cause: BaseException) -> None:
         super().__init__(

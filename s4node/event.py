@@ -137,6 +137,23 @@ class Receipt(Protocol):
         """``count`` events from this number on were dropped for overload; the sender is told."""
         ...
 
+    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> Receipt:
+        """Events are left out, for these reasons by their numbers: they are done with.
+
+        Returns the receipt of the others, which have these ``numbers``.
+        """
+        ...
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """System, stream and partition that the events came from."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """What the events' numbers count in, in words."""
+        ...
+
     def describe(self, number: int) -> str:
         """The event's position in words, for messages."""
         ...
@@ -194,6 +211,9 @@ class EventBatch:
 
     def load(self) -> None:
         """Have ``events`` ready; called once, right before the batch is processed."""
+
+    def discard(self) -> None:
+        """It will not be processed, for all of it comes again."""
 
     def number(self, index: int) -> int:
         """The number of ``events[index]`` at its source."""

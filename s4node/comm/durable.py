@@ -27,6 +27,7 @@ from s4node.comm import frame as wire
 from s4node.comm.admission import StreamAdmission, fence_of
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane, Unprocessed
 from s4node.progress.input_progress import Pieces, runs
+from s4node.progress.low_watermark import LowWatermark
 from s4node.progress.producers import KeptProducer
 
 WINDOW_EVENTS = 1 << 20
@@ -43,7 +44,7 @@ _LOOKS = 16
 class DurableLane(ProducerLane):
     """One producer's numbers in one partition of a durable stream."""
 
-    __slots__ = ("awaited", "committed", "has_row", "saved_at", "wanted")
+    __slots__ = ("awaited", "committed", "has_row", "life", "saved_at", "wanted")
 
     admission: DurableAdmission
 
@@ -52,6 +53,7 @@ class DurableLane(ProducerLane):
     ) -> None:
         super().__init__(admission, producer, partition, start)
         self.committed = start
+        self.life = 0  # how often it has gone back
         self.wanted = False  # a commit has been asked for
         self.awaited = False  # its producer waits for all of it to be committed
         self.has_row = False
@@ -98,6 +100,16 @@ class DurableLane(ProducerLane):
         super().skip(start)
         self.committed = start
 
+    def go_back(self) -> None:
+        """What is not committed was undone, and is to be sent again."""
+        self.life += 1
+        self._low = LowWatermark(self.committed)
+        self.expected = self.committed
+        self.asked = -1
+        self.wanted = self.held = False
+        self.unprocessed = [one for one in self.unprocessed if one.number < self.committed]
+        self.gap_first = -1
+
     def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
         """For an admitted frame."""
         return DurableReceipt(self, first, end, skip)
@@ -126,27 +138,55 @@ class DurableLane(ProducerLane):
 class DurableReceipt(Pieces):
     """An admitted frame of a durable stream; its numbers count one by one."""
 
-    __slots__ = ("lane", "skip")
+    __slots__ = ("_life", "lane", "skip")
 
-    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
+    lane: ProducerLane
+
+    def __init__(self, lane: DurableLane, first: int, end: int, skip: int) -> None:
         super().__init__(first, end)
         self.lane, self.skip = lane, skip
+        self._life = lane.life
+
+    @property
+    def _counts(self) -> bool:
+        assert isinstance(self.lane, DurableLane)
+        return self._life == self.lane.life
 
     def count(self, first: int, end: int) -> None:
-        """These numbers are done."""
-        self.lane.complete(first, end)
+        """These numbers are done; unless the lane has gone back meanwhile, and they come again."""
+        if self._counts:
+            self.lane.complete(first, end)
 
     def part(self, numbers: Sequence[int], /) -> DurablePart:
         """For the part that holds these numbers, in order."""
         return DurablePart(self, numbers)
 
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> DurablePart:
+        """Events are left out and done with, and their producer is told why."""
+        for number, reason in sorted(reasons.items()):
+            self.refuse(number, reason)
+            self.passed(number, number + 1)
+        return DurablePart(self, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        return self.lane.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self.lane.origin
+
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""
-        self.lane.refuse(number, 1, reason)
+        if self._counts:
+            self.lane.refuse(number, 1, reason)
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """Events were dropped, by another member of the app."""
-        self.lane.shed(number, count, reason)
+        if self._counts:
+            self.lane.shed(number, count, reason)
 
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
@@ -170,6 +210,20 @@ class DurablePart:
         """Those of the part's numbers that are in this range are done already."""
         for start, stop in runs(self._numbers, first, end):
             self._whole.passed(start, stop)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> DurablePart:
+        """Events are left out and done with, and their producer is told why."""
+        return self._whole.without(reasons, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        return self._whole.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self._whole.origin
 
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""
@@ -259,6 +313,16 @@ class DurableAdmission(StreamAdmission):
                 lane.want()
         for producer in taken.forgotten:
             self._forgotten.get(partition, {}).pop(producer, None)
+
+    def go_back(self, partition: int) -> None:
+        """The task of a partition has gone back to its last commit: so do its producers."""
+        for lane in self.lanes.values():
+            assert isinstance(lane, DurableLane)
+            if lane.partition == partition and lane.committed < lane.expected:
+                lane.go_back()
+                self._held.pop(lane, None)
+                if lane.connection is not None:
+                    self._tell_expected(lane)
 
     # -- producers ---------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from s4node.comm import frame as wire
-from s4node.event import Receipt
+from s4node.event import LIVE, Receipt
 from s4node.progress.low_watermark import LowWatermark
 
 if TYPE_CHECKING:
@@ -110,6 +110,16 @@ class ProducerLane:
         self.told_limit = start
         self.press_at = start
         self.seen = 0.0
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that its events were sent to."""
+        return LIVE, self.admission.stream, self.partition
+
+    @property
+    def origin(self) -> str:
+        """What has its numbers, in words."""
+        return f"{self.admission.stream}[{self.partition}]@{self.producer}"
 
     @property
     def safe(self) -> int:
@@ -264,6 +274,20 @@ class LaneReceipt(Protocol):
         """Events were dropped."""
         ...
 
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
+        """Events are left out; returns the receipt of the others."""
+        ...
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        ...
+
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
         ...
@@ -298,6 +322,22 @@ class FrameReceipt:
     def shed(self, number: int, count: int, reason: str) -> None:
         """Events were dropped."""
         self.lane.shed(number, count, reason)
+
+    def without(self, reasons: Mapping[int, str], _: list[int], /) -> FrameReceipt:
+        """Events are left out; the producer is told why."""
+        for number, reason in reasons.items():
+            self.refuse(number, reason)
+        return self
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        return self.lane.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self.lane.origin
 
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""

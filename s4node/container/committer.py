@@ -214,6 +214,20 @@ class Committer:
         task.keep(state, self._changes_bytes)
         return kept.checkpoint
 
+    async def wait_written(self, task: Task) -> None:
+        """Return when no commit of a task is under way; it must not ask for another."""
+        while self._tasks[task.partition].writing or self._round:
+            await self._quiet.park()
+
+    def go_back(self, new: Task) -> None:
+        """Give ``new`` what the task in whose place it is has committed last."""
+        kept = self._tasks[new.partition]
+        kept.task = new
+        kept.again = False
+        kept.expire_at = {}
+        kept.state = TaskState(kept.state.database, self._hasher)
+        new.keep(kept.state, self._changes_bytes)
+
     async def _claims(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it where nothing else calls the store of claims."""
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._thread)

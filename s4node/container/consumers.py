@@ -26,7 +26,7 @@ from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
 from s4node.container.chooser import Bootstrap
-from s4node.container.intake import TaskBatch, parts_of, refused
+from s4node.container.intake import Reject, TaskBatch, parts_of, refused
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import deleting
 from s4node.container.statistics import ProgressStatistics
@@ -102,6 +102,7 @@ class _Taker:
         self.next = 0
         self.told_end = False
         self.progress: InputProgress
+        self.undecoded: Reject
 
 
 class Gained(NamedTuple):
@@ -122,8 +123,13 @@ class _Feed:
         self.scope = trio.CancelScope()
         self.runs = False
         self.ended = False
+        self.anew = False  # the reader is to begin where the slowest taker is
         self.whole = False  # the last batch was not taken apart
         self.reader: PartitionReader | None = None
+
+    def stale(self) -> bool:
+        """Whether what was read is not to be given to the tasks any more."""
+        return self.anew
 
 
 class Consumers:
@@ -161,6 +167,7 @@ class Consumers:
         self._feeds: dict[SystemStreamPartition, _Feed] = {}
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
+        self._beginning: list[_Taker] = []
         self._scopes: set[trio.CancelScope] = set()
         self._stopped = False
         self._quiet = trio.lowlevel.ParkingLot()
@@ -213,9 +220,38 @@ class Consumers:
             for ssp in ssps:
                 request = startpoints.get(ssp)
                 taker = _Taker(task, ssp, kept.offsets.get(ssp), starts.get(ssp), request)
+                taker.undecoded = partial(self._undecoded, taker)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
+            self._beginning += takers
             self._nursery.start_soon(self._begin, takers)
+
+    def go_back(self, old: Task, new: Task) -> None:
+        """Feed ``new`` in the place of ``old``, from where that has committed last."""
+        for taker in self._beginning:
+            if taker.task is old:
+                taker.task = new
+        for feed in self._feeds.values():
+            if new.partition not in feed.takers:
+                continue
+            taker = feed.takers[new.partition]
+            before = taker.progress
+            taker.task, taker.told_end = new, False
+            taker.next = before.start if before.committed is None else before.committed
+            taker.progress = self._progress_of(taker)
+            taker.progress.committed = before.committed
+            taker.progress.startpoint = before.startpoint
+            self.progress[new.partition][taker.ssp] = taker.progress
+            system = self._systems[taker.ssp.system]
+            self._join(taker, system)
+            self._nursery.start_soon(self._bootstrap_again, taker, system)
+
+    async def _bootstrap_again(self, taker: _Taker, system: System) -> None:
+        with self._until_stopped():
+            await self._bootstrap(taker, system)
+
+    def _progress_of(self, taker: _Taker) -> InputProgress:
+        return InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
 
     async def _begin(self, takers: list[_Taker]) -> None:
         """Find out where an input goes on, and read it from there."""
@@ -228,7 +264,7 @@ class Consumers:
             offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
             log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
-                taker.progress = InputProgress(taker.ssp, taker.next, self._refused)
+                taker.progress = self._progress_of(taker)
                 if taker.request is not None:
                     taker.progress.startpoint = taker.request.id
                 if taker.kept == taker.next:
@@ -236,6 +272,7 @@ class Consumers:
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
                 await self._bootstrap(taker, system)
                 self._join(taker, system)
+        self._beginning = [each for each in self._beginning if each not in takers]
 
     async def _bootstrap(self, taker: _Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""
@@ -250,8 +287,10 @@ class Consumers:
                 self._caught_up(task, bootstrap)
 
         taker.progress.on_safe = on_safe
-        if bootstrap.begins(ssp, taker.next, await system.bounds(ssp)):
+        if bootstrap.begins(ssp, taker.progress.start, await system.bounds(ssp)):
             self._caught_up(task, bootstrap)
+        elif taker.progress.on_safe is on_safe:
+            on_safe(taker.progress.safe)
 
     def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
         if not bootstrap.streams:
@@ -262,6 +301,7 @@ class Consumers:
         feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))
         feed.takers[taker.task.partition] = taker
         feed.ended = False
+        feed.anew = True
         if feed.runs:
             feed.scope.cancel()  # it begins anew, where the newcomer does
         else:
@@ -352,14 +392,16 @@ class Consumers:
             while not self._stopped and not feed.ended:
                 feed.scope = trio.CancelScope()
                 batch: InputBatch | EndOfStream | None = None
+                if feed.anew:
+                    await _close(reader)
+                    reader, feed.anew = None, False
                 with self._until_stopped(feed.scope):
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = feed.reader = await system.open(feed.ssp, at, types)
                     batch = await self._read(feed, system, reader)
                 if batch is None:
-                    await _close(reader)
-                    reader = None
+                    feed.anew = True
                 elif isinstance(batch, EndOfStream):
                     self._end(feed)
                 else:  # it is ours now, and goes to its tasks although reading may stop
@@ -394,6 +436,8 @@ class Consumers:
                         taker.progress.complete(taker.next, oldest)
                         taker.next = oldest
                 return None
+            if feed.stale():
+                return None
             if isinstance(batch, EndOfStream) or (keyed and not self._is_routed(batch, feed.ssp)):
                 return batch
             self._give(feed, batch)
@@ -405,7 +449,7 @@ class Consumers:
         for taker in feed.takers.values():
             if taker.next < end:
                 mine = TaskBatch(
-                    batch, taker.task.partition, taker.progress, taker.next, self._undecoded
+                    batch, taker.task.partition, taker.progress, taker.next, taker.undecoded
                 )
                 taker.next = end
                 self._tasks.feed(taker.task, mine)
@@ -423,13 +467,15 @@ class Consumers:
         (taker,) = feed.takers.values()
         if feed.whole:  # what is whole may yet be given back, and what is taken apart may not
             stage = taker.task.stages[feed.ssp]
-            await self.wait(lambda: not stage.depth)
+            await self.wait(lambda: not stage.depth or feed.stale())
             feed.whole = False
+        if feed.stale():
+            return
         home = taker.task.partition
         end = batch.first + batch.size
         parts = parts_of(
             batch, taker.progress, taker.next, self._partition_of[batch.stream], home,
-            self._undecoded,
+            taker.undecoded,
         )  # fmt: skip
         taker.next = end
         for part in parts:
@@ -437,8 +483,13 @@ class Consumers:
                 self._tasks.feed(taker.task, part)
                 continue
             self.strays = True
-            await self.wait(partial(self._tasks.has_room, part.stream, part.partition))
+            await self.wait(partial(self._has_room, feed, part))
+            if feed.stale():
+                return
             self._tasks.offer_soon(part)
+
+    def _has_room(self, feed: _Feed, part: EventBatch) -> bool:
+        return feed.stale() or self._tasks.has_room(part.stream, part.partition)
 
     def _end(self, feed: _Feed) -> None:
         """The partition has ended for good. A task that gets events of its keys from all partitions
@@ -482,11 +533,14 @@ class Consumers:
 
     # -- what cannot be processed ------------------------------------------------------------
 
-    def _undecoded(self, receipt: InputReceipt, number: int, reason: str, raw: bytes) -> None:
-        self.rejects.reject(receipt, number, reason, raw, given=False)
+    def _undecoded(
+        self, taker: _Taker, receipt: InputReceipt, number: int, reason: str, event: Any
+    ) -> None:
+        self.rejects.reject(taker.task, receipt, number, reason, event, given=False)
 
-    def _refused(self, receipt: InputReceipt, number: int, reason: str) -> None:
-        self.rejects.reject(receipt, number, reason, refused(receipt, number), given=True)
+    def _refused(self, taker: _Taker, receipt: InputReceipt, number: int, reason: str) -> None:
+        event = refused(receipt, number)
+        self.rejects.reject(taker.task, receipt, number, reason, event, given=True)
 
     # -- watching ----------------------------------------------------------------------------
 

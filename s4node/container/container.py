@@ -11,6 +11,8 @@ Rules
   that it still is one: neither does it take what came meanwhile, nor process what waits.
 - What the app reads from systems is known before anything is made of it: it says how many tasks
   there are. A task claims its progress before it starts, and its inputs are read when it has.
+- A task that goes back for an event at which it failed is closed, and another takes its place; the
+  others go on.
 - Tasks and on_close are closed after a failure, too, and listeners are told of every step of the
   start and of the end: see lifecycle.
 - Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
@@ -43,7 +45,7 @@ from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
-from s4node.container import hooks
+from s4node.container import hooks, recovery
 from s4node.container.binding import durable_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
@@ -107,6 +109,8 @@ class Container:
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
         self._closings: list[Closing] = []
+        self._closings_of: dict[Task, Closing] = {}
+        self._going: trio.Nursery  # where tasks go back
         self._began = False  # on_start was called
         self._made_at = time.monotonic()
         self._started_after = 0.0
@@ -187,6 +191,9 @@ class Container:
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         self.view = View.alone(app.partitions)
         await check_live(app, config)
+        durable = durable_of(app, config)
+        fast = [name for name in live_of(app) if name not in durable]
+        recovery.check(app, config, fast, kept=self.replay is not None)
         self._choosers = ChooserSettings.of(config)
         self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
@@ -228,6 +235,7 @@ class Container:
                 await self._open(outer)
             with Watchdog(self.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
+                    self._going = inner
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
                     if self.enrolment is None:
@@ -394,8 +402,7 @@ class Container:
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
-            self._closings.append(self._lifecycle.closes(f"task {task.name}", task.close))
-            await task.start()
+            await self._start_task(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
             self.inputs.open(task.partition, task.stages)
@@ -414,6 +421,23 @@ class Container:
         self.readers.tell_owners()
         self.members.assign(view, self.tasks.keys())
         self.loop.nudge()
+
+    async def _start_task(self, task: Task) -> None:
+        closing = self._lifecycle.closes(f"task {task.name}", task.close)
+        self._closings.append(closing)
+        self._closings_of[task] = closing
+        await task.start()
+
+    async def _go_back(self, old: Task) -> None:
+        """Have a task begin anew at its last commit."""
+        assert self.replay is not None
+        closing = self._closings_of.pop(old)
+        self._closings.remove(closing)
+        await self._lifecycle.close(closing)
+        new = await self.replay.replaced(old)
+        self.inputs.go_back(new.partition)
+        await self._start_task(new)
+        self.loop.wake(new)
 
     async def _ownership(self, view: View) -> tuple[str, tuple[int, ...]]:
         """Who gave us our partitions, and in which epoch each."""
@@ -524,7 +548,13 @@ class Container:
                 self.inputs.durable, trio.lowlevel.current_clock().current_time, self._committed
             )
             self.replay.make(
-                name, self.model, self.partitioner, self.partitions, self.outputs, producers
+                name,
+                self.model,
+                self.partitioner,
+                self.partitions,
+                self.outputs,
+                producers,
+                self._goes_back,
             )
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
@@ -540,6 +570,9 @@ class Container:
         """More of what producers have sent is committed: tell them."""
         self.inputs.committed()
         self._nudge()
+
+    def _goes_back(self, task: Task) -> None:
+        self._going.start_soon(self._go_back, task)
 
     def _has_stream(self, name: str) -> str:
         """For the log: whether the app serves a stream of this name itself."""

@@ -167,9 +167,10 @@ class Elements:
         event, position = batch.events[index], batch.position(index)
         if isinstance(error, Exception) and graph.is_key_failure(error):
             if batch.receipt is None:
-                raise ProcessingError(
-                    self._app.name, f"KeyFinder of {batch.stream!r}", None, position, error
-                )
+                finder = f"KeyFinder of {batch.stream!r}"
+                failure = ProcessingError(self._app.name, finder, None, position, error)
+                failure.at = batch, index
+                raise failure
             self.refused += 1
             batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
             return
@@ -177,9 +178,10 @@ class Elements:
         if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
             error.add_note(f"declare it in the PE class: {error.name}: type = default")
         name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
-        raise ProcessingError(
-            self._app.name, name, pe.key if pe is not None else None, position, error
-        )
+        key = pe.key if pe is not None else None
+        failure = ProcessingError(self._app.name, name, key, position, error)
+        failure.at = batch, index
+        raise failure
 
     def _trim(self) -> None:
         """Apply the caches' bounds, as a part of a step, so that ``on_remove`` may put."""

@@ -104,6 +104,12 @@ class Inputs:
         for port in self._all:
             port.open(partition, stages[port.stream.name])
 
+    def go_back(self, partition: int) -> None:
+        """The task of a partition has gone back to its last commit."""
+        for port in self._all:
+            port.go_back(partition)
+        self.committed()
+
     # -- producers ---------------------------------------------------------------------------
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello | None:

@@ -17,11 +17,11 @@ from typing import Any
 from s4node.event import EventBatch, footprint
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.routing import key_failure
-from s4node.schema import EventType
 from s4node.systems.system import InputBatch
 
-Reject = Callable[[InputReceipt, int, str, bytes], None]
-"""Takes an event that no task gets: its batch's receipt, offset, reason, and bytes."""
+Reject = Callable[[InputReceipt, int, str, Any], None]
+"""Takes an event that no task gets: its batch's receipt, offset, reason, and the event; its bytes,
+where it does not decode."""
 
 
 class TaskBatch(InputBatch):
@@ -100,7 +100,7 @@ def parts_of(
         try:
             partition = partition_of(event)
         except Exception as error:  # a KeyFinder of the app's may raise anything
-            reject(whole, number, f"{key_failure(error)} (event {event!r})", raw_of(event))
+            reject(whole, number, f"{key_failure(error)} (event {event!r})", event)
             continue
         lane = lanes.setdefault(partition, ([], []))
         lane[0].append(event)
@@ -119,14 +119,9 @@ def parts_of(
     return parts
 
 
-def refused(receipt: InputReceipt, number: int) -> bytes:
-    """The bytes of an event that its task has refused."""
+def refused(receipt: InputReceipt, number: int) -> Any:
+    """An event that its task has refused."""
     batch = receipt.batch
     numbers: Sequence[int] | None = batch.numbers
     index = number - batch.first if numbers is None else numbers.index(number)
-    return raw_of(batch.events[index])
-
-
-def raw_of(event: Any) -> bytes:
-    """An event as bytes, for those who look at it later."""
-    return EventType(type(event)).encode([event])
+    return batch.events[index]

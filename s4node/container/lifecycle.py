@@ -154,6 +154,11 @@ class Lifecycle:
         self._closings.append(closing)
         return closing
 
+    async def close(self, closing: Closing) -> None:
+        """Close it now, and forget it."""
+        self._closings.remove(closing)
+        await closing()
+
     # -- the end -----------------------------------------------------------------------------
 
     async def _close(self) -> BaseException | None:

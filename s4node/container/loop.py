@@ -87,6 +87,13 @@ class EventLoop:
         self._requests.add(task)
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
 
+    def drop(self, task: Task) -> None:
+        """Run this task no more; nothing of it is under way."""
+        self.tasks.remove(task)
+        self._requests.remove(task)
+        if task.ready:
+            self._ready.remove(task)
+
     def add(self, task: Task) -> None:
         """The task may have something to do; the caller sees to it that a turn follows."""
         if not task.ready:

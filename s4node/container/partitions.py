@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,10 +76,17 @@ class Partitions:
                 stream.carrier = _Inner(self, stream)
 
     def make(
-        self, partition: int, name: str = "", inputs: Sequence[SystemStreamPartition] = ()
+        self,
+        partition: int,
+        name: str = "",
+        inputs: Sequence[SystemStreamPartition] = (),
+        stages: Mapping[Any, Stage] | None = None,
     ) -> Task:
-        """Make the task of a partition, for these inputs; it is not started yet."""
-        stages = self._pipeline.stages_of(partition)
+        """Make the task of a partition, for these inputs; it is not started yet. It may have the
+        ``stages`` of another."""
+        before = stages or {}
+        stages = {s: q for s, q in before.items() if s in self._app.streams}
+        stages = stages or self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
         metrics = MetricsRegistry(source_of(name))
         clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
@@ -109,14 +116,26 @@ class Partitions:
             bootstrap=bootstrap,
         )
         task.metrics = metrics
+        for ssp in inputs if before else ():
+            self._add_input(task, ssp, before[ssp])
         self._loop.adopt(task)
+        return task
+
+    def replace(self, old: Task, inputs: Sequence[SystemStreamPartition]) -> Task:
+        """Make another task in the place of one that has failed; it is not started yet."""
+        self._loop.drop(old)
+        old.discard()
+        task = self.make(old.partition, old.name, inputs, old.stages)
+        task.succeed(old)
         return task
 
     # -- what consumers feed -----------------------------------------------------------------
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         """Give a task that is to start a stage for one of its inputs."""
-        stage = self._pipeline.stage_of(ssp.stream, task.partition)
+        self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, task.partition))
+
+    def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
         rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
         task.add_input(ssp, stage, rates)
 
@@ -163,6 +182,10 @@ class Partitions:
     def wake(self, task: Task) -> None:
         """The task may have something to do that it had not before."""
         self._loop.wake(task)
+
+    def woken(self, partition: int) -> None:
+        """As wake, for the task of a partition, whichever it is by now."""
+        self._loop.wake(self.tasks[partition])
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""

@@ -62,6 +62,12 @@ class FrameBatch(EventBatch):
         self._port, self._data, self._body = port, data, body
         port.admission.deserializer.came(self.size, self.bytes)
 
+    def discard(self) -> None:
+        """It will not be processed: the producer sends it again."""
+        if self._body is not _NOTHING:
+            self._body = _NOTHING
+            self._port.admission.deserializer.went(self.size, self.bytes)
+
     def load(self) -> None:
         """Decode; events that do not decode are refused and left out."""
         events, refusals = self._port.decoder.decode(self._data, self._body)
@@ -146,6 +152,11 @@ class InputPort:
     def open(self, partition: int, stage: Stage) -> None:
         """Take frames for a partition that the container owns now."""
         self._stages[partition] = stage
+
+    def go_back(self, partition: int) -> None:
+        """The task of a partition has gone back: its producers are to do so as well."""
+        if self.durable is not None:
+            self.durable.go_back(partition)
 
     def is_open(self, partition: int) -> bool:
         """Whether it takes frames for a partition."""

@@ -6,25 +6,37 @@ Rules
 - The place where it was counts as processed when it was dropped, or when the dead letter stream has
   it for good; until then the progress of its input waits there.
 - The first of a stream is told, the others are counted.
+- A task takes no commit while a letter of its own is under way: what it has processed behind that
+  event must not be kept without it. A letter is sent once, although its task may go back and come
+  to the event again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
+from s4node.container.letters import letter
 from s4node.errors import DecodeError
 from s4node.event import GenericEvent
 from s4node.progress.input_progress import InputReceipt
-from s4node.systems.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from s4node.container.task import Task
 
 log = structlog.get_logger("s4node.inputs")
 
-Keep = Callable[[SystemStreamPartition, GenericEvent], Awaitable[None]]
+Keep = Callable[[GenericEvent], Awaitable[None]]
 """Keeps a dead letter; returns when it is safe."""
+
+MAX_KNOWN = 10_000
+"""Letters of a container that are not sent twice; of more, the oldest might be."""
+
+_Place = tuple[int, str, object]
 
 MAX_WAITING = 1000
 """Dead letters that wait to be kept; more hold the reading of inputs up."""
@@ -33,13 +45,17 @@ MAX_WAITING = 1000
 class Rejects:
     """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
 
-    ``counts`` are by stream.
+    ``counts`` are by stream. ``wake(partition)`` is called when all letters of its task are safe.
     """
 
-    def __init__(self, *, drop: bool, keep: Keep | None) -> None:
+    def __init__(
+        self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._drop = drop
         self._keep = keep
+        self._wake = wake
+        self._known: dict[_Place, None] = {}  # of which a letter is safe, or under way
         self._waiting = 0
         self._room = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -70,11 +86,19 @@ class Rejects:
             await self._room.park()
 
     def reject(
-        self, receipt: InputReceipt, number: int, reason: str, raw: bytes, *, given: bool
+        self,
+        task: Task,
+        receipt: InputReceipt,
+        number: int,
+        reason: str,
+        event: Any,
+        *,
+        given: bool,
     ) -> None:
         """An event of ``receipt``'s batch cannot be processed; ``given`` where its task has it.
 
-        Raises DecodeError if that is to stop the container.
+        ``event`` is its bytes where it does not decode. Raises DecodeError if that is to stop the
+        container.
         """
         ssp = receipt.progress.ssp
         if self._keep is None and not self._drop:
@@ -93,22 +117,44 @@ class Rejects:
             if not given:
                 receipt.passed(number, number + 1)
             return
-        assert self._nursery is not None
+        place = (task.partition, str(ssp), number)
+        if place in self._known:
+            if not given:
+                receipt.passed(number, number + 1)
+            return
         receipt.hold(number)
+        self._send(task, place, letter(ssp, number, reason, event), receipt)
+
+    def bury(self, task: Task, origin: str, number: object, what: GenericEvent) -> None:
+        """Keep the letter of an event that ``task`` has left out; ``number`` tells it apart."""
+        place = (task.partition, origin, number)
+        if place not in self._known:
+            self._send(task, place, what)
+
+    def _send(
+        self,
+        task: Task,
+        place: _Place,
+        what: GenericEvent,
+        receipt: InputReceipt | None = None,
+    ) -> None:
+        assert self._nursery is not None
         if self._ending:  # all is being cancelled, and a task has taken one more step
             return
+        self._known[place] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
         self._waiting += 1
-        letter = GenericEvent(
-            system=ssp.system, stream=ssp.stream, partition=ssp.partition, offset=number,
-            reason=reason, raw=bytes(raw),
-        )  # fmt: skip
-        self._nursery.start_soon(self._bury, ssp, letter, number, receipt)
+        task.culprits.unsafe += 1
+        self._nursery.start_soon(self._bury, task, what, receipt)
 
-    async def _bury(
-        self, ssp: SystemStreamPartition, letter: GenericEvent, number: int, receipt: InputReceipt
-    ) -> None:
+    async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
         assert self._keep is not None
-        await self._keep(ssp, letter)
-        receipt.release(number)
+        await self._keep(what)
+        if receipt is not None:
+            receipt.release(what.offset)
+        task.culprits.unsafe -= 1
+        if not task.culprits.unsafe:
+            self._wake(task.partition)
         self._waiting -= 1
         self._room.unpark_all()

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import trio
 
@@ -25,6 +25,7 @@ from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs, Sent
 from s4node.container.partitions import Partitions
 from s4node.container.producers import Producers
+from s4node.container.recovery import Recovery
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import Startpoints
 from s4node.container.statistics import ReplayStatistics
@@ -54,6 +55,7 @@ class Replay:
         self.consumers: Consumers
         self.committer: Committer
         self.rejects: Rejects
+        self.recovery: Recovery
         self._app = app
         self._config = config
         self._outputs: Outputs
@@ -122,8 +124,10 @@ class Replay:
         partitions: Partitions,
         outputs: Outputs,
         producers: Producers,
+        go_back: Callable[[Task], None],
     ) -> None:
-        """Make the parts; the progress is kept under ``name``."""
+        """Make the parts; the progress is kept under ``name``. ``go_back(task)`` has a task that
+        has failed replaced."""
         config = self._config
         self._model = model
         self._outputs = outputs
@@ -131,7 +135,9 @@ class Replay:
         self.rejects = Rejects(
             drop=config[settings.DROP_UNDECODED],
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
+            wake=partitions.woken,
         )
+        self.recovery = Recovery(self._app, config, self.rejects, go_back)
         self.consumers = Consumers(
             self._app,
             config,
@@ -209,7 +215,26 @@ class Replay:
         self.committer.forget(task.partition, kept.consumed)
         self._kept[task.partition] = kept, startpoints
         self.consumers.add(task, model.ssps)
+        self._attach(task)
+
+    def _attach(self, task: Task) -> None:
         task.on_commit = self.committer.commit
+        task.recovery = self.recovery
+
+    async def replaced(self, old: Task) -> Task:
+        """Make a task in the place of one that has failed, as of its last commit; it is not started
+        yet, and is given no event before it is."""
+        await self.committer.wait_written(old)
+        new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
+        self.committer.go_back(new)
+        self._attach(new)
+        new.culprits.going_back({
+            str(ssp): progress.committed
+            for ssp, progress in self.consumers.progress[old.partition].items()
+            if progress.committed is not None
+        })  # fmt: skip
+        self.consumers.go_back(old, new)
+        return new
 
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""
@@ -243,6 +268,7 @@ class Replay:
             self.committer.failures,
             dict(self.rejects.counts),
             dict(self.consumers.lost),
+            dict(self.recovery.counts),
         )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
@@ -255,7 +281,7 @@ class Replay:
             return self._outputs.sent()
         return _Emitted(self._outputs, self._partitions, self.consumers)
 
-    async def _keep(self, ssp: SystemStreamPartition, letter: GenericEvent) -> None:
+    async def _keep(self, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
         name = self._config[settings.DEAD_LETTERS]
         stream = self._app.streams.get(name)
@@ -265,7 +291,7 @@ class Replay:
             return
         system, _, rest = name.partition(".")
         home = self.systems[system]
-        await home.append(rest, ssp.partition % await home.partitions(rest), [letter])
+        await home.append(rest, letter.partition % await home.partitions(rest), [letter])
 
 
 class _Emitted:

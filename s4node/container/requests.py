@@ -72,6 +72,10 @@ class Requests:
         self._tasks.append(task)
         task.requests = self
 
+    def remove(self, task: Task) -> None:
+        """Another takes its place; what it has said stays said."""
+        self._tasks.remove(task)
+
     def take(self, task: Task, asked: Asked) -> None:
         """A task's requests take effect."""
         if asked.commit_this:

@@ -107,6 +107,13 @@ class Spill:
         assert len(events) == count
         return partition, offered_at, events
 
+    def clear(self) -> None:
+        """Forget all that waits."""
+        self._tails.clear()
+        if self._file is not None:
+            self._read_at = self._write_at
+            self._reclaim()
+
     def close(self) -> None:
         """Give the file up."""
         if self._file is not None:

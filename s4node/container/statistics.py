@@ -80,7 +80,8 @@ class ReplayStatistics:
     """What became of the inputs that can be read again.
 
     ``commits`` were written, ``failures`` could not be and were tried again. ``rejected`` counts
-    events that could not be processed, ``lost`` those that retention took, by ``system.stream``.
+    events that could not be processed, ``lost`` those that retention took, by ``system.stream``;
+    ``left_out`` those at which a handler failed, by stream.
     """
 
     progress: tuple[ProgressStatistics, ...]
@@ -88,6 +89,7 @@ class ReplayStatistics:
     failures: int
     rejected: dict[str, int]
     lost: dict[str, int]
+    left_out: dict[str, int]
 
 
 @dataclass(frozen=True)

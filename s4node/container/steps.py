@@ -7,8 +7,9 @@ Rules
   threads of their own.
 - Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
   takes the event that is next, whichever it was started for.
-- Whatever raises here stops the app. What runs in a thread then comes to its end, so that its task
-  is closed behind it; one that hangs is left alone after a time.
+- Whatever raises here stops the app, but for events at which a task fails and goes back. What runs
+  in a thread then comes to its end, so that its task is closed behind it; one that hangs is left
+  alone after a time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import trio
 
 from s4node.container.gate import Op
 from s4node.container.processor import Mode
+from s4node.errors import ProcessingError
 from s4node.stream import emitted
 
 if TYPE_CHECKING:
@@ -89,7 +91,11 @@ class Steps:
             spawn(self._beside, task, op, limit, mode)
             return 0
         if op is Op.PROCESS:
-            done = task.run(op, limit)
+            try:
+                done = task.run(op, limit)
+            except ProcessingError as error:
+                task.failed(error)
+                return 0
             task.finish(op, done)
             return done
         began = time.perf_counter()
@@ -99,10 +105,17 @@ class Steps:
 
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
         began = time.perf_counter()
-        if mode is Mode.THREAD:
-            result = await self._in_thread(self._limiter(None, self._threads), task.run, op, limit)
-        else:
-            result = await task.run_async(op, limit)
+        try:
+            if mode is Mode.THREAD:
+                threads = self._limiter(None, self._threads)
+                result = await self._in_thread(threads, task.run, op, limit)
+            else:
+                result = await task.run_async(op, limit)
+        except ProcessingError as error:
+            if op is not Op.PROCESS:
+                raise
+            task.failed(error)
+            return
         seconds = time.perf_counter() - began
         task.finish(op, result)
         if op is Op.PROCESS:

@@ -327,13 +327,10 @@ class StreamTaskProcessor:
     def _refuse(self, batch: EventBatch, error: Exception, index: int) -> None:
         """An event's key was not found."""
         if batch.receipt is None:
-            raise ProcessingError(
-                self._app.name,
-                f"KeyFinder of {batch.stream!r}",
-                None,
-                batch.position(index),
-                error,
-            )
+            finder, position = f"KeyFinder of {batch.stream!r}", batch.position(index)
+            failure = ProcessingError(self._app.name, finder, None, position, error)
+            failure.at = batch, index
+            raise failure
         self.refused += 1
         why = f"{key_failure(error)} (event {batch.events[index]!r})"
         batch.receipt.refuse(batch.number(index), why)
@@ -347,7 +344,9 @@ class StreamTaskProcessor:
             raise error
         hook = "process" if self._begin is None else "process_async"
         if not self._ignore(error):
-            raise self._blame(hook, error, batch.position(index)) from error
+            failure = self._blame(hook, error, batch.position(index))
+            failure.at = batch, index
+            raise failure from error
 
     def _ignore(self, error: BaseException) -> bool:
         """Count an exception that is to be ignored; False if it is not."""

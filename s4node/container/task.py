@@ -8,8 +8,14 @@ Rules
 - What handlers put on streams is handed on after each slice, or after its event where several are
   outstanding.
 - What was asked for at an event takes effect when it is done and all before it are. Nothing behind
-  it has been told to its input when a commit is taken.
+  it has been told to its input when a commit is taken; unless what the task does is part of its
+  commits: then events of which a later one may be done are done first, and the commit covers all.
 - A task that drains begins nothing more of what can be read again, and works off the rest.
+- A task that has failed at an event, and is to go back for it, begins nothing more; what is
+  outstanding ends, and counts for nothing. Then another takes its place.
+- After that it keeps a short leash: it commits after one event, two, four and so on, so that a
+  further failure goes back no further than the task has come since the last.
+- A commit waits until the letters of events that were left out are safe.
 """
 
 from __future__ import annotations
@@ -17,11 +23,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.app import App
 from s4node.comm.durable import DurablePart, DurableReceipt
 from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
+from s4node.container.culprits import Culprits, Leash, LeftOut
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -31,7 +38,7 @@ from s4node.container.requests import Requests
 from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
 from s4node.container.tick import Tick
-from s4node.errors import CallbackError
+from s4node.errors import CallbackError, ProcessingError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
 from s4node.executors.stage import Stage
@@ -46,6 +53,23 @@ if TYPE_CHECKING:
 Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
+
+class Recovery(Protocol):
+    """Has tasks go back to their last commit for events at which they fail."""
+
+    def takes(self, task: Task, error: ProcessingError, /) -> bool:
+        """Whether the task goes back for this failure; otherwise it stops the app."""
+        ...
+
+    def rests(self, task: Task, /) -> None:
+        """Nothing of a task that goes back is under way any more."""
+        ...
+
+    def left_out(self, task: Task, found: list[LeftOut], /) -> None:
+        """The task leaves these out."""
+        ...
+
+
 _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 
@@ -57,7 +81,8 @@ class Task:
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
     app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
     ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
-    is where its inputs begin, by its own wish.
+    is where its inputs begin, by its own wish. Without a ``recovery`` a failure at an event stops
+    the app.
     """
 
     def __init__(
@@ -94,6 +119,11 @@ class Task:
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
+        self.recovery: Recovery | None = None
+        self.broken = False  # it has failed at an event, and another will take its place
+        self._begins = False  # it takes the place of such a one, and has not started
+        self.culprits = Culprits()
+        self._leash: Leash | None = None
         self.requests: Requests
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
@@ -118,6 +148,7 @@ class Task:
         self._slicing = False
         self._changes: Changes | None = None
         self._changes_bytes = 0
+        self._whole = False  # what it does is part of its commits, so they leave no event out
         self.flights: Flights | None = None
         if Mode.TOGETHER in self._modes.values():
             self.flights = Flights(settings.concurrency, len(self._streams))
@@ -143,6 +174,8 @@ class Task:
         self._changes = state.changes
         self._changes_bytes = changes_bytes
         self.processor.keep(state)
+        puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
+        self._whole = puts or bool(state.stores or state.instances)
 
     def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
         """Queue the batches of ``source``, an input that can be read again, in a stage of their
@@ -166,7 +199,7 @@ class Task:
     @property
     def busy(self) -> bool:
         """Whether something of it is under way."""
-        return bool(self.gate.in_flight or self.gate.running)
+        return bool(self.gate.in_flight or self.gate.running or self.culprits.unsafe or self.broken)
 
     @property
     def fed(self) -> bool:
@@ -187,7 +220,8 @@ class Task:
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into the stage of its source; the caller wakes the loop."""
-        if self._given_back and isinstance(batch, InputBatch):
+        if self.broken or (self._given_back and isinstance(batch, InputBatch)):
+            batch.discard()
             return
         source = batch.source
         self.stages[source].offer(batch, self._clock())
@@ -248,9 +282,26 @@ class Task:
         if self.flights is not None:
             for flight, error in self.flights.arrivals():
                 self.land(flight, error)
-        if self._slicing:
+        if self._slicing or self.broken or self._begins:
             return Op.NOTHING
-        return self.gate.next_op(self._choose(), self.waiting)
+        if self._closes_ranks:
+            flights = self.flights
+            assert flights is not None
+            free = flights.order.ready and self.gate.in_flight < self.gate.max_concurrency
+            return Op.PROCESS if free else Op.NOTHING
+        op = self.gate.next_op(self._choose(), self.waiting)
+        return Op.NOTHING if op is Op.COMMIT and self.culprits.unsafe else op
+
+    @property
+    def _closes_ranks(self) -> bool:
+        """Whether a commit waits for events that were looked at: those behind them may be done."""
+        flights = self.flights
+        return (
+            flights is not None
+            and self._whole
+            and self.gate.commit_due
+            and flights.order.waiting > 0
+        )
 
     @property
     def waiting(self) -> bool:
@@ -302,6 +353,8 @@ class Task:
                 continue  # it was given back
             if not batch.at:
                 batch.load()
+                if self.recovery is not None and (found := self.culprits.leave_out(batch)):
+                    self.recovery.left_out(self, found)
             self._batch = batch
             return True
 
@@ -351,6 +404,9 @@ class Task:
         if op is Op.COMMIT:
             if self.on_commit is not None:
                 self.on_commit(self)
+            self.culprits.committed()
+            if self._leash is not None and self._leash.committed():
+                self._leash = None
             return 1
         return self.processor.run(op, limit)
 
@@ -366,6 +422,8 @@ class Task:
         events = batch.events
         if batch.source in self._rates:
             limit = max(1, min(limit, self.allowance(batch.source)))
+        if self._leash is not None:
+            limit = min(limit, self._leash.left)
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         return batch, events
@@ -401,6 +459,8 @@ class Task:
         assert batch is not None
         self.hand_on(batch.stream)
         if self._changes is not None and self._changes.bytes > self._changes_bytes:
+            self.want_commit()
+        if self._leash is not None and self._leash.pulls(count):
             self.want_commit()
         for executor in self._rates.get(batch.source, ()):
             executor.left(count)
@@ -448,8 +508,18 @@ class Task:
         batch = load.batch
         assert flights is not None
         if error is not None:
-            self.processor.failed(batch, error, flight.index)
+            try:
+                self.processor.failed(batch, error, flight.index)
+            except ProcessingError as failure:
+                self._give_way(failure)
+        if self.broken:
+            flights.end(flight)
+            self.gate.end(Op.PROCESS)
+            self._rest()
+            return
         self.processor.ended(flight)
+        if self._leash is not None and self._leash.pulls(1):
+            self.gate.commit_due = True
         if self._changes is not None and self._changes.bytes > self._changes_bytes:
             self.gate.commit_due = True
         self.hand_on(batch.stream, flight.put)
@@ -468,7 +538,8 @@ class Task:
             if flight.asked.any:
                 self.requests.take(self, flight.asked)
             return
-        self._released(load.release.complete(flight, flight.asked.commit_this))
+        stops = flight.asked.commit_this and not self._whole
+        self._released(load.release.complete(flight, stops))
 
     def _released(self, flights: Iterable[Flight]) -> None:
         """Tell the inputs of what has been released, and heed what was asked for there."""
@@ -518,6 +589,45 @@ class Task:
         if self._batch is not None or any(self._stream_of[s] != stream for s in self._offered):
             return False
         return self._take(lambda s: self._stream_of[s] == stream and self._may_run(s))
+
+    # -- failures ----------------------------------------------------------------------------
+
+    def failed(self, error: ProcessingError) -> None:
+        """A slice has failed; raises what stops the app."""
+        self._give_way(error)
+        self._slicing = False
+        self.gate.end(Op.PROCESS)
+        self._rest()
+
+    def _give_way(self, error: ProcessingError) -> None:
+        if error.at is None or self.recovery is None or not self.recovery.takes(self, error):
+            raise error
+        self.broken = True
+
+    def _rest(self) -> None:
+        if not self.gate.in_flight:
+            assert self.recovery is not None
+            self.recovery.rests(self)
+
+    def discard(self) -> None:
+        """Forget all that waits; it comes again, to the task that takes the place of this one."""
+        for batch in self._offered.values():
+            batch.discard()
+        self._offered.clear()
+        for stage in self.stages.values():
+            stage.clear()
+
+    def succeed(self, before: Task) -> None:
+        """Take the place of a task that has failed."""
+        self.culprits = before.culprits
+        self.processed, self.sent = before.processed, before.sent
+        self._leash = Leash()
+        self._begins = True
+
+    def tell(self, stream: Stream, event: Any) -> None:
+        """Put an event of the container's on one of the app's streams, as the task's own."""
+        self.sent += 1
+        self._deliver(self, "", stream, [event])
 
     # -- time --------------------------------------------------------------------------------
 
@@ -591,6 +701,7 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
+        self._begins = False
         if self.settings.window and self.processor.windowable and not self._windows_over:
             self._windows = Tick(self.settings.window, self._clock())
             self.tick_at = min(self.tick_at, self._windows.at)

@@ -58,6 +58,10 @@ class Overflow(Protocol):
         """The oldest batch, or None."""
         ...
 
+    def clear(self) -> None:
+        """Forget all."""
+        ...
+
 
 _FEEDBACK_GRANT = 2048
 
@@ -238,6 +242,16 @@ class Stage(Gauge):
             if wanted(batch):
                 self.went(batch.size, batch.bytes)
         self._outer = deque(kept)
+
+    def clear(self) -> None:
+        """Forget all that is here, and all that was taken: it will come again."""
+        for batch in self._outer:
+            batch.discard()
+        self._inner.clear()
+        self._outer.clear()
+        self.depth = self.in_flight = self.bytes = self.spilled = 0
+        if self.overflow is not None:
+            self.overflow.clear()
 
     @property
     def grant(self) -> int:

@@ -171,6 +171,22 @@ class InputReceipt(Pieces):
         for each in range(number, number + count):
             self.refuse(each, reason)
 
+    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> PartReceipt:
+        """Events are left out and done with; returns the receipt of those of these ``numbers``."""
+        for number in sorted(reasons):
+            self.passed(number, number + 1)
+        return PartReceipt(self, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """Where the events were read."""
+        return self.progress.ssp
+
+    @property
+    def origin(self) -> str:
+        """What has the offsets."""
+        return str(self.progress.ssp)
+
     def describe(self, number: int) -> str:
         """The offset, for messages."""
         return f"{number}"
@@ -206,6 +222,20 @@ class PartReceipt:
     def shed(self, number: int, count: int, reason: str) -> None:
         """Events were dropped for overload."""
         self._whole.shed(number, count, reason)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> PartReceipt:
+        """Events are left out and done with; returns the receipt of the others."""
+        return self._whole.without(reasons, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """Where the events were read."""
+        return self._whole.home
+
+    @property
+    def origin(self) -> str:
+        """What has the offsets."""
+        return self._whole.origin
 
     def describe(self, number: int) -> str:
         """Partition and offset, for messages: its task may be that of another partition."""

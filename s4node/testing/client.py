@@ -10,12 +10,12 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from s4node.container.dispatch import Dispatch
-from s4node.event import EventBatch
+from s4node.event import LIVE, EventBatch
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.schema import EventType
 from s4node.stream import InputStream, Stream
@@ -158,6 +158,22 @@ class _Receipt:
         """Some of its events were dropped."""
         for each in range(number, number + count):
             self.refuse(each, reason)
+
+    def without(self, reasons: Mapping[int, str], _: list[int]) -> _Receipt:
+        """Some of its events were left out."""
+        for number, reason in reasons.items():
+            self.refuse(number, reason)
+        return self
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The test is everywhere."""
+        return LIVE, self._client.stream.name, 0
+
+    @property
+    def origin(self) -> str:
+        """The test has all numbers."""
+        return "test"
 
     def describe(self, number: int) -> str:
         """The event's position in words."""

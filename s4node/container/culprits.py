@@ -1,0 +1,186 @@
+"""Culprits: events at which a task has failed, and which it leaves out when it comes to them. Pure.
+
+Rules
+- An event is known by where it came from and its number there. One that the task itself has put has
+  no number: it is known by its bytes, and left out once.
+- A culprit is left out when its batch is loaded, before anything of the batch is processed. Its
+  number counts as done.
+- What was left out is forgotten when no going back can come to it any more.
+- Behind a culprit a task is kept on a leash, so that many of them do not take it back far each
+  time.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from s4node.container.letters import letter, raw_of
+from s4node.errors import ProcessingError
+from s4node.event import LIVE, EventBatch, GenericEvent
+
+MAX_TRACE = 2000
+"""Characters of a traceback in a dead letter; its end says most."""
+
+MAX_PLACES = 10_000
+"""Culprits of one origin that are remembered; of more, the oldest are found again."""
+
+
+LONGEST_LEASH = 16_384
+"""Events between two commits from which on a task needs no leash any more."""
+
+
+class Place(NamedTuple):
+    """An event: its ``origin``, and its number there; or its bytes, where it has none."""
+
+    origin: str
+    number: int | bytes
+
+    def __str__(self) -> str:
+        return self.origin if isinstance(self.number, bytes) else f"{self.origin}:{self.number}"
+
+
+class Fault(NamedTuple):
+    """Why an event cannot be processed: in words; and the PE, its key and the traceback, if any."""
+
+    reason: str
+    pe: str = ""
+    key: str = ""
+    trace: str = ""
+
+
+class LeftOut(NamedTuple):
+    """An event that was left out, as it stands in a dead letter."""
+
+    place: Place
+    stream: str
+    letter: GenericEvent
+
+
+def place_of(batch: EventBatch, index: int) -> Place:
+    """Where an event of a batch is."""
+    if batch.receipt is None:
+        return Place(batch.stream, raw_of(batch.events[index]))
+    return Place(batch.receipt.origin, batch.number(index))
+
+
+def fault_of(error: ProcessingError) -> Fault:
+    """What a dead letter says of a failure."""
+    cause = error.__cause__ or error
+    trace = "".join(traceback.format_exception(cause))
+    if len(trace) > MAX_TRACE:
+        trace = f"[...] {trace[-MAX_TRACE:]}"
+    key = "" if error.key is None else repr(error.key)
+    return Fault(f"{type(cause).__name__}: {cause}", error.pe, key, trace)
+
+
+class Culprits:
+    """The culprits of one task."""
+
+    def __init__(self) -> None:
+        self.unsafe = 0  # letters of what was left out that are not safe yet
+        self._numbered: dict[str, dict[int, Fault]] = {}
+        self._own: dict[str, dict[bytes, Fault]] = {}
+        self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
+
+    def add(self, place: Place, fault: Fault) -> None:
+        """An event is one of them from now on."""
+        if isinstance(place.number, bytes):
+            self._own.setdefault(place.origin, {})[place.number] = fault
+            return
+        numbers = self._numbered.setdefault(place.origin, {})
+        numbers[place.number] = fault
+        if len(numbers) > MAX_PLACES:
+            del numbers[next(iter(numbers))]
+
+    def leave_out(self, batch: EventBatch) -> list[LeftOut]:
+        """Take culprits out of a batch that has just been loaded; returns those that were in it."""
+        faults = self._of(batch)
+        if not faults:
+            return []
+        found: list[LeftOut] = []
+        for index in faults:
+            place = place_of(batch, index)
+            found.append(LeftOut(place, batch.stream, _letter(batch, index, faults[index])))
+            if isinstance(place.number, bytes):
+                del self._own[place.origin][place.number]
+                self._gone.append((place, faults[index]))
+        left = [index for index in range(len(batch.events)) if index not in faults]
+        if batch.receipt is not None:
+            numbers = [batch.number(index) for index in left]
+            reasons = {batch.number(index): fault.reason for index, fault in faults.items()}
+            batch.receipt = batch.receipt.without(reasons, numbers)
+            batch.numbers = numbers
+        batch.events = [batch.events[index] for index in left]
+        return found
+
+    def _of(self, batch: EventBatch) -> dict[int, Fault]:
+        """Those in a batch, by their index."""
+        if batch.receipt is None:
+            own = self._own.get(batch.stream)
+            if not own:
+                return {}
+            found: dict[int, Fault] = {}
+            seen = set()
+            for index, event in enumerate(batch.events):
+                raw = raw_of(event)
+                if raw in own and raw not in seen:
+                    seen.add(raw)
+                    found[index] = own[raw]
+            return found
+        numbers = self._numbered.get(batch.receipt.origin)
+        if not numbers:
+            return {}
+        number = batch.number
+        return {i: numbers[n] for i in range(len(batch.events)) if (n := number(i)) in numbers}
+
+    def committed(self) -> None:
+        """A commit is taken: what was left out of the task's own events will not come again."""
+        self._gone.clear()
+
+    def going_back(self, positions: Mapping[str, int]) -> None:
+        """All behind the last commit will come again; ``positions`` are where origins go on."""
+        for place, fault in self._gone:
+            self.add(place, fault)
+        self._gone.clear()
+        for origin, position in positions.items():
+            numbers = self._numbered.get(origin)
+            if numbers:
+                self._numbered[origin] = {n: f for n, f in numbers.items() if n >= position}
+
+
+class Leash:
+    """How many events a task processes before it commits: 1, then 2, 4 and so on."""
+
+    __slots__ = ("_done", "_length")
+
+    def __init__(self) -> None:
+        self._length = 1
+        self._done = 0
+
+    @property
+    def left(self) -> int:
+        """How many it may process at once; 1 while a commit is waited for."""
+        return max(1, self._length - self._done)
+
+    def pulls(self, count: int) -> bool:
+        """Events were processed; whether to commit now."""
+        self._done += count
+        return self._done >= self._length
+
+    def committed(self) -> bool:
+        """A commit is taken; whether it is off now."""
+        self._done = 0
+        self._length *= 2
+        return self._length > LONGEST_LEASH
+
+
+def _letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
+    receipt, event = batch.receipt, batch.events[index]
+    if receipt is None:
+        home, offset = (LIVE, batch.stream, batch.partition), -1
+    else:
+        home, offset = receipt.home, batch.number(index)
+    more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
+    return letter(home, offset, fault.reason, event, more)

@@ -1,0 +1,121 @@
+"""Recovery: has tasks go back to their last commit for events at which they fail.
+
+Rules
+- What becomes of a culprit is said for each stream: ``fail`` stops the container, ``skip`` leaves
+  it out, ``dead-letter`` keeps it as well. The last two take tasks whose work can be undone: they
+  have a database, and all that they read comes again.
+- A task that has failed is thrown away, with all that it has not committed. Another is made in its
+  place, from the last commit, and leaves the culprit out. Other tasks go on meanwhile.
+- The first culprit of a stream is told, the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import structlog
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.config import Config
+from s4node.container.culprits import LeftOut, fault_of, place_of
+from s4node.container.rejects import Rejects
+from s4node.container.task import Task
+from s4node.errors import ConfigError, ProcessingError
+from s4node.event import EventBatch
+from s4node.stream import OutputStream
+
+log = structlog.get_logger("s4node.container")
+
+FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
+
+
+class Recovery:
+    """For the tasks of ``app``. ``go_back(task)`` replaces a task that rests. ``counts`` are of the
+    events that were left out, by stream."""
+
+    def __init__(
+        self, app: App, config: Config, rejects: Rejects, go_back: Callable[[Task], None]
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._rejects = rejects
+        self._go_back = go_back
+        self._said = config.matching(settings.ON_ERROR)
+        letters = app.streams.get(config[settings.DEAD_LETTERS])
+        self._letters = letters if isinstance(letters, OutputStream) else None
+
+    def said(self, stream: str) -> str:
+        """What becomes of culprits of a stream."""
+        return self._said.get(stream, FAIL)
+
+    def takes(self, task: Task, error: ProcessingError) -> bool:
+        """Whether the task goes back for this failure; otherwise it stops the app."""
+        assert error.at is not None
+        batch, index = error.at
+        assert isinstance(batch, EventBatch)
+        said = self.said(batch.stream)
+        if said == FAIL:
+            return False
+        place = place_of(batch, index)
+        if not self.counts[batch.stream]:
+            log.error("a handler fails at an event, which is left out; further ones are only "
+                      "counted", stream=batch.stream, at=str(place), on_error=said, pe=error.pe,
+                      exc_info=error.__cause__)  # fmt: skip
+        self.counts[batch.stream] += 1
+        task.culprits.add(place, fault_of(error))
+        return True
+
+    def rests(self, task: Task) -> None:
+        """Nothing of a task that goes back is under way any more."""
+        self._go_back(task)
+
+    def left_out(self, task: Task, found: list[LeftOut]) -> None:
+        """The task leaves these out."""
+        for place, stream, letter in found:
+            if self.said(stream) != DEAD_LETTER:
+                continue
+            if self._letters is not None:
+                task.tell(self._letters, letter)
+            else:
+                self._rejects.bury(task, place.origin, place.number, letter)
+
+
+def check(app: App, config: Config, live: Collection[str], *, kept: bool) -> None:
+    """Raise ConfigError where culprits cannot be left out as the settings say. ``live`` are inputs
+    of which events do not come again; ``kept`` says whether tasks keep what they do."""
+    said = {name: word for name, word in config.matching(settings.ON_ERROR).items() if word != FAIL}
+    if not said:
+        return
+    fed = [s.name for s in app.streams.values() if not isinstance(s, OutputStream)]
+    problems = [
+        f"s4.stream.{name}.onError: app {app.name!r} handles no stream {name!r}; it handles "
+        f"{', '.join(fed)}"
+        for name in said
+        if name not in fed
+    ]
+    name, word = next(iter(said.items()))
+    why = f"s4.stream.{name}.onError = {word} takes back what a task has done since its last commit"
+    if not kept:
+        problems.append(
+            f"{why}, and nothing of app {app.name!r} comes again: its inputs are live and fast. "
+            f"Read them from a log, or set s4.stream.<stream>.grade = durable"
+        )
+    elif live:
+        problems.append(
+            f"{why}, and the events of {', '.join(live)}, which are live and fast, do not come "
+            f"again; set s4.stream.{live[0]}.grade = durable"
+        )
+    if config[settings.TASK_ASYNC_COMMIT]:
+        problems.append(
+            f"{why}, and with {settings.TASK_ASYNC_COMMIT.name} = true a commit may have a part of "
+            f"what an event does; set that to false"
+        )
+    if DEAD_LETTER in said.values() and not config[settings.DEAD_LETTERS]:
+        problems.append(
+            f"s4.stream.{name}.onError = {DEAD_LETTER} keeps events in "
+            f"{settings.DEAD_LETTERS.name}, which is not set; set it to an output stream of the "
+            f"app, or to system.stream"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems), tuple(problems))

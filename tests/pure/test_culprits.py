@@ -1,0 +1,139 @@
+"""Culprits are left out of their batches, and the leash behind them grows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node import Event
+from s4node.container.culprits import (
+    LONGEST_LEASH,
+    Culprits,
+    Fault,
+    Leash,
+    Place,
+    fault_of,
+    place_of,
+)
+from s4node.errors import ProcessingError
+from s4node.event import EventBatch
+from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.systems.system import InputBatch, SystemStreamPartition
+
+SSP = SystemStreamPartition("log", "clicks", 0)
+FAULT = Fault("it is bad")
+
+
+class Click(Event):
+    number: int
+
+
+def read(progress: InputProgress, first: int, count: int) -> InputBatch:
+    """A batch as it is read from an input."""
+    batch = InputBatch(SSP, first, count, 0, 0)
+    batch.events = [Click(n) for n in range(first, first + count)]
+    batch.receipt = InputReceipt(progress, first, first + count, batch)
+    return batch
+
+
+def progress() -> InputProgress:
+    return InputProgress(SSP, 0, lambda *_: None)
+
+
+@given(
+    bad=st.sets(st.integers(0, 30)), sizes=st.lists(st.integers(1, 9), max_size=5),
+    slices=st.lists(st.integers(1, 4)),
+)  # fmt: skip
+def test_culprits_count_as_done_and_all_others_come_once(
+    bad: set[int], sizes: list[int], slices: list[int]
+) -> None:
+    culprits, mine, seen, at = Culprits(), progress(), [], 0
+    for number in bad:
+        culprits.add(Place(str(SSP), number), FAULT)
+    for size in sizes:
+        batch = read(mine, at, size)
+        found = culprits.leave_out(batch)
+        assert [one.place.number for one in found] == [n for n in range(at, at + size) if n in bad]
+        assert all(place_of(batch, i).number == e.number for i, e in enumerate(batch.events))
+        at += size
+        receipt, done = batch.receipt, 0
+        for count in slices:  # the task processes it in slices
+            if done + count >= len(batch.events):
+                break
+            receipt.passed(batch.number(done), batch.number(done + count - 1) + 1)
+            done += count
+            behind = range(batch.number(done - 1) + 1, batch.number(done))
+            assert mine.safe == batch.number(done - 1) + 1 + len(behind)
+        receipt.done()
+        assert mine.safe == at
+        seen += [event.number for event in batch.events]
+    assert seen == [n for n in range(at) if n not in bad]
+
+
+def test_what_is_in_no_batch_stays_as_it_is() -> None:
+    culprits, mine = Culprits(), progress()
+    culprits.add(Place(str(SSP), 100), FAULT)
+    culprits.add(Place("log.views[0]", 1), FAULT)
+    batch = read(mine, 0, 5)
+    receipt = batch.receipt
+    assert culprits.leave_out(batch) == []
+    assert batch.receipt is receipt
+    assert batch.numbers is None
+
+
+def test_an_event_of_the_task_s_own_is_left_out_once_until_that_is_taken_back() -> None:
+    culprits = Culprits()
+
+    def left(*numbers: int) -> list[int]:
+        batch = EventBatch("hops", 0, [Click(n) for n in numbers])
+        culprits.leave_out(batch)
+        return [event.number for event in batch.events]
+
+    failed = EventBatch("hops", 0, [Click(7)])
+    culprits.add(place_of(failed, 0), FAULT)
+    assert left(1, 7, 7, 2) == [1, 7, 2]
+    assert left(7) == [7]
+    culprits.going_back({})
+    assert left(1, 7, 7, 2) == [1, 7, 2]
+    culprits.committed()
+    culprits.going_back({})
+    assert left(7) == [7]
+
+
+def test_culprits_below_the_last_commit_are_forgotten() -> None:
+    culprits = Culprits()
+    for number in (3, 5):
+        culprits.add(Place(str(SSP), number), FAULT)
+    culprits.going_back({str(SSP): 5})
+    batch = read(progress(), 0, 9)
+    assert [one.place.number for one in culprits.leave_out(batch)] == [5]
+
+
+def test_a_fault_says_what_was_raised_where_with_the_end_of_a_long_trace() -> None:
+    def fails(depth: int) -> None:
+        if depth:
+            fails(depth - 1)
+        raise ValueError("deep")
+
+    try:
+        fails(100)
+    except ValueError as error:
+        cause = error
+    fault = fault_of(ProcessingError("app", "Count", ("joe", 1), "clicks[0]@3", cause))
+    assert fault[:3] == ("ValueError: deep", "Count", "('joe', 1)")
+    assert fault.trace.startswith("[...] ")
+    assert fault.trace.endswith("ValueError: deep\n")
+    assert len(fault.trace) < 2100
+
+
+def test_the_leash_is_a_commit_after_one_event_two_four_and_so_on() -> None:
+    leash, lengths, length = Leash(), [], 0
+    while True:
+        length += leash.left
+        if leash.pulls(leash.left):
+            lengths.append(length)
+            length = 0
+            if leash.committed():
+                break
+    assert lengths == [2**n for n in range(15)]
+    assert lengths[-1] == LONGEST_LEASH

@@ -1,0 +1,414 @@
+"""Events at which handlers fail: nothing of them stays, and everything else counts once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import running, until
+from input_systems import dies, fresh
+
+from s4node import App, Client, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node.container.container import Container
+from s4node.errors import ConfigError, ProcessingError
+from s4node.keys import Partitioner
+from s4node.systems.memory import MemorySystem
+from s4node.systems.system import InputBatch, SystemStreamPartition
+
+ADDRESS = "where errors are tested"
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+    bad: bool = False
+
+
+@pytest.fixture
+def system() -> Iterator[MemorySystem]:
+    return fresh(ADDRESS)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "s4.state.folder": str(tmp_path / "state"),
+        "streams.clicks.samza.offset.default": "oldest",
+        "s4.stream.clicks.onError": "skip",
+    }
+
+
+def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
+    return SystemStreamPartition("memory", stream, partition)
+
+
+def fill(system: MemorySystem, count: int, bad: Any, partitions: int = 2) -> list[Click]:
+    """Events, each in the partition of its key."""
+    system.create("clicks", partitions)
+    home = Partitioner(partitions)
+    clicks = [Click(f"user-{n % 17}", n, bad(n)) for n in range(count)]
+    for click in clicks:
+        system.put("clicks", home.partition_of(click.user), click)
+    return clicks
+
+
+def truth(clicks: list[Click]) -> Counter[str]:
+    return Counter(click.user for click in clicks if not click.bad)
+
+
+async def letters(system: MemorySystem, stream: str = "dead") -> list[GenericEvent]:
+    """All that is in a stream of one partition."""
+    bounds = await system.bounds(ssp(0, stream))
+    reader = await system.open(ssp(0, stream), 0, [GenericEvent])
+    found: list[GenericEvent] = []
+    while len(found) < bounds.upcoming:
+        batch = await reader.read()
+        assert isinstance(batch, InputBatch)
+        batch.load()
+        found += batch.events
+    return found
+
+
+async def processed(container: Container, system: MemorySystem, partitions: int = 2) -> None:
+    """Return when all that is in the clicks was processed."""
+    assert container.replay is not None
+    progress = container.replay.consumers.progress
+    for partition in range(partitions):
+        end = (await system.bounds(ssp(partition))).upcoming
+
+        def done(partition: int = partition, end: int = end) -> bool:
+            mine = progress.get(partition, {}).get(ssp(partition))
+            return mine is not None and mine.safe >= end
+
+        await until(done)
+
+
+# -- PEs ------------------------------------------------------------------------------------------
+
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1  # which must not stay
+        if event.bad:
+            raise ValueError(f"click {event.number} is bad")
+
+
+class AsyncCount(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        await trio.lowlevel.checkpoint()
+        if event.bad:
+            raise ValueError(f"click {event.number} is bad")
+
+
+class Counts(App):
+    def __init__(self, pe: type[ProcessingElement] = Count, handlers: int = 1) -> None:
+        super().__init__("counts")
+        self._pe = pe
+        self._handlers = handlers
+
+    def on_init(self) -> None:
+        stream = self.create_input_stream(
+            "clicks", self.create_pe(self._pe), key="user", system="memory"
+        )
+        stream.set_parallelism(self._handlers)
+
+
+def counted(container: Container) -> Counter[str]:
+    return Counter({
+        key: instance.clicks
+        for task in container.tasks.values()
+        for instances in task.instances.values()
+        for key, instance in instances.items()
+    })  # fmt: skip
+
+
+PES = [(Count, 1), (AsyncCount, 1), (Count, 4), (AsyncCount, 4)]
+PLACES = {
+    "the first": lambda n: n == 0,
+    "the last": lambda n: n == 499,
+    "some": lambda n: n % 41 == 7,
+    "many in a row": lambda n: 100 <= n < 160,
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("pe", "handlers"), PES)
+async def test_what_pes_count_is_the_truth_without_the_events_at_which_they_fail(
+    system: MemorySystem,
+    settings: dict[str, str],
+    pe: type[ProcessingElement],
+    handlers: int,
+    where: str,
+) -> None:
+    clicks = fill(system, 500, PLACES[where])
+    async with running(Counts(pe, handlers), settings, partitions=2) as container:
+        await processed(container, system)
+        assert container.statistics().replay.left_out == {
+            "clicks": sum(click.bad for click in clicks)
+        }
+    async with running(Counts(pe, handlers), settings, partitions=2) as container:
+        more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
+        for click in more:
+            system.put("clicks", Partitioner(2).partition_of(click.user), click)
+        await processed(container, system)
+        assert counted(container) == truth(clicks + more)
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+class Store:
+    """Counts clicks by user in its store."""
+
+    made = 0
+
+    def init(self, config: Any, context: Any) -> None:
+        self.counts = context.store("counts")
+        self.context = context
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        click = envelope.message
+        self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
+        collector.send("seen", click)
+        if click.bad:
+            raise ValueError(f"click {click.number} is bad")
+
+
+class AsyncStore(Store):
+    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:  # type: ignore[override]
+        await trio.lowlevel.checkpoint()
+        super().process(envelope, collector, coordinator)
+
+
+class CallbackStore:
+    def init(self, config: Any, context: Any) -> None:
+        self.counts = context.store("counts")
+        self.pool = ThreadPoolExecutor(3)
+        self.lock = threading.Lock()
+
+    def process_async(self, envelope: Any, collector: Any, coordinator: Any, callback: Any) -> None:
+        def work() -> None:
+            click = envelope.message
+            with self.lock:
+                self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
+            if click.bad:
+                callback.failure(ValueError(f"click {click.number} is bad"))
+            else:
+                callback.complete()
+
+        self.pool.submit(work)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+
+class Stores(TaskApp):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", key="user", types=Click, system="memory")
+        self.create_output_stream("seen", types=Click)
+        self.create_store("counts", key=str, value=int)
+
+
+def stored(container: Container) -> dict[str, int]:
+    return {
+        user: count
+        for task in container.tasks.values()
+        for user, count in task.processor.context.stores["counts"].all()
+    }
+
+
+WAYS = {
+    "plain": (Store, {}),
+    "in threads": (Store, {"job.container.thread.pool.size": "2"}),
+    "async": (AsyncStore, {}),
+    "several async": (AsyncStore, {"task.max.concurrency": "5", "task.order": "key"}),
+    "callbacks": (CallbackStore, {"task.max.concurrency": "5"}),
+}
+
+
+@pytest.mark.parametrize("where", ["some", "many in a row"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_tasks_store_is_the_truth_without_the_events_at_which_they_fail(
+    system: MemorySystem, settings: dict[str, str], way: str, where: str
+) -> None:
+    task, more = WAYS[way]
+    clicks = fill(system, 500, PLACES[where])
+    settings |= more
+    async with running(Stores("stores", task), settings, partitions=2) as container:
+        await processed(container, system)
+        assert stored(container) == truth(clicks)
+    async with running(Stores("stores", task), settings, partitions=2) as container:
+        assert stored(container) == truth(clicks)
+
+
+async def test_other_tasks_go_on_while_one_goes_back(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    closing, closed = trio.Event(), trio.Event()
+
+    class Slow(Store):
+        async def close(self) -> None:
+            if not closed.is_set():
+                closing.set()
+                await closed.wait()
+
+    fill(system, 0, None)
+    home = Partitioner(2)
+    sick = home.partition_of("joe")
+    users = [user for user in map(str, range(100)) if home.partition_of(user) != sick]
+    system.put("clicks", sick, Click("joe", 0, True), Click("joe", 1))
+    async with running(Stores("stores", Slow), settings, partitions=2) as container:
+        await closing.wait()
+        system.put("clicks", 1 - sick, Click(users[0]), Click(users[1]))
+        other = container.tasks[1 - sick]
+        await until(lambda: other.processed == 2)
+        assert container.tasks[sick].processed == 0
+        closed.set()
+        await processed(container, system)
+        assert stored(container) == {"joe": 1, users[0]: 1, users[1]: 1}
+
+
+# -- what producers send --------------------------------------------------------------------------
+
+
+class Live(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+
+
+@pytest.mark.parametrize("where", PLACES)
+async def test_producers_of_durable_streams_go_back_as_well(
+    settings: dict[str, str], where: str
+) -> None:
+    del settings["streams.clicks.samza.offset.default"]
+    settings["s4.stream.clicks.grade"] = "durable"
+    clicks = [Click(f"user-{n % 17}", n, PLACES[where](n)) for n in range(500)]
+    async with running(Live("live"), settings, partitions=2) as container:
+        async with Client(container.address, producer="clicker") as client:
+            stream = await client.stream("clicks")
+            for at in range(0, 500, 20):
+                await stream.send_many(clicks[at : at + 20])
+                await trio.lowlevel.checkpoint()
+            refusals = await stream.flush()
+        assert sum(refusal.count for refusal in refusals) == sum(click.bad for click in clicks)
+        assert "is bad" in refusals[0].reason
+        async with Client(container.address) as client:
+            stream = await client.stream("clicks")
+            more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
+            await stream.send_many(more)
+            assert await stream.flush() == []
+        assert counted(container) == truth(clicks + more)
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_has_the_event_its_place_and_what_was_wrong(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 0, None, partitions=1)
+    system.create("dead", 1)
+    system.put("clicks", 0, Click("joe", 0), Click("joe", 1, True), Click("joe", 2))
+    settings["s4.stream.clicks.onError"] = "dead-letter"
+    settings["task.dead.letter.stream"] = "memory.dead"
+    async with running(Counts(), settings) as container:
+        await processed(container, system, partitions=1)
+        assert counted(container) == {"joe": 2}
+    [letter] = await letters(system)
+    place = letter.system, letter.stream, letter.partition, letter.offset
+    assert place == ("memory", "clicks", 0, 1)
+    assert letter.reason == "ValueError: click 1 is bad"
+    assert (letter.type, letter.pe, letter.key) == ("Click", "Count", "'joe'")
+    assert "in on_event" in letter.trace
+    assert letter.trace.endswith("ValueError: click 1 is bad\n")
+    assert letter.raw == b"\x91\x93\xa3joe\x01\xc3"
+    assert [field[0] for field in letter.fields] == ["user", "number", "bad"]
+
+
+@pytest.mark.parametrize("where", ["some", "many in a row"])
+async def test_each_culprit_is_a_dead_letter_once(
+    system: MemorySystem, settings: dict[str, str], where: str
+) -> None:
+    clicks = fill(system, 500, PLACES[where])
+    system.create("dead", 1)
+    settings["s4.stream.clicks.onError"] = "dead-letter"
+    settings["task.dead.letter.stream"] = "memory.dead"
+    async with running(Counts(), settings, partitions=2) as container:
+        await processed(container, system)
+    found = sorted(int(letter.reason.split()[2]) for letter in await letters(system))
+    assert found == [click.number for click in clicks if click.bad]
+
+
+async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    graveyard = fresh("a graveyard")
+    graveyard.create("dead", 1)
+    fill(system, 0, None, partitions=1)
+    system.put("clicks", 0, Click("joe", 0), Click("joe", 1, True), Click("joe", 2))
+    settings |= {
+        "systems.graveyard.type": "input_systems:memory",
+        "systems.graveyard.address": "a graveyard",
+        "s4.stream.clicks.onError": "dead-letter",
+        "task.dead.letter.stream": "graveyard.dead",
+        "task.commit.ms": "1",
+    }
+    async with running(Counts(), settings) as container:
+        graveyard.go_away()
+        await until(lambda: container.tasks[0].culprits.unsafe == 1)
+        await trio.sleep(0.05)
+        progress = container.replay.consumers.progress[0][ssp(0)]
+        assert progress.committed in (None, 0)
+        graveyard.come_back()
+        await until(lambda: progress.committed == 3)
+        assert counted(container) == {"joe": 2}
+
+
+# -- what cannot be -------------------------------------------------------------------------------
+
+
+async def test_where_nobody_says_anything_the_container_stops_naming_the_event(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    del settings["s4.stream.clicks.onError"]
+    fill(system, 10, lambda n: n == 4, partitions=1)
+    with dies(ProcessingError, match=r"Count of app 'counts' .* clicks\[0\]@4"):
+        async with running(Counts(), settings):
+            await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"s4.stream.clicks.onError": "dead-letter"}, "task.dead.letter.stream, which is not set"),
+        ({"s4.stream.klicks.onError": "skip"}, "handles no stream 'klicks'; it handles clicks"),
+        ({"task.async.commit": "true"}, "task.async.commit = true"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_at_the_start(
+    system: MemorySystem, settings: dict[str, str], more: dict[str, str], problem: str
+) -> None:
+    fill(system, 0, None)
+    with dies(ConfigError, match=problem):
+        async with running(Counts(), settings | more):
+            await trio.sleep_forever()
+
+
+async def test_what_comes_once_cannot_be_taken_back(settings: dict[str, str]) -> None:
+    del settings["streams.clicks.samza.offset.default"]
+    with dies(ConfigError, match="nothing of app 'live' comes again: its inputs are live and fast"):
+        async with running(Live("live"), settings):
+            await trio.sleep_forever()
