@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from s4node.comm.admission import shortened
 from s4node.container.letters import letter, raw_of
 from s4node.errors import ProcessingError
 from s4node.event import LIVE, EventBatch, GenericEvent
@@ -72,7 +73,8 @@ def fault_of(error: ProcessingError) -> Fault:
     if len(trace) > MAX_TRACE:
         trace = f"[...] {trace[-MAX_TRACE:]}"
     key = "" if error.key is None else repr(error.key)
-    return Fault(f"{type(cause).__name__}: {cause}", error.pe, key, trace)
+    reason = shortened(f"{type(cause).__name__}: {cause}")
+    return Fault(reason, error.pe, shortened(key), trace)
 
 
 class Culprits:
