@@ -151,6 +151,7 @@ def test_the_list_has_these_families_of_keys() -> None:
         "systems.<system>.samza.offset.default",
         "streams.<stream>.samza.reset.offset",
         "streams.<stream>.onLost",
+        "s4.stream.<stream>.onError",
     ]
 
 

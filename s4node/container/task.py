@@ -438,7 +438,9 @@ class Task:
         elif op is Op.COMMIT:
             gate.end(op)
             if self.flights is not None:
-                self._released(self.flights.resume())
+                behind = list(self.flights.resume())
+                gate.uncommitted |= bool(behind)
+                self._released(behind)
         else:
             self.hand_on()
             gate.end(op)

@@ -51,6 +51,7 @@ HARMLESS = {
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,
     ("metrics.registry", "time"),  # and measure what they call
+    ("container.culprits", "traceback"),  # a dead letter shows the lines of what was raised
     ("app", "time"),  # the default clock of an app that nobody has given one
 }
 
