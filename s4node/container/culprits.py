@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from s4node.comm.admission import shortened
+from s4node.comm.producer_lane import shortened
 from s4node.container.letters import letter, raw_of
 from s4node.errors import ProcessingError
 from s4node.event import LIVE, EventBatch, GenericEvent

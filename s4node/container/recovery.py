@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -81,7 +81,7 @@ class Recovery:
                 self._rejects.bury(task, place.origin, place.number, letter)
 
 
-def check(app: App, config: Config, live: Collection[str], *, kept: bool) -> None:
+def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
     """Raise ConfigError where culprits cannot be left out as the settings say. ``live`` are inputs
     of which events do not come again; ``kept`` says whether tasks keep what they do."""
     said = {name: word for name, word in config.matching(settings.ON_ERROR).items() if word != FAIL}
