@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from s4node.keys import crc32
+from s4node.progress.producers import KeptProducer, Producer
 from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import task_folder
+from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 
 
@@ -34,3 +37,24 @@ def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     state.end_commit(written=True)
     state.close()
     store.close()
+
+
+def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
+    """What the PEs of an app keep, by key, as of the last commits."""
+    found = {}
+    for folder in app.glob("tasks/*"):
+        if epochs.epochs_of(folder):
+            with epochs.copied(folder) as database:
+                for name in (look := Look(TaskState(database, crc32))).elements:
+                    found.update(look.instances(name))
+    return found
+
+
+def kept_producers(app: Path) -> dict[str, dict[Producer, KeptProducer]]:
+    """How far producers are committed, by task."""
+    found = {}
+    for folder in sorted(app.glob("tasks/*")):
+        if epochs.epochs_of(folder):
+            with epochs.copied(folder) as database:
+                found[unquote(folder.name)] = TaskState(database, crc32).producers()
+    return found

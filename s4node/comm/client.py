@@ -6,7 +6,8 @@ Rules
 - What ``flush`` returns without: every event sent before it has been processed. What was refused
   or shed is returned.
 - A lost connection is made again and what had no verdict is sent again, so nothing is lost while
-  both processes live.
+  both processes live. On a durable stream verdicts come with commits, and nothing is lost or
+  doubled when the node dies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.subscription import Subscription
 from s4node.errors import (
+    ConfigError,
     ConnectionRefused,
     EventError,
     S4Error,
@@ -52,10 +54,11 @@ class Client:
             await clicks.send(Click("joe"))
             refused = await clicks.flush()
 
-    ``producer`` is this producer's id. Choose a stable one to let the node recognise it after a
-    reconnect from another process; left out, it is random. ``timeout`` bounds connecting and
-    opening a stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the
-    block flushes first.
+    ``producer`` is this producer's id; left out, it is random. Where a program that may die sends
+    to a durable stream, choose one that it keeps for ever, and that no other program has: then it
+    goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
+    stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the block
+    flushes first. Raises ConfigError for an id that begins with ``~``, as those of tasks do.
     """
 
     def __init__(
@@ -66,7 +69,13 @@ class Client:
         timeout: float = 10.0,
         queue_size: int = 32_768,
     ) -> None:
+        if producer.startswith(wire.TASK):
+            raise ConfigError(
+                f"producer {producer!r}: ids that begin with {wire.TASK} are those of tasks; give "
+                f"this one another first character"
+            )
         self.address = address
+        self._stable = bool(producer)
         self.producer = producer or f"client-{secrets.token_hex(5)}"
         self.timeout = timeout
         self.queue_size = queue_size
@@ -123,25 +132,39 @@ class Client:
         *,
         key: KeySpec | None = None,
         types: Sequence[type] | type = (),
+        again: bool = False,
     ) -> ClientStream:
         """Open the input stream ``name`` of the app; the same object when called again.
 
         Events are routed by the app's own key where that is an attribute; ``key`` chooses another.
         ``types`` need not be given: the node hears of an event type with its first event. Raises
         ConnectionRefused if the app has no such stream or nobody answers in time.
+
+        With ``again``, and a ``producer`` id that the program has had before, it sends on this
+        durable stream what it has ever sent there, from the first event on and in the same order:
+        what is committed is left out, and each event counts once however often the program dies.
+        Without it, what is sent is new; :meth:`ClientStream.resume_at` tells what went before.
         """
         if self._nursery is None:
             raise StageClosed("the client is not open; use it in 'async with'")
         async with self._opening.setdefault(name, trio.Lock()):
             if name not in self._streams:
-                self._streams[name] = await self._open(name, key, types)
+                self._streams[name] = await self._open(name, key, types, again)
             return self._streams[name]
 
     async def _open(
-        self, name: str, key: KeySpec | None, types: Sequence[type] | type
+        self, name: str, key: KeySpec | None, types: Sequence[type] | type, again: bool
     ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
-        outbox = Outbox(name, self.producer, self._incarnation, key=key, types=types)
+        outbox = Outbox(
+            name,
+            self.producer,
+            self._incarnation,
+            key=key,
+            types=types,
+            stable=self._stable,
+            again=again,
+        )
         stream = ClientStream(self, outbox, self._emitter, self._news)
         self._emitter.add(outbox)
         try:
@@ -206,6 +229,8 @@ class Client:
 
     def _heard(self) -> None:
         self._news.unpark_all()
+        for stream in self._streams.values():
+            stream._tell_unknown()
 
 
 def warn_of(refusals: list[Refusal]) -> None:
@@ -256,6 +281,17 @@ class ClientStream:
         """Events so far: admitted, shed, refused by the node, unsent (refused here), pending."""
         outbox = self._outbox
         return {"admitted": outbox.admitted, **outbox.counts, "pending": outbox.unsettled}
+
+    async def resume_at(self, partition: int = 0) -> int:
+        """How many events earlier lives of this producer have had committed in a partition.
+
+        Of a durable stream; where nothing is known of an earlier life it is 0.
+        """
+        lane = self._outbox.lanes[partition]
+        while not lane.open:
+            self._check()
+            await self._news.park()
+        return lane.known
 
     async def send(self, event: Any) -> None:
         """Send one event; waits while the node is out of credit and the queue is full.
@@ -324,8 +360,9 @@ class ClientStream:
     async def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; returns what was refused or shed.
 
-        Raises EventError if the node turned the stream down meanwhile, and StageBroken if it was
-        away for longer than the client's ``timeout``; what has no verdict is then still kept.
+        On a durable stream that is until all is committed. Raises EventError if the node turned
+        the stream down meanwhile, and StageBroken if it was away for longer than the client's
+        ``timeout``; what has no verdict is then still kept.
         """
         outbox = self._outbox
         await trio.lowlevel.checkpoint()
@@ -348,6 +385,14 @@ class ClientStream:
                 )
         self._check()
         return outbox.take_refusals()
+
+    def _tell_unknown(self) -> None:
+        """The node has forgotten us: it cannot tell what it has had already."""
+        if self._outbox.unknown:
+            partitions, self._outbox.unknown = self._outbox.unknown, []
+            log.warning("the node knows this producer no longer: what had no verdict is sent, and "
+                        "counts twice if it was committed", stream=self.name,
+                        producer=self._client.producer, partitions=partitions)  # fmt: skip
 
     def _admit(self, events: Sequence[Any]) -> None:
         """Declare new event classes, freeze GenericEvents, complain about what is no event."""

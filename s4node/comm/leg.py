@@ -118,6 +118,8 @@ class Leg:
                 if room <= 0:
                     break
                 count = min(room, box.max_frame_events)
+                if lane.next_number < lane.known:
+                    count = min(count, lane.known - lane.next_number)
                 data = box.encode(lane, count, now_ms, flags, self._frame_bytes)
                 if data is not None:
                     out.append(data)
@@ -189,6 +191,7 @@ class Leg:
         if problem:
             box.error = problem
             return
+        box.durable = bool(answer.headers.get(wire.DURABLE))
         epoch = _whole(answer.headers.get(wire.EPOCH))
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):
@@ -201,7 +204,7 @@ class Leg:
                     continue
             if asked or not lane.open:
                 before = lane.upto
-                lane.reopen(position)
+                lane.reopen(position, again=box.again)
                 box.tell_settled(lane, before)
         self.opened = True
         self._accepted = declared
@@ -238,6 +241,9 @@ class Leg:
 
     def _learn(self, answer: wire.Hello) -> None:
         box = self.outbox
+        unknown = answer.headers.get(wire.UNKNOWN)
+        if isinstance(unknown, (list, tuple)):
+            box.unknown += [number for number in unknown if isinstance(number, int)]
         self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
         most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
         if most:  # an envelope may be over its budget by a frame

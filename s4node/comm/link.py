@@ -124,7 +124,9 @@ class Link:
     def finish(self) -> None:
         """Tell the node that nothing more will come on any stream."""
         if not self.held:
-            self._control += [leg.end_of_stream() for leg in self.legs if leg.opened]
+            self._control += [
+                leg.end_of_stream() for leg in self.legs if leg.opened and leg.outbox.ends
+            ]
         self._hurry = True
         self.wake()
 

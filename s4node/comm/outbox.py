@@ -6,6 +6,8 @@ Rules
 - A lane sends below its credit limit only. It keeps every frame until the node has ruled on all
   of its events, and sends it again, byte for byte, when the node says "expected n" and after a
   reconnect.
+- A producer with a stable id goes on where its earlier life stopped. If it sends everything again,
+  numbers begin at 0 as they did then, and what that life has settled is left out.
 - A lane leaves by one leg: the connection to the node that owns its partition. Who that is comes
   with the answers to hellos, and may change; a newer word (a higher epoch) wins.
 - Without a key, events go round robin over the partitions; the choice is made once, before the
@@ -66,6 +68,7 @@ class Lane:
         "excepted",
         "heir",
         "kept",
+        "known",
         "leg",
         "limit",
         "next_number",
@@ -89,6 +92,7 @@ class Lane:
         self.start = 0
         self.next_number = 0
         self.upto = 0
+        self.known = 0  # an earlier life of this producer has settled what is below
         self.limit = 0
 
     def go_back(self, number: int) -> None:
@@ -105,11 +109,17 @@ class Lane:
             kept.popleft()
             self.cursor = max(0, self.cursor - 1)
 
-    def reopen(self, position: wire.Position) -> None:
-        """The owner has said where the lane goes on."""
-        if position.number > self.next_number:  # an earlier life of this producer
-            self.kept.clear()
-            self.start = self.next_number = self.upto = position.number
+    def reopen(self, position: wire.Position, *, again: bool = False) -> None:
+        """The owner has said where the lane goes on.
+
+        Where that is behind what this life of the producer has sent, it goes on there; or it sends
+        all of it ``again``, and what is settled does not leave.
+        """
+        if position.number > self.next_number:
+            self.known = position.number
+            if not again:
+                self.kept.clear()
+                self.start = self.next_number = self.upto = position.number
         self.settle(min(position.safe, self.next_number))
         self.go_back(position.number)
         self.limit = position.limit
@@ -136,7 +146,8 @@ class Outbox:
 
     ``put`` and ``extend`` only append; a leg's ``frames`` encodes what may leave by it now. Counts
     are events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included).
-    ``nodes`` are the addresses where the stream's owners can be asked for.
+    ``nodes`` are the addresses where the stream's owners can be asked for. A producer whose id is
+    ``stable`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
     """
 
     def __init__(
@@ -148,6 +159,8 @@ class Outbox:
         key: KeySpec | None = None,
         types: Sequence[type] = (),
         headers: wire.Headers | None = None,
+        stable: bool = False,
+        again: bool = False,
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
     ) -> None:
@@ -155,6 +168,10 @@ class Outbox:
         self.producer = producer
         self.incarnation = incarnation
         self.headers = headers or {}
+        self.stable = stable
+        self.again = again
+        self.durable = False  # what the nodes settle survives them
+        self.unknown: list[int] = []  # partitions whose owners have forgotten us
         self.max_frame_events = max_frame_events
         self.max_frame_bytes = max_frame_bytes
         self.legs: dict[str, Leg] = {}
@@ -239,6 +256,11 @@ class Outbox:
     def pending(self) -> int:
         """Events that have not been sent for the first time."""
         return len(self._incoming) + self._ready_events
+
+    @property
+    def ends(self) -> bool:
+        """Whether nodes may forget us when we are gone; else a later life goes on."""
+        return not (self.stable and self.durable)
 
     @property
     def in_flight(self) -> int:
@@ -480,7 +502,8 @@ class Outbox:
     def encode(
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
     ) -> bytes | None:
-        """The lane's next ``count`` events as one kept frame; None if its only one was refused.
+        """The lane's next ``count`` events as one kept frame; None if its only one was refused, or
+        an earlier life has settled them.
 
         ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
         """
@@ -533,6 +556,9 @@ class Outbox:
         del lane.pending[:count]
         self._ready_events -= count
         lane.next_number = first + count
+        if lane.next_number <= lane.known:
+            lane.settle(lane.next_number)
+            return None
         self.weight = self.weight * 0.75 + len(body) / count * 0.25
         if self._fits < self.max_frame_events:  # large events lately: grow back step by step
             self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)

@@ -78,13 +78,18 @@ class SyncClient:
             self._raise_failure()
 
     def stream(
-        self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()
+        self,
+        name: str,
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        again: bool = False,
     ) -> SyncStream:
         """Open the input stream ``name`` of the app; see :meth:`s4node.Client.stream`."""
         if name not in self._streams:
 
             async def opened() -> ClientStream:
-                return await self._client.stream(name, key=key, types=types)
+                return await self._client.stream(name, key=key, types=types, again=again)
 
             self._streams[name] = SyncStream(self, self.call(opened))
         return self._streams[name]
@@ -155,6 +160,11 @@ class SyncStream:
     def counts(self) -> dict[str, int]:
         """Events so far; see :attr:`s4node.ClientStream.counts`."""
         return self._stream.counts
+
+    def resume_at(self, partition: int = 0) -> int:
+        """What earlier lives have had committed; see :meth:`s4node.ClientStream.resume_at`."""
+        found: int = self._client.call(self._stream.resume_at, partition)
+        return found
 
     def send(self, event: Any) -> None:
         """Send one event; blocks while the queue is full."""

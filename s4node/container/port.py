@@ -180,10 +180,9 @@ class InputPort:
         if self.durable is not None:
             if self.durable.unsettled(hello, now):
                 return None
-            headers = {**headers, wire.DURABLE: True}
             unknown = self.durable.unknown(hello)
             if unknown:
-                headers[wire.UNKNOWN] = unknown
+                headers = {**headers, wire.UNKNOWN: unknown}
         positions = self.admission.hello(hello, connection, now)
         return self.word(node, incarnation, positions, headers=headers)
 
@@ -201,6 +200,8 @@ class InputPort:
         headers = dict(self._headers if headers is None else headers)
         if unasked:
             headers[wire.UNASKED] = True
+        if self.durable is not None:
+            headers[wire.DURABLE] = True
         return wire.Hello(
             node,
             incarnation,

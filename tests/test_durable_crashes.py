@@ -1,0 +1,199 @@
+"""Nodes and producers that are killed at any time: what was sent over sockets counts once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from harness import NodeProcess, environment, free_port, s4_process, until
+from kept import kept_instances, kept_producers
+
+from s4node.faults import POINTS
+
+USERS = 13
+
+# counts in its state, and says so when an event of a key is not the next one
+COUNTING = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Count(ProcessingElement):
+    clicks: int = 0
+    wrong: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.wrong += event.number != self.clicks
+        self.clicks += 1
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+
+app = Clicks("counting")
+"""
+
+# sends the same events in every life, some at a time; says how many, and that all are committed
+PRODUCER = """
+import sys
+import trio
+from s4node import Client, Event
+
+class Click(Event):
+    user: str
+    number: int
+
+async def main(address, name, count, pause):
+    async with Client(address, producer=name, timeout=60) as client:
+        clicks = await client.stream("clicks", again=True)
+        for n in range(count):
+            await clicks.send(Click(f"{name} {n % USERS}", n // USERS))
+            if n % 50 == 49:
+                print(n, flush=True)
+                await trio.sleep(pause)
+        assert await clicks.flush() == []
+        print("all", clicks.counts["admitted"], flush=True)
+
+USERS = 13
+address, name, count, pause = sys.argv[1:]
+trio.run(main, address, name, int(count), float(pause))
+"""
+
+
+class Lives:
+    """A node and its producers, each of which may be killed and is started again."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        (folder / "counting.py").write_text(COUNTING)
+        (folder / "producer.py").write_text(PRODUCER)
+        self.folder = folder
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.state = folder / "state"
+        values = {
+            "s4.state.folder": str(self.state),
+            "s4.stream.clicks.grade": "durable",
+            "s4.cluster.partitions": "4",
+            "task.commit.ms": "20",
+        } | settings
+        self.arguments = ["run", folder / "counting.py", "--listen", self.address]
+        for key, value in values.items():
+            self.arguments += ["-p", f"{key}={value}"]
+
+    def node(self, **more: object) -> object:
+        return s4_process(*self.arguments, cwd=self.folder, **more)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def producer(self, name: str, count: int, pause: float) -> AsyncIterator[NodeProcess]:
+        """A program that sends, killed at the end."""
+        program = [sys.executable, self.folder / "producer.py", self.address, name, str(count)]
+        process = await trio.lowlevel.open_process(
+            [*program, str(pause)], stdout=-1, stderr=-1, cwd=self.folder, env=environment()
+        )
+        found = NodeProcess(process)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found._read, process.stdout, found.stdout)
+            nursery.start_soon(found._read, process.stderr, found.stderr)
+            try:
+                yield found
+            finally:
+                with trio.CancelScope(shield=True):
+                    if process.returncode is None:
+                        process.kill()
+                    await process.wait()
+                nursery.cancel_scope.cancel()
+
+    async def send(self, name: str, count: int, random: Random, lives: int) -> None:
+        """Have a producer send all, killing it again and again."""
+        for _ in range(lives):
+            async with self.producer(name, count, 0.01) as process:
+                with trio.move_on_after(0.3 + random.random()):
+                    await process.wait()
+        async with self.producer(name, count, 0.0) as process:
+            assert await process.wait() == 0, process.errors
+            assert process.stdout[-1] == f"all {count}"
+
+    def check(self, sent: dict[str, int]) -> None:
+        """Each event counts once, in order."""
+        kept = kept_instances(self.state / "default" / "counting")
+        expected = Counter(
+            f"{name} {n % USERS}" for name, count in sent.items() for n in range(count)
+        )
+        assert {key: each["clicks"] for key, each in kept.items()} == expected
+        assert [key for key, each in kept.items() if each["wrong"]] == []
+        numbers: Counter[str] = Counter()
+        for rows in kept_producers(self.state / "default" / "counting").values():
+            for (stream, name), row in rows.items():
+                assert stream == "clicks"
+                numbers[name] += row.number
+        assert numbers == sent
+
+
+async def stop(process: NodeProcess) -> None:
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0, process.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_random(
+    tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    lives = Lives(tmp_path, {})
+    sent = {"one": 20_000, "two": 15_000}
+    done: list[str] = []
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+
+            async def send(name: str) -> None:
+                await lives.send(name, sent[name], Random(f"{seed} {name}"), 5)
+                done.append(name)
+
+            for name in sent:
+                nursery.start_soon(send, name)
+            for _ in range(8):
+                async with lives.node() as process:
+                    await trio.sleep(random.random() * 0.8)
+                    await process.kill()
+            async with lives.node() as process:
+                await until(lambda: len(done) == len(sent), seconds=60)
+                await stop(process)
+    lives.check(sent)
+
+
+STEPS = [name for name in POINTS if name.startswith(("commit.", "claim."))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+async def test_events_count_once_when_the_node_is_killed_at_a_step_of_a_commit(
+    tmp_path: Path, step: str
+) -> None:
+    lives = Lives(tmp_path, {"s4.cluster.partitions": "2"})
+    sent = {"one": 12_000}
+    done = trio.Event()
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                async with lives.producer("one", sent["one"], 0.02) as process:
+                    assert await process.wait() == 0, process.errors
+                    done.set()
+
+            nursery.start_soon(send)
+            for passing in (1, 2) if step.startswith("claim.") else (3, 8):
+                async with lives.node(ready=False, fault=f"{step}:{passing}") as process:
+                    assert await process.wait() == -signal.SIGKILL
+            async with lives.node() as process:
+                await done.wait()
+                await stop(process)
+    lives.check(sent)
