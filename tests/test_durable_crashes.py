@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -88,8 +90,9 @@ class Lives:
         for key, value in values.items():
             self.arguments += ["-p", f"{key}={value}"]
 
-    def node(self, **more: object) -> object:
-        return s4_process(*self.arguments, cwd=self.folder, **more)  # type: ignore[arg-type]
+    def node(self, *arguments: str, **more: Any) -> AbstractAsyncContextManager[NodeProcess]:
+        """A node that runs the app, killed at the end."""
+        return s4_process(*self.arguments, *arguments, cwd=self.folder, **more)
 
     @asynccontextmanager
     async def producer(self, name: str, count: int, pause: float) -> AsyncIterator[NodeProcess]:
@@ -168,6 +171,41 @@ async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_r
                 await until(lambda: len(done) == len(sent), seconds=60)
                 await stop(process)
     lives.check(sent)
+
+
+@pytest.mark.slow
+async def test_events_count_once_when_containers_of_several_are_killed_and_taken_over(
+    tmp_path: Path,
+) -> None:
+    random = Random(3)
+    lives = Lives(tmp_path, {"s4.session.timeout": "1000", "s4.container.restartDelay": "50"})
+    sent = {"one": 30_000, "two": 20_000}
+    done: list[str] = []
+    kills = 0
+    with trio.fail_after(150):
+        async with lives.node("--nodes", "2") as process, trio.open_nursery() as nursery:
+
+            async def send(name: str) -> None:
+                await lives.send(name, sent[name], Random(name), 5)
+                done.append(name)
+
+            for name in sent:
+                nursery.start_soon(send, name)
+            while len(done) < len(sent):
+                await trio.sleep(0.3 + random.random())
+                containers = children(process.pid)
+                if kills < 8 and containers:
+                    os.kill(random.choice(containers), signal.SIGKILL)
+                    kills += 1
+            await stop(process)
+    assert kills >= 6
+    lives.check(sent)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
 STEPS = [name for name in POINTS if name.startswith(("commit.", "claim."))]
