@@ -91,6 +91,16 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
     return frozenset(found)
 
 
+def grades_of(app: App, config: Config) -> dict[str, str]:
+    """What is promised for each input stream: fast or durable."""
+    durable = durable_of(app, config)
+    inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
+    return {
+        stream.name: "fast" if stream.is_live and stream.name not in durable else "durable"
+        for stream in inputs
+    }
+
+
 def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:
     """``system.stream`` taken apart at the first dot."""
     pairs: list[Pair] = []

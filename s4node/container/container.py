@@ -46,7 +46,7 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks, recovery
-from s4node.container.binding import durable_of, live_of, replayable
+from s4node.container.binding import durable_of, grades_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.inputs import Inputs, close
@@ -707,6 +707,7 @@ class Container:
             utilization=self.loop.utilization,
             started_after=self._started_after,
             threads=self.config[settings.THREAD_POOL_SIZE],
+            grades=grades_of(self.app, self.config),
         )
 
     def metrics(self) -> list[MetricsSnapshot]:

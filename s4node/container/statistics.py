@@ -97,7 +97,8 @@ class ContainerStatistics:
     """What a container has done since its start.
 
     ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
-    many seconds its start took, 0 while it lasts. ``replay`` is None where it reads no such inputs.
+    many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
+    ``grades`` say of each input stream what is promised: fast or durable.
     """
 
     tasks: tuple[TaskStatistics, ...]
@@ -112,6 +113,7 @@ class ContainerStatistics:
     utilization: float = 0.0
     started_after: float = 0.0
     threads: int = 0
+    grades: dict[str, str] = field(default_factory=dict)
 
     @property
     def processed(self) -> int:

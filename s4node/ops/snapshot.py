@@ -40,6 +40,8 @@ class Row(msgspec.Struct):
     """How full the fullest of its partitions is, from 0 to 1 and above."""
     level: int = 0
     """How many streams lie before this one."""
+    grade: str = ""
+    """What is promised for the stream: fast or durable; empty where it is no input."""
     rate: float | None = None
     """Events admitted a second; None where there is no snapshot to compare with."""
 
@@ -97,6 +99,7 @@ def rows_of(told: Iterable[tuple[str, Mapping[str, int], Mapping[str, Any]]]) ->
         for stage in _stages_of(statistics):
             key = app, str(stage.get("stage", "stream")), str(stage["stream"])
             row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
+            row.grade = statistics.get("grades", {}).get(key[2], row.grade)
             _add(row, stage)
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
 

@@ -219,6 +219,7 @@ def _stages(rows: Sequence[Row]) -> RenderableType:
                 row.app,
                 row.stage,
                 row.stream,
+                row.grade,
                 f"{row.depth}/{row.capacity}",
                 f"{row.fullest:.0%}",
                 str(row.admitted),
@@ -227,7 +228,9 @@ def _stages(rows: Sequence[Row]) -> RenderableType:
                 shed,
             )
         )
-    titles = ("app", "stage", "stream", "waiting", "full", "admitted", "rate", "waited", "shed")
+    titles = (
+        "app", "stage", "stream", "grade", "waiting", "full", "admitted", "rate", "waited", "shed",
+    )  # fmt: skip
     return _table(titles, lines)
 
 

@@ -35,6 +35,12 @@ def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
     ]  # fmt: skip
 
 
+def test_a_row_tells_what_is_promised_for_its_stream() -> None:
+    app, levels, statistics = told(stage("stream", "clicks"), stage("stream", "words"))
+    rows = rows_of([(app, levels, {**statistics, "grades": {"clicks": "durable"}})])
+    assert [(row.stream, row.grade) for row in rows] == [("clicks", "durable"), ("words", "")]
+
+
 def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
     tasks = [{"stages": {"clicks": {"depth": n, "capacity": 10, "admitted": n}}} for n in (1, 2)]
     (row,) = rows_of([("shop", {}, {"tasks": tasks})])
