@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torture import log_run
+from torture import exact_run, log_run
 from torture.run import main
 
 parser = argparse.ArgumentParser()
@@ -17,17 +17,28 @@ parser.add_argument("--seed", type=int)
 parser.add_argument("--seconds", type=float, default=180)
 parser.add_argument("--round", type=float, default=15)
 parser.add_argument("--deaths", choices=("yes", "no", "both"), default="both")
-parser.add_argument("--what", choices=("cluster", "log", "both"), default="both")
+parser.add_argument("--what", choices=("cluster", "log", "exact", "all"), default="all")
+parser.add_argument("--kills", type=int, default=200, help="of the exact run, at least")
+parser.add_argument("--hits", type=int, default=5, help="of each point of a commit, at least")
 options = parser.parse_args()
 
 until = time.monotonic() + options.seconds
 seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10_000)
+
+
+def folder() -> Path:
+    """A new one."""
+    return Path(tempfile.mkdtemp(prefix="s4-torture-"))
+
+
 held = True
-while held and time.monotonic() < until:
+if options.what in ("exact", "all"):
+    held = exact_run.main(seed, options.kills, options.hits, folder())
+while held and options.what != "exact" and time.monotonic() < until:
     deaths = options.deaths == "yes" or (options.deaths == "both" and seed % 2 == 1)
-    if options.what != "log":
-        held = main(seed, options.round, deaths, Path(tempfile.mkdtemp(prefix="s4-torture-")))
-    if options.what != "cluster" and held:
-        held = log_run.main(seed, options.round, Path(tempfile.mkdtemp(prefix="s4-torture-")))
+    if options.what in ("cluster", "all"):
+        held = main(seed, options.round, deaths, folder())
+    if options.what in ("log", "all") and held:
+        held = log_run.main(seed, options.round, folder())
     seed += 1
 sys.exit(not held)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from harness import ROOT, environment, free_port, run_s4, s4
+from harness import free_port, run_s4, s4
 from kept import kept_positions
 
 from s4node import Client, Oldest
@@ -209,7 +209,7 @@ class LogTorture(Torture):
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await trio.lowlevel.open_process(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
+                env=self._environment_of(name),
             )  # fmt: skip
         self.processes[name] = process
         self.log(f"{name} is started")
@@ -271,7 +271,8 @@ class LogTorture(Torture):
     async def _do_to_process(self, deed: str, name: str, pause: float) -> None:
         process = self.processes[name]
         if process.returncode is not None:
-            self.complaints.append(f"{name} ended by itself: {process.returncode}")
+            if not self._was_to_die(name):
+                self.complaints.append(f"{name} ended by itself: {process.returncode}")
         elif deed == "pause":
             self.log(f"SIGSTOP {name} for {pause:g} s")
             process.send_signal(signal.SIGSTOP)

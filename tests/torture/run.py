@@ -165,8 +165,7 @@ class Torture:
                 [sys.executable, "-m", "torture.member", str(self.folder / "cluster"), app, name,
                  str(expected), str(self.folder / f"{name}.notes"),
                  *(f"{key}={value}" for key, value in self.settings.items())],
-                stdout=subprocess.PIPE, stderr=log,
-                env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
+                stdout=subprocess.PIPE, stderr=log, env=self._environment_of(name),
             )  # fmt: skip
         member = self.members[name] = Member(name, app, process)
         self._nursery.start_soon(self._watch, member)
@@ -174,14 +173,26 @@ class Torture:
         with trio.move_on_after(30) as patience:
             member.address = (await process.stdout.receive_some(200)).decode().strip()
         if patience.cancelled_caught or not member.address:
-            self.complaints.append(f"{name} does not start")
+            if member.state != "dead":
+                self.complaints.append(f"{name} does not start")
             return
         if member.state == "starting":
             member.state = "running"
             self.log(f"{name} runs at {member.address}")
 
+    def _environment_of(self, name: str) -> dict[str, str]:
+        """Of a process that is to start."""
+        return environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+
+    def _was_to_die(self, name: str) -> bool:
+        """Whether a process that was killed has been told to at its start; asked once."""
+        return False
+
     async def _watch(self, member: Member) -> None:
         status = await member.process.wait()
+        if status == -signal.SIGKILL and member.state != "dead" and self._was_to_die(member.name):
+            member.state = "dead"
+            self.dead.add(member.name)
         if member.state in ("starting", "running"):
             last = (self.folder / f"{member.name}.log").read_text().splitlines()[-1:]
             self.complaints.append(f"{member.name} ended by itself: {status}, {last}")
@@ -197,6 +208,8 @@ class Torture:
         with trio.move_on_after(SHUTDOWN_SECONDS * 2):
             await member.process.wait()
         took = trio.current_time() - began
+        if member.name in self.dead:
+            return
         if member.process.returncode != 0 or took > SHUTDOWN_SECONDS * 0.8:
             self.complaints.append(
                 f"{member.name} stopped with {member.process.returncode} after {took:.1f} s"

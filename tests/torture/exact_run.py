@@ -1,0 +1,290 @@
+"""One run of exactly once: everything is killed, at random and at named points, and all is exact.
+
+Rules
+- The log's node, the containers and the producers are killed all the time, and come back. Half of
+  the containers are told at their start to die at a point of a commit, a claim or an outbox.
+- A step of the app that misses or sees twice an event raises, and its container says so and ends.
+- In the end everybody is left alone. What comes out, and the state that is left, must be the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+from harness import run_s4
+
+from s4node import Client, Oldest
+from s4node.faults import POINTS
+from s4node.ops import logging
+from torture.exact import Order, order
+from torture.log_run import LogTorture
+from torture.run import SESSION_SECONDS, SETTINGS
+
+STREAM_OF = {"log-1": "orders", "log-2": "orders", "call-1": "calls", "call-2": "calls"}
+DEEDS = ("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze")
+MOST = 3
+PARTITIONS = 4
+OF_LOG = [point for point in POINTS if point.startswith("log.")]
+OF_CONTAINERS = [p for p in POINTS if p not in OF_LOG and not p.startswith("startpoint.")]
+FEW = 3
+"""So often at most a container passes a point before it dies there."""
+
+
+class ExactTorture(LogTorture):
+    """One run; ``complaints`` should be empty. It ends after so many ``kills``, and not before."""
+
+    def __init__(
+        self, folder: Path, seed: int, kills: int, hits: int, *, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(folder, seed, 0, say=say)
+        self.kills = kills
+        self.hits: Counter[str] = Counter()
+        self.killed: Counter[str] = Counter()  # what, or at which point
+        self.faults: dict[str, str] = {}
+        self._wanted = hits
+        self.settings = SETTINGS | {
+            "s4.cluster.partitions": str(PARTITIONS),
+            "s4.state.folder": str(folder / "state"),
+            "systems.log.address": self.address,
+            "streams.orders.samza.offset.default": "oldest",
+            "s4.stream.done.consumers": "log",
+            "s4.cluster.log.address": self.address,
+            "s4.stream.calls.grade": "durable",
+            "task.commit.ms": self._chance.choice(["20", "50", "200"]),
+        }
+
+    async def _run(self) -> None:
+        self.log(f"{self.settings}")
+        await self._start_log()
+        self._nursery.start_soon(self._revive_log)
+        for name, count in (("orders", 3), ("done", 2)):
+            await self._s4("log", "create", name, "--partitions", str(count), "--key", "user")
+        async with trio.open_nursery() as starting:
+            for _ in range(MOST):
+                starting.start_soon(self._start, "exact", self._name("exact"), MOST)
+        for name in STREAM_OF:
+            await self._start_producer(name)
+        await self._torment_all()
+        self.log("producers stop")
+        for name in STREAM_OF:
+            await self._stop_process(name)
+        sent = self._sent()
+        await self._wait_done(sum(sent.values()))
+        await self._stop_members()
+        done = await self._came_out()
+        self.total = len(done)
+        self.complaints += wrong(sent, done)
+        self.complaints += await self._wrong_state(sent)
+
+    # -- the truth ---------------------------------------------------------------------------
+
+    def _sent(self) -> dict[str, int]:
+        sent = {}
+        for name in STREAM_OF:
+            lines = self._notes(name).read_text().splitlines()
+            self.complaints += [f"{name}: {line}" for line in lines if line.startswith("refused")]
+            last = [int(line.split()[1]) for line in lines if line.startswith("sent")]
+            if last:
+                sent[name] = last[-1]
+            else:
+                self.complaints.append(f"{name} has not said what it sent")
+        return sent
+
+    def _notes(self, name: str) -> Path:
+        return self.folder / f"{name}.sent"
+
+    async def _wait_done(self, total: int) -> None:
+        with trio.move_on_after(90) as patience:
+            while (there := sum((await self._counts())["done"])) < total:
+                if not self._in("running"):
+                    break
+                await trio.sleep(0.1)
+        self.log(f"{there} of {total} came out")
+        if patience.cancelled_caught:
+            self.complaints.append(f"only {there} of {total} came out within 90 s")
+
+    async def _came_out(self) -> list[Order]:
+        """What came out, in the order of each partition."""
+        left = sum((await self._counts())["done"])
+        found: list[Order] = []
+        if not left:
+            return found
+        with trio.fail_after(60):
+            async with (
+                Client(self.address) as client,
+                client.subscribe("done", types=Order, start=Oldest()) as orders,
+            ):
+                async for one in orders:
+                    found.append(one)
+                    if len(found) == left:
+                        break
+        return found
+
+    async def _wrong_state(self, sent: dict[str, int]) -> list[str]:
+        """What the steps have counted, compared with what was sent."""
+        folder = ["-p", f"s4.state.folder={self.folder / 'state'}"]
+        found = []
+        users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
+        for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):
+            told = await run_s4("state", "scan", "exact", step, "--json", *folder, cwd=self.folder)
+            if told.returncode:
+                return [f"s4 state scan {step}: {told.stderr}"]
+            rows = [json.loads(line) for line in told.stdout.splitlines()]
+            kept = {row["key"]: row["value"]["wanted"] for row in rows}
+            truth = {f"{user}{behind}": count for user, count in users.items()}
+            if kept != truth:
+                found.append(f"{step} has counted {kept}, and not {truth}")
+        return found
+
+    # -- processes ---------------------------------------------------------------------------
+
+    async def _start_producer(self, name: str) -> None:
+        addresses = self.address
+        if STREAM_OF[name] == "calls":
+            while not (running := self._in("running")):
+                await trio.sleep(0.05)
+            addresses = ",".join(member.address for member in running)
+        command = [sys.executable, "-m", "torture.exact_producer", addresses, STREAM_OF[name],
+                   name, str(self._notes(name))]  # fmt: skip
+        await self._open(name, command)
+        self.busy.discard(name)
+
+    def _environment_of(self, name: str) -> dict[str, str]:
+        """Half of the containers, and of the log's nodes, die at a point that is most wanted."""
+        found = super()._environment_of(name)
+        points = OF_LOG if name == "log" else OF_CONTAINERS
+        if name in STREAM_OF or self._enough or self._chance.random() < 0.4:
+            return found
+        fewest = min(self.hits[point] for point in points)
+        point = self._chance.choice([p for p in points if self.hits[p] <= fewest + 1])
+        self.faults[name] = point
+        return found | {"S4_FAULT": f"{point}:{self._chance.randint(1, FEW)}"}
+
+    def _was_to_die(self, name: str) -> bool:
+        point = self.faults.pop(name, "")
+        if not point:
+            return False
+        self.log(f"{name} has died at {point}")
+        self.hits[point] += 1
+        self._killed(point)
+        return True
+
+    def _killed(self, where: str) -> None:
+        self.kills -= 1
+        self.killed[where] += 1
+
+    @property
+    def _enough(self) -> bool:
+        """Whether there were enough."""
+        return self.kills <= 0 and all(
+            self.hits[point] >= self._wanted for point in OF_CONTAINERS + OF_LOG
+        )
+
+    async def _revive_log(self) -> None:
+        """Start the log's node again when it has died at a point."""
+        while True:
+            await trio.sleep(0.05)
+            if self.processes["log"].returncode is not None and "log" not in self.busy:
+                self.busy.add("log")
+                await self._do_to_process("kill", "log", 0.0)
+
+    # -- the adversary -----------------------------------------------------------------------
+
+    async def _torment_all(self) -> None:
+        async with trio.open_nursery() as under_way:
+            while not self._enough:
+                await trio.sleep(self._chance.choice([0.1, 0.3, 0.6]))
+                deed = self._chance.choice(DEEDS)
+                running = self._in("running")
+                living = [m for m in self.members.values() if m.state not in ("over", "dead")]
+                if len(living) < MOST:
+                    under_way.start_soon(self._start, "exact", self._name("exact"))
+                if deed in ("log", "producer"):
+                    name = "log" if deed == "log" else self._chance.choice(list(STREAM_OF))
+                    if name not in self.busy:
+                        self.busy.add(name)
+                        self.faults.pop(name, None)
+                        self._killed(deed)
+                        under_way.start_soon(self._do_to_process, "kill", name, 0.1)
+                elif running and deed == "member":
+                    victim = self._chance.choice(running)
+                    self.log(f"SIGKILL {victim.name}")
+                    victim.state = "dead"
+                    self.faults.pop(victim.name, None)
+                    self._killed(deed)
+                    victim.signal(signal.SIGKILL)
+                elif len(running) > 1:
+                    victim = self._chance.choice(running)
+                    if deed == "stop":
+                        under_way.start_soon(self._stop, victim)
+                    elif deed == "pause":
+                        under_way.start_soon(self._pause, victim, SESSION_SECONDS * 0.3)
+                    else:
+                        under_way.start_soon(self._freeze, victim)
+        self.log("the adversary is done")
+        while any(m.state in ("paused", "starting") for m in self.members.values()):
+            await trio.sleep(0.05)
+        for name in [name for name in self.faults if name == "log" or name in self.members]:
+            if name == "log":  # none may be left that is yet to die
+                self.busy.add("log")
+                await self._stop_process("log")
+                await self._start_log()
+            elif self.members[name].state == "running":
+                await self._stop(self.members[name])
+        while len(self._in("running")) < 2:
+            await self._start("exact", self._name("exact"))
+
+
+def wrong(sent: dict[str, int], done: list[Order]) -> list[str]:
+    """What is not true of what came out: each user's orders once each, in order."""
+    truth: dict[str, int] = Counter(
+        order(name, number).user for name, count in sent.items() for number in range(count)
+    )
+    came: dict[str, list[int]] = defaultdict(list)
+    for one in done:
+        came[one.user].append(one.ordinal)
+    found = []
+    for user in sorted(truth.keys() | came.keys()):
+        if came[user] != list(range(truth.get(user, 0))):
+            times = Counter(came[user])
+            twice = [n for n, count in times.items() if count > 1]
+            missing = [n for n in range(truth.get(user, 0)) if n not in times]
+            found.append(
+                f"{user}: {len(came[user])} came out of {truth.get(user, 0)}; more than once "
+                f"{twice[:5]}, missing {missing[:5]}"
+            )
+    return found
+
+
+async def torture_exact(
+    folder: Path, seed: int, kills: int, hits: int, say: Callable[[str], None]
+) -> ExactTorture:
+    """Run it once; ``complaints`` of what it returns should be empty.
+
+    It goes on until there were so many ``kills``, and each point of ``faults`` was hit so often.
+    """
+    run = ExactTorture(folder, seed, kills, hits, say=say)
+    await run.run()
+    return run
+
+
+def main(seed: int, kills: int, hits: int, folder: Path) -> bool:
+    """Run it once, and print what happens; whether all claims held."""
+    logging.configure("warning")
+    print(f"EXACT SEED={seed} KILLS={kills} HITS={hits}  logs in {folder}", flush=True)
+    say = partial(print, flush=True)
+    run = trio.run(partial(torture_exact, folder, seed, kills, hits, say))
+    print(f"{run.total} events came out; {run.killed.total()} kills:")
+    for where, count in sorted(run.killed.items()):
+        print(f"  {count:4} {where}")
+    for complaint in run.complaints:
+        print(f"COMPLAINT {complaint}")
+    print("exact" if not run.complaints else "NOT exact")
+    return not run.complaints
