@@ -1,4 +1,4 @@
-"""A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES``.
+"""A producer of orders in a process of its own: ``ADDRESS STREAM NAME NOTES``.
 
 It sends the orders 0, 1, 2... of its name and goes on where its last life stopped: each partition
 says how many events of this producer it has. SIGTERM ends it after a flush; then it notes
@@ -22,7 +22,7 @@ from s4node.ops import logging
 from torture.exact import Order, order
 
 
-async def main(addresses: str, stream: str, name: str, notes: str) -> None:
+async def main(address: str, stream: str, name: str, notes: str) -> None:
     file = os.open(Path(notes), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     chance = random.Random(os.getpid())
     with trio.open_signal_receiver(signal.SIGTERM) as received:
@@ -35,7 +35,6 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
 
             nursery.start_soon(wait_term)
             while True:
-                address = chance.choice(addresses.split(","))
                 try:
                     sent = await produce(address, stream, name, chance, over, file)
                     break

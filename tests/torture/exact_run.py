@@ -1,8 +1,9 @@
 """One run of exactly once: everything is killed, at random and at named points, and all is exact.
 
 Rules
-- The log's node, the containers and the producers are killed all the time, and come back. Half of
-  the containers are told at their start to die at a point of a commit, a claim or an outbox.
+- Producers of both inputs ask the log's node, which knows who takes what. It, the containers and the
+  producers are killed all the time, and come back; half of them are told at their start to die at a
+  point of a commit, a claim, an outbox or an append.
 - A step of the app that misses or sees twice an event raises, and its container says so and ends.
 - In the end everybody is left alone. What comes out, and the state that is left, must be the truth.
 """
@@ -49,6 +50,7 @@ class ExactTorture(LogTorture):
         self.killed: Counter[str] = Counter()  # what, or at which point
         self.faults: dict[str, str] = {}
         self._wanted = hits
+        self.door = ["default", "--folder", str(folder / "cluster")]
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
             "s4.state.folder": str(folder / "state"),
@@ -133,7 +135,9 @@ class ExactTorture(LogTorture):
         found = []
         users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
         for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):
-            told = await run_s4("state", "scan", "exact", step, "--json", *folder, cwd=self.folder)
+            told = await run_s4(
+                "state", "scan", "exact", "--table", step, "--json", *folder, cwd=self.folder
+            )
             if told.returncode:
                 return [f"s4 state scan {step}: {told.stderr}"]
             rows = [json.loads(line) for line in told.stdout.splitlines()]
@@ -146,12 +150,7 @@ class ExactTorture(LogTorture):
     # -- processes ---------------------------------------------------------------------------
 
     async def _start_producer(self, name: str) -> None:
-        addresses = self.address
-        if STREAM_OF[name] == "calls":
-            while not (running := self._in("running")):
-                await trio.sleep(0.05)
-            addresses = ",".join(member.address for member in running)
-        command = [sys.executable, "-m", "torture.exact_producer", addresses, STREAM_OF[name],
+        command = [sys.executable, "-m", "torture.exact_producer", self.address, STREAM_OF[name],
                    name, str(self._notes(name))]  # fmt: skip
         await self._open(name, command)
         self.busy.discard(name)
