@@ -1,7 +1,7 @@
 """One run of exactly once: everything is killed, at random and at named points, and all is exact.
 
 Rules
-- Producers of both inputs ask the log's node, which knows who takes what. It, the containers and the
+- Producers ask the log's node, which knows who takes what. That node, the containers and the
   producers are killed all the time, and come back; half of them are told at their start to die at a
   point of a commit, a claim, an outbox or an append.
 - A step of the app that misses or sees twice an event raises, and its container says so and ends.
