@@ -1,7 +1,8 @@
 """Who owns which partition of an app: decided here, from who lives and who owned before.
 
 Rules
-- A partition stays with its living owner, whatever the balance: its state is there.
+- A partition stays with its living owner, whatever the balance, until that one hands it over. Which
+  ones it should, so that all have as many, is computed here as well.
 - At most so many members get partitions as the app has containers; the others are spares. It is
   those who have some, then those whose former namesakes had some, then the older ones.
 - Orphans fill the members up from the one with the fewest; so where nothing stays, no member has
@@ -142,6 +143,48 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
             load[heir] += 1
             heirs[index] = heir
     return heirs
+
+
+def moves(
+    assignment: Assignment, members: Sequence[Member], containers: int = 0
+) -> dict[int, Member]:
+    """Which partitions their living owners should hand over, and to whom: as few as can be so that
+    those who get partitions share evenly, and others have none.
+
+    ``members`` and ``containers`` are as for ``assign``, which comes first: there are no orphans.
+    """
+    alive = {member.key: member for member in members}
+    held: dict[Key, list[int]] = {key: [] for key in alive}
+    for partition, owner in enumerate(assignment.owners):
+        if owner.key not in held:
+            return {}
+        held[owner.key].append(partition)
+    ranked = sorted(alive, key=lambda key: not held[key])
+    chosen = ranked[: containers or len(ranked)]
+    found: dict[int, Member] = {}
+
+    def move(giver: Key) -> None:
+        heir = min((key for key in chosen if key != giver), key=lambda key: len(held[key]))
+        found[held[giver][-1]] = alive[heir]
+        held[heir].insert(0, held[giver].pop())  # what has just come does not go on
+
+    for key in ranked[len(chosen) :]:
+        while held[key]:
+            move(key)
+    while True:
+        richest = max(chosen, key=lambda key: len(held[key]))
+        if len(held[richest]) - min(len(held[key]) for key in chosen) < 2:
+            return found
+        move(richest)
+
+
+def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignment:
+    """The assignment in which these partitions belong to others."""
+    epoch = assignment.epoch + 1
+    owners = list(assignment.owners)
+    for partition, heir in heirs.items():
+        owners[partition] = Owner(heir.name, heir.address, heir.session, epoch)
+    return Assignment(epoch, tuple(owners))
 
 
 def has_living_owner(assignment: Assignment | None, members: Sequence[Member]) -> bool:

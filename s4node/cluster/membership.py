@@ -6,6 +6,8 @@ Rules
 - The first assignment waits until the expected number of members is there, or for the gather time.
   First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.
+- Who has more than its share is told what it owes to others. It hands that over by itself, when it
+  has stopped with it.
 - An owner that no longer lives is nobody: its address is not told.
 - While the coordination cannot be read or written the last view holds, and it is tried again: a
   full disk does not stop what runs. Only the end of the session does.
@@ -17,14 +19,22 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from s4node.cluster.assignment import Assignment, Key, assign, has_living_owner
+from s4node.cluster.assignment import (
+    Assignment,
+    Key,
+    Member,
+    assign,
+    handed_over,
+    has_living_owner,
+    moves,
+)
 from s4node.cluster.registry import AppId, Group, MemberInfo, Registry
 from s4node.cluster.view import View
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
@@ -184,17 +194,47 @@ class Membership:
     async def _write_next(self, group: Group) -> bool:
         """Write what follows from ``group``; False where it stands already."""
         before = group.assignment
-        members = [
-            candidate
-            for candidate, member in zip(group.candidates, group.members, strict=True)
-            if member.value.partitions == self._info.partitions
-        ]
+        members = self._equals(group)
         after = assign(self._info.partitions, members, before and before.value, self._containers)
         if before is not None and after is before.value:
             return False
         with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
+
+    def _equals(self, group: Group) -> list[Member]:
+        """The members that have as many partitions as we."""
+        return [
+            candidate
+            for candidate, member in zip(group.candidates, group.members, strict=True)
+            if member.value.partitions == self._info.partitions
+        ]
+
+    async def hand_over(self, partitions: Iterable[int]) -> None:
+        """Let others have these of ``mine``, which have been stopped with: those whom they are owed
+        to by now, or ourselves anew where nobody is."""
+        given = set(partitions)
+        while True:
+            group = await self.registry.group(self.app)
+            before = group.assignment
+            if before is None:
+                return
+            members = {member.key: member for member in self._equals(group)}
+            heirs = moves(before.value, list(members.values()), self._containers)
+            owners = before.value.owners
+            to = {
+                partition: heirs.get(partition, members[self._key])
+                for partition in given
+                if owners[partition].key == self._key
+            }
+            if not to:
+                return
+            try:
+                after = handed_over(before.value, to)
+                await self.registry.write_assignment(self.app, after, before.version)
+            except (BadVersion, EntryExists, NoEntry):
+                continue  # read again, and see
+            return
 
     def _tell(
         self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
@@ -204,7 +244,8 @@ class Membership:
         if gathered and len(assignment.owners) == self._info.partitions:
             owners = enumerate(assignment.owners)
             mine = frozenset(index for index, owner in owners if owner.key == self._key)
-            view = View(group.epoch, group.owners, group.epochs, mine, group.addresses)
+            owed = mine & moves(assignment, self._equals(group), self._containers).keys()
+            view = View(group.epoch, group.owners, group.epochs, mine, group.addresses, owed)
         else:
             view = replace(self._nothing, members=group.addresses)
         if view != self.view:

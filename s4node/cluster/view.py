@@ -16,7 +16,8 @@ class View:
 
     ``epochs`` says since which epoch each partition has had its owner, ``mine`` are the partitions
     of the member itself, ``members`` the addresses of all that live, spares included, the oldest
-    first. ``epoch`` 0: nothing is assigned yet.
+    first. ``epoch`` 0: nothing is assigned yet. ``owed`` are those of ``mine`` that the member
+    should hand over, if it can.
     """
 
     epoch: int
@@ -24,6 +25,7 @@ class View:
     epochs: tuple[int, ...]
     mine: frozenset[int]
     members: tuple[str, ...]
+    owed: frozenset[int] = frozenset()
 
     @classmethod
     def alone(cls, partitions: int) -> View:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.cluster.assignment import Assignment, Member, Owner, assign, has_living_owner
+from s4node.cluster.assignment import (
+    Assignment,
+    Member,
+    Owner,
+    assign,
+    handed_over,
+    has_living_owner,
+    moves,
+)
 
 A = Member("a", "tcp://a", "session-a")
 B = Member("b", "tcp://b", "session-b")
@@ -102,6 +112,58 @@ def test_an_owner_lives_if_one_of_the_members_is_it() -> None:
     assert not has_living_owner(assignment, [])
     assert not has_living_owner(None, [A])
     assert not has_living_owner(assign(2, [], None), [A])
+
+
+@pytest.mark.parametrize(
+    ("owners", "members", "containers", "expected"),
+    [
+        ("aaaa", [A], 0, {}),
+        ("aaaa", [A, B], 0, {3: "b", 2: "b"}),
+        ("aaaa", [A, B, C], 0, {3: "b", 2: "c"}),
+        ("aaab", [A, B], 0, {2: "b"}),
+        ("aaabb", [A, B], 0, {}),
+        ("aabb", [A, B, C], 0, {1: "c"}),
+        ("aaabbb", [A, B, C], 0, {2: "c", 5: "c"}),
+        ("aaabbb", [A, B, C], 2, {}),
+        ("aabbcc", [A, B, C], 2, {5: "a", 4: "b"}),
+        ("aaaa", [A, B, C], 2, {3: "b", 2: "b"}),
+    ],
+)
+def test_who_has_too_many_should_hand_over_as_few_as_can_be(
+    owners: str, members: list[Member], containers: int, expected: dict[int, str]
+) -> None:
+    by_name = {member.name: member for member in members}
+    each = (by_name[name] for name in owners)
+    before = Assignment(3, tuple(Owner(m.name, m.address, m.session, 2) for m in each))
+    found = moves(before, members, containers)
+    assert {partition: heir.name for partition, heir in found.items()} == expected
+    now = handed_over(before, found)
+    assert now.epoch == 4
+    assert moves(now, members, containers) == {}
+    assert [owner.epoch for owner in now.owners] == [
+        4 if partition in expected else 2 for partition in range(len(owners))
+    ]
+
+
+def test_before_all_partitions_have_living_owners_nothing_is_to_be_handed_over() -> None:
+    assert moves(assign(4, [A, B], None), [A], 0) == {}
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.integers(1, 5), st.integers(0, 5))
+def test_after_what_is_owed_was_handed_over_all_share_evenly(
+    owners: list[int], count: int, containers: int
+) -> None:
+    members = [Member(f"m{n}", f"tcp://{n}", f"s{n}") for n in range(max(count, max(owners) + 1))]
+    each = [members[n] for n in owners]
+    before = Assignment(1, tuple(Owner(m.name, m.address, m.session, 1) for m in each))
+    found = moves(before, members, containers)
+    now = handed_over(before, found)
+    loads = Counter(owner.member for owner in now.owners)
+    sharing = min(containers or len(members), len(members))
+    assert len(loads) <= sharing
+    even = [len(owners) // sharing, -(-len(owners) // sharing)]
+    assert all(load in even for load in loads.values())
+    assert all(now.owners[p].member != before.owners[p].member for p in found)
 
 
 def test_an_assignment_survives_json_and_newer_fields_do_no_harm() -> None:
