@@ -148,6 +148,34 @@ async def test_who_comes_late_is_a_spare_and_takes_over_at_once(tmp_path: Path) 
             assert sorted(a.mine + c.mine) == [0, 1, 2, 3]
 
 
+async def test_who_has_more_than_its_share_hands_over_what_it_has_stopped_with(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
+            await a.membership.hand_over([3])
+            await owners([a, b], "aaab")
+            assert (a.view.owed, b.view.epochs) == ({2}, (1, 1, 1, 2))
+            await a.membership.hand_over([2])
+            await owners([a, b], "aabb")
+            assert (a.view.owed, b.view.epochs) == (set(), (1, 1, 3, 2))
+
+
+async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await b.membership.leave()
+        await until(lambda: a.view.members == ("tcp://a",))
+        await a.membership.hand_over([3])
+        await until(lambda: a.view.epochs == (1, 1, 1, 2))
+        assert a.mine == [0, 1, 2, 3]
+
+
 async def test_a_spare_does_not_gather_when_the_only_owner_goes(tmp_path: Path) -> None:
     async with member_process(tmp_path, "a") as a:
         assert await a.line() == "1 a,a,a,a 1,1,1,1 0,1,2,3"
