@@ -435,6 +435,20 @@ STATE_SYNC = Setting(
     "wait for the disk at every commit; with normal the last commits, after which inputs are "
     "replayed. A process that dies loses nothing with either.",
 )
+STATE_CHECKPOINT_INTERVAL = Setting(
+    _PROGRESS, "s4.state.checkpointInterval", "600000", kinds.milliseconds(0),
+    "How often, in milliseconds, a task keeps a checkpoint of its database, to go back to if that "
+    "is damaged. It shares with the database all files that have not changed since. 0 keeps none.",
+)
+STATE_CHECKPOINTS = Setting(
+    _PROGRESS, "s4.state.checkpoints", "3", kinds.whole(1),
+    "How many checkpoints of a task are kept.",
+)
+STATE_CHECKPOINT_AGE = Setting(
+    _PROGRESS, "s4.state.checkpointAge", "86400000", kinds.milliseconds(0),
+    "For how long checkpoints are kept, in milliseconds; the newest is kept for ever, and with 0 "
+    "all are.",
+)
 STATE_CHANGES_BYTES = Setting(
     _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
     "A task commits early when what its stores have changed since its last commit takes so many "

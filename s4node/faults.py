@@ -36,6 +36,8 @@ POINTS = {
     "commit.write": "the claim holds, and nothing is written",
     "commit.written": "it is written, and nobody knows",
     "commit.told": "all know that it is written; in a clean stop, nothing is left to do",
+    "checkpoint.made": "a checkpoint is copied, and not yet known to be whole",
+    "checkpoint.kept": "it counts, and older ones have not been removed",
     "startpoint.consumed": "what a commit has consumed is about to be removed",
     "startpoint.removed": "it is removed, and the next commit is to say so",
     "log.append": "events have come to a log, and are not written",

@@ -19,7 +19,7 @@ from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
-USERS = 13
+USERS = 499
 
 # counts in its state, and says so when an event of a key is not the next one
 COUNTING = """

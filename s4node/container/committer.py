@@ -46,6 +46,7 @@ from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
+from s4node.state.keeping import Keeping, Policy
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
@@ -100,6 +101,7 @@ class _Kept:
         "claim",
         "expire_at",
         "failing_since",
+        "keeping",
         "pending",
         "state",
         "task",
@@ -107,10 +109,11 @@ class _Kept:
         "writing",
     )
 
-    def __init__(self, task: Task, claim: Claim, state: TaskState) -> None:
+    def __init__(self, task: Task, claim: Claim, state: TaskState, keeping: Keeping) -> None:
         self.task = task
         self.claim = claim
         self.state = state
+        self.keeping = keeping
         self.checkpoint = checkpoint_of(state)
         self.writing = False
         self.again = False  # a commit was asked for meanwhile
@@ -141,6 +144,7 @@ class Committer:
         *,
         hasher: Hasher,
         timeout: float,
+        policy: Policy,
         sync: bool = False,
         changes_bytes: int = 64 << 20,
         strays: Callable[[], bool] = lambda: False,
@@ -157,6 +161,7 @@ class Committer:
         self._timeout = timeout
         self._database = partial(Database, sync=sync)
         self._changes_bytes = changes_bytes
+        self._policy = policy
         self._strays = strays
         self._wake = wake
         self._tasks: dict[int, _Kept] = {}
@@ -203,14 +208,17 @@ class Committer:
         passing("claim.fenced")
         database = await self._in_thread(epochs.claim, folder, claim.fence, self._database)
         try:
-            state = TaskState(database, self._hasher)
+            state = TaskState(database, self._hasher, fence=claim.fence)
         except BaseException:
             database.close()
             raise
-        kept = self._tasks[task.partition] = _Kept(task, claim, state)
+        keeping = Keeping(folder, claim.fence, self._policy)
+        kept = self._tasks[task.partition] = _Kept(task, claim, state, keeping)
+        _tell_missing(claim, state)
         passing("claim.whole")
         await self._in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
         self._producers.restore(task.partition, state.producers(), kept.checkpoint.written_ms)
+        await self._in_thread(keeping.sweep)
         task.keep(state, self._changes_bytes)
         return kept.checkpoint
 
@@ -225,7 +233,7 @@ class Committer:
         kept.task = new
         kept.again = False
         kept.expire_at = {}
-        kept.state = TaskState(kept.state.database, self._hasher)
+        kept.state = kept.state.reloaded()
         new.keep(kept.state, self._changes_bytes)
 
     async def _claims(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -328,6 +336,8 @@ class Committer:
         elif waiting is None:
             await self._written(kept, what)
             passing("commit.told")
+            if kept.keeping.due:
+                await self._in_thread(kept.keeping.keep, kept.state)
         else:
             kept.waited_for = None
             waiting.set()
@@ -369,7 +379,7 @@ class Committer:
         assert self._store is not None
         passing("commit.settled")
         try:
-            await self._claims(self._store.renew, kept.claim, now_ms())
+            await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.number + 1)
             passing("commit.write")
             await self._in_thread(write, *arguments)
             passing("commit.written")
@@ -464,6 +474,14 @@ class Committer:
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
+
+
+def _tell_missing(claim: Claim, state: TaskState) -> None:
+    """Say where a database does not have all commits that were written."""
+    if state.number < claim.commit - 1:  # the last one may have been about to be written
+        log.error("commits of a task are missing; what they had done is done again from its "
+                  "inputs, and what producers were told is safe may be lost",
+                  task=claim.task, found=state.number, written=claim.commit)  # fmt: skip
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

@@ -37,6 +37,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Request
 from s4node.progress.presence import Presence
 from s4node.progress.startpoint import Oldest, Startpoint
+from s4node.state.keeping import Policy
 from s4node.stream import InputStream, OutputStream
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
@@ -163,6 +164,11 @@ class Replay:
             timeout=config[settings.COMMIT_TIMEOUT],
             sync=config[settings.STATE_SYNC] == "full",
             changes_bytes=config[settings.STATE_CHANGES_BYTES],
+            policy=Policy(
+                config[settings.STATE_CHECKPOINT_INTERVAL],
+                config[settings.STATE_CHECKPOINTS],
+                config[settings.STATE_CHECKPOINT_AGE],
+            ),
             strays=self._strays,
             wake=partitions.wake,
         )

@@ -23,7 +23,8 @@ from s4node.ops.job import Job, find_job
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
-from s4node.state.job import replace
+from s4node.state import epochs
+from s4node.state.job import replace, task_folder
 from s4node.systems.system import SystemStreamPartition
 
 _FORMAT = 1
@@ -32,15 +33,22 @@ _FORMAT = 1
 def list_(target: str, config: Config, *, as_json: bool) -> int:
     """Print the tasks that have a checkpoint; returns the exit status."""
     job = _with_checkpoints(target, config)
+    kept = {task: epochs.kept_of(task_folder(job.folder, task)) for task in job.checkpoints}
     if as_json:
         print(json.dumps([
-            {"task": task, "written_ms": one.written_ms, "inputs": len(one.offsets)}
+            {
+                "task": task, "written_ms": one.written_ms, "inputs": len(one.offsets),
+                "kept": [{"name": k.name, "commit": k.commit, "kept_ms": k.kept_ms}
+                         for k in kept[task]],
+            }
             for task, one in job.checkpoints.items()
         ]))  # fmt: skip
         return 0
     for task, one in job.checkpoints.items():
         count = len(one.offsets)
         print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
+        for each in kept[task]:
+            print(f"  kept {each.name}: commit {each.commit}, {_at(each.kept_ms)}")
     return 0
 
 
@@ -161,4 +169,8 @@ def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
 def _when(one: Checkpoint) -> str:
     if not one.written_ms:
         return "nothing written"
-    return f"written {datetime.fromtimestamp(one.written_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return f"written {_at(one.written_ms)}"
+
+
+def _at(millis: int) -> str:
+    return f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -23,14 +23,14 @@ from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.progress.checkpoint import JobGuard
 from s4node.progress.sqlite_file import Form, SqliteFile
 
-FORMAT = 2
+FORMAT = 3
 FILE = "progress.sqlite"
 
 _SCHEMA = """
 CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
 CREATE TABLE task (
     name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
-    written_ms INTEGER NOT NULL
+    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -47,10 +47,14 @@ _FORM = Form(
 
 
 class Claim(NamedTuple):
-    """The right to write a task's progress, as long as nobody has claimed it since."""
+    """The right to write a task's progress, as long as nobody has claimed it since.
+
+    ``commit`` is the number of the last one that was about to be written before, 0 where none was.
+    """
 
     task: str
     fence: int
+    commit: int = 0
 
 
 class ProgressStore(SqliteFile):
@@ -97,7 +101,7 @@ class ProgressStore(SqliteFile):
         """
         with self._transaction():
             row = self._db.execute(
-                "SELECT fence, origin, epoch FROM task WHERE name = ?", (task,)
+                "SELECT fence, origin, epoch, commits FROM task WHERE name = ?", (task,)
             ).fetchone()
             if row is not None and row[1] == origin and row[2] > epoch:
                 raise TaskFenced(
@@ -106,18 +110,22 @@ class ProgressStore(SqliteFile):
                 )
             fence = max(0 if row is None else row[0], above) + 1
             self._db.execute(
-                "INSERT INTO task VALUES (?, ?, ?, ?, 0) ON CONFLICT (name) DO UPDATE "
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (name) DO UPDATE "
                 "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
                 (task, fence, origin, epoch),
             )
-        return Claim(task, fence)
+        return Claim(task, fence, 0 if row is None else row[3])
 
-    def renew(self, claim: Claim, written_ms: int) -> None:
-        """Say that a task's progress is written now; raises TaskFenced where another has claimed
-        it since."""
+    def renew(self, claim: Claim, written_ms: int, commit: int | None = None) -> None:
+        """Say that a task's progress is written now, with this ``commit`` about to be written.
+
+        Raises TaskFenced where another has claimed it since.
+        """
         with self._transaction():
             renewed = self._db.execute(
-                "UPDATE task SET written_ms = ? WHERE name = ? AND fence = ?", (written_ms, *claim)
+                "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits) "
+                "WHERE name = ? AND fence = ?",
+                (written_ms, commit, claim.task, claim.fence),
             ).rowcount
         if not renewed:
             raise TaskFenced(

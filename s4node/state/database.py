@@ -6,15 +6,32 @@ Rules
   without it up to the last moments that the system had not written to disk.
 - One process at a time; a folder that another one has open is refused.
 - What RocksDB raises is told as what it means: StoreCorrupt for damage, StateError for the rest.
+- After a write that failed RocksDB takes no other; so the next one opens the database again. Who
+  reads meanwhile waits.
+- Damage is found where it is read: files that are missing or too short when it is opened, a bad
+  checksum in the log of commits then, one in a table when the row is read. A database in which
+  damage was found says so in a file, for whoever takes it over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DbClosedError,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
 
 from s4node.errors import StateError, StoreCorrupt
 from s4node.state.rows import META, task_row
@@ -22,13 +39,21 @@ from s4node.state.rows import META, task_row
 FORMAT = b"1"
 """The version of what is in the rows; another one is refused."""
 
+DAMAGED = "damaged"
+"""The file in a database's folder that says that damage was found in it, and which."""
+
 _VERSION_ROW = task_row(META, b"format")
 _CHUNK = 64
 _LOOKS = 5
 
+R = TypeVar("R")
+
 
 class Database:
-    """The rows of one task. ``cache_bytes`` of blocks that were read stay in memory."""
+    """The rows of one task. ``cache_bytes`` of blocks that were read stay in memory.
+
+    With ``salvage`` a log of commits that is damaged is read up to there; else it is refused.
+    """
 
     def __init__(
         self,
@@ -37,8 +62,11 @@ class Database:
         sync: bool = False,
         cache_bytes: int = 8 << 20,
         write_buffer_bytes: int = 8 << 20,
+        salvage: bool = False,
     ) -> None:
         self.folder = folder
+        self._broken = False  # by a write that failed
+        self._opening = threading.Lock()
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
@@ -49,15 +77,24 @@ class Database:
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(blocks)
+        options.set_wal_recovery_mode(
+            DBRecoveryMode.point_in_time()
+            if salvage
+            else DBRecoveryMode.tolerate_corrupted_tail_records()
+        )
         self._options = options
         self._write_options = WriteOptions()
         self._write_options.sync = sync
-        with _told(folder):
+        with self._told():
             folder.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(folder), options)
-            version = self._db.get(_VERSION_ROW)
-            if version is None:
-                self._db[_VERSION_ROW] = FORMAT
+            try:
+                version = self._db.get(_VERSION_ROW)
+                if version is None:
+                    self._db[_VERSION_ROW] = FORMAT
+            except BaseException:
+                self._db.close()
+                raise
         if version not in (None, FORMAT):
             self.close()
             raise StateError(
@@ -70,14 +107,14 @@ class Database:
         try:
             return self._db.get(row)
         except Exception as error:
-            raise _meaning(self.folder, error) from error
+            return self._again(error, lambda: self._db.get(row))
 
     def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
         """The values of several rows, in one call."""
         try:
             return self._db.get(list(rows))  # type: ignore[return-value]
         except Exception as error:
-            raise _meaning(self.folder, error) from error
+            return self._again(error, lambda: self._db.get(list(rows)))  # type: ignore[arg-type,return-value]
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows from ``start`` to before ``end``, in order, as they are when it is read.
@@ -93,9 +130,15 @@ class Database:
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """Up to so many rows from ``start`` to before ``end``."""
+        try:
+            return self._chunk(start, end, rows)
+        except Exception as error:
+            return self._again(error, lambda: self._chunk(start, end, rows))
+
+    def _chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
-        with _told(self.folder):
-            it = self._db.iter()
+        it = self._db.iter()
+        try:
             it.seek(start)
             while it.valid() and len(found) < rows:
                 key = it.key()
@@ -104,7 +147,18 @@ class Database:
                 found.append((key, it.value()))
                 it.next()
             it.status()
+        finally:
+            del it  # an error that is kept would keep it, and with it the database open
         return found
+
+    def _again(self, error: Exception, read: Callable[[], R]) -> R:
+        """Read once more where the database was just being opened again; else tell the error."""
+        with self._told():
+            if not isinstance(error, DbClosedError):
+                raise error
+            with self._opening:
+                pass
+            return read()
 
     def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> int:
         """Write all rows or none, deleting where the value is None; returns the bytes written.
@@ -119,22 +173,51 @@ class Database:
             else:
                 put(row, value)
         size: int = batch.size_in_bytes()
-        with _told(self.folder):
-            self._db.write(batch, self._write_options)
+        with self._told():
+            if self._broken:
+                self._open_again()
+            try:
+                self._db.write(batch, self._write_options)
+            except BaseException:
+                self._broken = True
+                raise
         return size
 
-    def verify(self) -> None:
-        """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened."""
+    def _open_again(self) -> None:
+        with self._opening:
+            with suppress(Exception):  # it tells of the write that failed once more
+                self._db.close()
+            self._db = Rdict(str(self.folder), self._options)
+        self._broken = False
+
+    def verify(self, *, rows: bool = False) -> None:
+        """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened.
+
+        With ``rows`` all of them are read, which takes as long as there are many.
+        """
         suspects: set[str] = set()
         for _ in range(_LOOKS):  # a compaction may take a file away between two looks
             suspects = self._suspects()
             if not suspects:
-                return
-        raise StoreCorrupt(f"{self.folder}: {', '.join(suspects)} is missing or has lost its end")
+                break
+        else:
+            raise StoreCorrupt(
+                f"{self.folder}: {', '.join(suspects)} is missing or has lost its end"
+            )
+        if rows:
+            with self._told():
+                it = self._db.iter()
+                try:
+                    it.seek_to_first()
+                    while it.valid():
+                        it.next()
+                    it.status()
+                finally:
+                    del it
 
     def _suspects(self) -> set[str]:
         found = set()
-        with _told(self.folder):
+        with self._told():
             for file in self._db.live_files():
                 name = file["name"].lstrip("/")
                 try:
@@ -147,7 +230,7 @@ class Database:
 
     def checkpoint(self, folder: Path) -> None:
         """Make ``folder``, which must not exist, a copy of all that is written; by hard links."""
-        with _told(self.folder):
+        with self._told():
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(folder))
@@ -156,16 +239,19 @@ class Database:
         """Give the folder back."""
         self._db.close()
 
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """Say what an error of RocksDB means."""
-    try:
-        yield
-    except (StateError, StoreCorrupt):
-        raise
-    except Exception as error:
-        raise _meaning(folder, error) from error
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what an error of RocksDB means, and keep that there is damage."""
+        try:
+            yield
+        except StateError:
+            raise
+        except Exception as error:
+            meaning = error if isinstance(error, StoreCorrupt) else _meaning(self.folder, error)
+            if isinstance(meaning, StoreCorrupt):
+                with suppress(OSError):
+                    (self.folder / DAMAGED).write_text(str(error))
+            raise meaning from error
 
 
 def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
@@ -174,7 +260,7 @@ def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     text = str(error)
     if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
         return StoreCorrupt(
-            f"{folder} is damaged: {text}; the last good checkpoint can take its place"
+            f"{folder} is damaged: {text}; a new start goes on from the last good checkpoint"
         )
     if "lock" in text.lower():
         return StateError(f"{folder} is in use by another process: {text}; stop that one first")

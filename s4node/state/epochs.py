@@ -6,31 +6,62 @@ Rules
 - A new epoch begins as a copy of the one before, made of hard links: database files never change
   once they are written. What still grows is copied. So it takes no longer for more keys.
 - An owner that was paused and wakes up writes into its own folder, which nobody reads any more.
-- A copy that turns out to be damaged is passed over, saying so: the one before it is as good as it
-  was, with the positions that belong to it.
+- Now and then an owner keeps a checkpoint: a copy made in the same way, in a folder
+  ``epoch.number``.
+- A database that turns out to be damaged is passed over, saying so. Of one whose log of commits is
+  damaged there are the commits before the damage; else the newest checkpoint is as good as it was,
+  with the positions that belong to it, or the database of the owner before. Files that are never
+  changed are shared by all of these: so after damage, each row of the next is read before it is
+  taken.
+- What has no file ``complete`` was never finished, and is nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.faults import passing
-from s4node.state.database import Database
+from s4node.state.database import DAMAGED, Database
 
 log = structlog.get_logger("s4node.state")
 
 _WRITTEN_ONCE = {".sst", ".blob"}
 _DONE = "complete"  # a file in a folder that is whole
-_LEFT_OUT = {"LOCK", _DONE}
+_LEFT_OUT = {"LOCK", _DONE, DAMAGED}
 _TRIES = 5
+_KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
+
+
+class KeptCheckpoint(NamedTuple):
+    """A checkpoint that an owner kept: of its ``commit``-th commit, at a Unix time in ms."""
+
+    epoch: int
+    number: int
+    commit: int
+    kept_ms: int
+
+    @property
+    def name(self) -> str:
+        """As its folder is called."""
+        return f"{self.epoch}.{self.number}"
+
+
+class _About(msgspec.Struct):
+    """What is in the file ``complete`` of a checkpoint."""
+
+    commit: int
+    kept_ms: int
 
 
 def epochs_of(folder: Path) -> list[int]:
@@ -97,19 +128,15 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
             f"yours"
         ) from error
     passing("claim.copy")
-    earlier = [number for number in epochs_of(folder) if number < epoch]
-    for number in earlier:
+    earlier = _candidates(folder, epoch)
+    damaged = False
+    for candidate in earlier:
         try:
-            _inherit(folder / str(number), own)
-            database = make(own)
-            try:
-                database.verify()
-            except BaseException:
-                database.close()
-                raise
+            database = _inherited(candidate, own, make, suspicious=damaged)
         except StoreCorrupt as error:
             log.error("a state folder is damaged; going on from the one before",
-                      folder=str(folder / str(number)), reason=str(error))  # fmt: skip
+                      folder=str(candidate), reason=str(error))  # fmt: skip
+            damaged = True
             _emptied(own)
             continue
         passing("claim.copied")
@@ -125,6 +152,99 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
     passing("claim.copied")
     (own / _DONE).touch()
     return database
+
+
+def _candidates(folder: Path, below: int) -> list[Path]:
+    """The databases and checkpoints of epochs below this one, the newest first."""
+    found = [((number, 1, 0), folder / str(number)) for number in epochs_of(folder)]
+    found += [((one.epoch, 0, one.number), folder / one.name) for one in kept_of(folder)]
+    return [path for (epoch, *_), path in sorted(found, reverse=True) if epoch < below]
+
+
+def _inherited(
+    before: Path, own: Path, make: Callable[[Path], Database], *, suspicious: bool
+) -> Database:
+    """The database of ``before``, as a copy; raises StoreCorrupt where it is damaged."""
+    if (before / DAMAGED).exists():
+        raise StoreCorrupt((before / DAMAGED).read_text())
+    _inherit(before, own)
+    try:
+        database = make(own)
+    except StoreCorrupt as error:
+        _emptied(own)
+        _inherit(before, own)
+        Database(own, salvage=True).close()  # and what can be read is in tables from now on
+        database = make(own)
+        log.error("the last commits in a state folder are damaged; going on from the one before",
+                  folder=str(before), reason=str(error))  # fmt: skip
+    try:
+        database.verify(rows=suspicious)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+# -- kept checkpoints -------------------------------------------------------------------------
+
+
+def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) -> KeptCheckpoint:
+    """Keep a checkpoint of an owner's database, which nobody writes to meanwhile.
+
+    ``now`` is Unix time. Raises StateError where that is not possible; nothing has changed then.
+    """
+    mine = [int(m[2]) for m in _kept_names(folder) if int(m[1]) == epoch]
+    one = KeptCheckpoint(epoch, max(mine, default=0) + 1, commit, int(now * 1000))
+    place = folder / one.name
+    database.checkpoint(place)
+    passing("checkpoint.made")
+    try:
+        (place / _DONE).write_bytes(msgspec.json.encode(_About(commit, one.kept_ms)))
+    except OSError as error:
+        raise StateError(f"{place} cannot be written: {error.strerror}") from error
+    return one
+
+
+def kept_of(folder: Path) -> list[KeptCheckpoint]:
+    """The checkpoints that are kept of a task, the newest first."""
+    found = []
+    for match in _kept_names(folder):
+        try:
+            data = (folder / match[0] / _DONE).read_bytes()
+            about = msgspec.json.decode(data, type=_About)
+        except (OSError, msgspec.DecodeError):  # it was not finished, or is being removed
+            continue
+        found.append(KeptCheckpoint(int(match[1]), int(match[2]), about.commit, about.kept_ms))
+    return sorted(found, reverse=True)
+
+
+def _kept_names(folder: Path) -> list[re.Match[str]]:
+    try:
+        return [m for entry in folder.iterdir() if (m := _KEPT.fullmatch(entry.name))]
+    except FileNotFoundError:
+        return []
+
+
+def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: float) -> int:
+    """Remove all checkpoints but the newest ``keep``, and of those all but the newest that are
+    older than so many seconds; returns how many were removed.
+
+    ``epoch`` is that of who calls; what later ones keep is theirs.
+    """
+    found = [one for one in kept_of(folder) if one.epoch <= epoch]
+    doomed = {one.name for one in found[keep:]}
+    doomed |= {one.name for one in found[1:] if now - one.kept_ms / 1000 > older_than}
+    whole = {one.name for one in found}
+    for entry in folder.iterdir():
+        match = _KEPT.match(entry.name)  # RocksDB makes them as name.tmp
+        if match and int(match[1]) <= epoch and entry.name not in whole:
+            doomed.add(entry.name)
+    for name in doomed:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return len(doomed)
+
+
+# -- inside -----------------------------------------------------------------------------------
 
 
 def _inherit(before: Path, own: Path) -> None:

@@ -53,12 +53,13 @@ def replace(folder: Path, store: ProgressStore, checkpoints: Mapping[str, Checkp
     for task, checkpoint in checkpoints.items():
         place = task_folder(folder, task)
         claim = store.claim(task, "", 0, epochs.highest(place))
-        state = TaskState(epochs.claim(place, claim.fence, Database), crc32)
+        database = epochs.claim(place, claim.fence, Database)
+        state = TaskState(database, crc32, fence=claim.fence)
         try:
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.begin_commit(checkpoint.positions())
+            store.renew(claim, checkpoint.written_ms, state.number + 1)
             state.write()
             state.end_commit(written=True)
         finally:
             state.close()
-        store.renew(claim, checkpoint.written_ms)

@@ -7,12 +7,14 @@ Rules
   Instances are encoded after that, in slices; then ``write`` goes to a thread.
 - One commit at a time; one that fails is part of the next.
 - Tables get their numbers by name, once, and keep them.
+- Commits are numbered, and each says by whom it was written: so what is missing is noticed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -45,11 +47,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 _decode_producer = msgspec.msgpack.Decoder(KeptProducer).decode
 _TABLE = b"table:"
+_COMMIT_ROW = task_row(META, b"commit")
 _NOBODY: KeptProducers = {}
 
 
 class TaskState:
-    """What a task keeps in ``database``. ``groups`` are the key groups of its keys."""
+    """What a task keeps in ``database``. ``groups`` are the key groups of its keys.
+
+    ``fence`` is that of who writes. ``number`` is that of the last commit, 0 before the first.
+    """
 
     def __init__(
         self,
@@ -57,8 +63,11 @@ class TaskState:
         hasher: Hasher,
         groups: range = range(KEY_GROUPS),
         now: Callable[[], float] = time.time,
+        fence: int = 0,
     ) -> None:
         self.database = database
+        self.fence = fence
+        self.number: int = (self.meta("commit") or (0, 0))[1]
         self.changes = Changes()
         self._hasher = hasher
         self._groups = groups
@@ -72,6 +81,10 @@ class TaskState:
         self.instances: dict[str, SavedInstances] = {}
         self.commits = 0
         self.bytes_written = 0
+
+    def reloaded(self) -> TaskState:
+        """The state as of the last commit, in place of this one; the same owner writes it."""
+        return TaskState(self.database, self._hasher, self._groups, self._now, self.fence)
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
@@ -166,7 +179,7 @@ class TaskState:
 
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
-        self.bytes_written += self.database.write(self.changes.rows())
+        self._write(self.changes.rows())
 
     def write_positions(
         self,
@@ -175,7 +188,13 @@ class TaskState:
         producers: KeptProducers = _NOBODY,
     ) -> None:
         """Write positions whose state was written before; in a thread, as write."""
-        self.bytes_written += self.database.write(_progress_rows(positions, consumed, producers))
+        self._write(_progress_rows(positions, consumed, producers))
+
+    def _write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        number = self.number + 1
+        commit = (_COMMIT_ROW, _encode((self.fence, number)))
+        self.bytes_written += self.database.write(chain(rows, (commit,)))
+        self.number = number
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""

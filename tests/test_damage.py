@@ -1,0 +1,196 @@
+"""Real processes whose folder is damaged, full, shared with another, or taken while they sleep.
+
+Whatever happens, every event counts once in the end, or it is said what is not so.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from harness import NodeProcess, s4_process, until
+from test_faults import USERS, append_by_key, counting, kept
+from test_input_crashes import Bench, bench
+
+from s4node.state import epochs
+
+pytestmark = pytest.mark.slow
+
+
+class Flow:
+    """Events that come all the time."""
+
+    def __init__(self, it: Bench) -> None:
+        self.total = 0
+        self.over = trio.Event()
+        self._it = it
+
+    async def run(self) -> None:
+        while not self.over.is_set():
+            await append_by_key(self._it.log, self.total, self.total + 40)
+            self.total += 40
+            await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
+    async with bench(folder, key="user") as it, trio.open_nursery() as nursery:
+        flow = Flow(it)
+        nursery.start_soon(flow.run)
+        yield it, flow
+        flow.over.set()
+
+
+def folders(it: Bench) -> list[Path]:
+    """Those of the tasks."""
+    return sorted((it.folder / "state" / "default" / "counting" / "tasks").iterdir())
+
+
+def done(it: Bench) -> int:
+    return sum(it.offsets("counting").values())
+
+
+async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
+    """Let it end, and look what was counted."""
+    flow.over.set()
+    await until(lambda: done(it) == flow.total, "all is committed")
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
+    found = kept(it.folder / "state")
+    assert {key: each["clicks"] for key, each in found.items()} == expected
+    assert sum(each["wrong"] for each in found.values()) == 0
+
+
+async def committing(it: Bench, more: int = 400) -> None:
+    """Wait until so many more events are committed."""
+    before = done(it)
+    await until(lambda: done(it) >= before + more, "it commits")
+
+
+KEEPING = ("-p", "s4.state.checkpointInterval=100")
+
+
+@pytest.mark.parametrize("damage", ["cut", "wrong bit"])
+async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
+    tmp_path: Path, damage: str
+) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = [*counting(it), *KEEPING]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await committing(it)
+            await process.kill()
+        for folder in folders(it):
+            log = max((folder / "1").glob("*.log"), key=lambda path: path.stat().st_size)
+            data = bytearray(log.read_bytes())
+            if damage == "cut":
+                del data[len(data) // 2 :]
+            else:
+                data[len(data) // 2] ^= 1
+            log.write_bytes(data)
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await committing(it)
+            await all_is_counted(it, flow, process)
+        assert "commits of a task are missing; what they had done is done again" in process.errors
+        told = "the last commits in a state folder are damaged" in process.errors
+        assert told == (damage == "wrong bit")
+
+
+async def test_a_damaged_table_is_told_and_a_new_start_is_sound(tmp_path: Path) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await committing(it)
+            await until(lambda: all(len(epochs.kept_of(f)) > 1 for f in folders(it)))
+            await committing(it, 1000)
+            process.signal(signal.SIGTERM)  # which leaves all in tables
+            assert await process.wait() == 0
+        folder = folders(it)[0]
+        shared = {path.name for path in (folder / "1.1").iterdir()}  # the first checkpoint's
+        tables = [path for path in (folder / "1").glob("*.sst") if path.name not in shared]
+        table = max(tables, key=lambda path: path.stat().st_size)
+        with table.open("r+b") as file:
+            file.seek(100)
+            byte = file.read(1)
+            file.seek(100)
+            file.write(bytes([byte[0] ^ 1]))
+        told = ""
+        over = False
+        while not over:  # it ends where a row is read that is damaged, unless that is at its start
+            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
+                before = done(it)
+                await until(
+                    lambda: process.process.returncode is not None or done(it) > before + 400  # noqa: B023
+                )
+                if process.process.returncode is None:
+                    await all_is_counted(it, flow, process)
+                    over = True
+                else:
+                    assert await process.wait() == 1
+                    assert "a new start goes on from the last good checkpoint" in process.errors
+                    assert "Traceback" not in process.errors
+            told += process.errors
+        assert "a state folder is damaged; going on from the one before" in told
+
+
+async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+    async with (
+        flowing(tmp_path) as (it, flow),
+        s4_process(*counting(it), cwd=tmp_path, limits=limited) as process,
+    ):
+        await until(lambda: "progress could not be written" in process.errors)
+        before = done(it)
+        await trio.sleep(0.5)  # commits are tried again, and fail
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
+        await until(lambda: "progress is written again" in process.errors)
+        await until(lambda: done(it) > before)
+        await all_is_counted(it, flow, process)
+
+
+async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) -> None:
+    async with (
+        flowing(tmp_path) as (it, flow),
+        s4_process(*counting(it), cwd=tmp_path) as first,
+    ):
+        await committing(it)
+        async with s4_process(*counting(it), cwd=tmp_path) as second:
+            assert await first.wait() == 1
+            assert "another container has taken task" in first.errors
+            await committing(it)
+            await all_is_counted(it, flow, second)
+
+
+async def test_an_owner_that_slept_past_its_session_counts_nothing_twice(tmp_path: Path) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = [
+            *counting(it), "-p", f"s4.coordination.folder={tmp_path / 'cluster'}",
+            "-p", "s4.session.timeout=1000", "-p", "s4.cluster.gatherTimeout=5000", "--nodes", "2",
+        ]  # fmt: skip
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await committing(it)
+            before = {folder: epochs.highest(folder) for folder in folders(it)}
+            asleep = children(nodes.pid)[0]
+            os.kill(asleep, signal.SIGSTOP)
+            await until(lambda: any(epochs.highest(f) > n for f, n in before.items()), "taken over")
+            await committing(it)
+            os.kill(asleep, signal.SIGCONT)
+            await committing(it)
+            await all_is_counted(it, flow, nodes)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that one has started, from whichever of its threads."""
+    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(word) for words in found for word in words]
