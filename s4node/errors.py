@@ -97,6 +97,10 @@ class CallbackError(S4Error):
     """A task ended an event twice, or not in time; the message names task and event."""
 
 
+class EventKills(S4Error):  # noqa: N818
+    """An event has killed the process three times, and the settings say to stop at that."""
+
+
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer turned this connection down for good; the message carries its reason."""
 

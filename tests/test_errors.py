@@ -368,7 +368,7 @@ async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
     }
     async with running(Counts(), settings) as container:
         graveyard.go_away()
-        await until(lambda: container.tasks[0].culprits.unsafe == 1)
+        await until(lambda: container.tasks[0].letters_wait)
         await trio.sleep(0.05)
         progress = container.replay.consumers.progress[0][ssp(0)]
         assert progress.committed in (None, 0)

@@ -35,6 +35,11 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
 
 
+def origin_of(stream: str, partition: int, producer: str) -> str:
+    """What the numbers of a lane count in, in words."""
+    return f"{stream}[{partition}]@{producer}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Unprocessed:
     """Numbers that were not processed: ``count`` from ``number`` on."""
@@ -119,7 +124,7 @@ class ProducerLane:
     @property
     def origin(self) -> str:
         """What has its numbers, in words."""
-        return f"{self.admission.stream}[{self.partition}]@{self.producer}"
+        return origin_of(self.admission.stream, self.partition, self.producer)
 
     @property
     def safe(self) -> int:

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import structlog
 import trio
 
+from s4node.comm.producer_lane import origin_of
 from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError
@@ -43,7 +44,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
-from s4node.state import epochs
+from s4node.state import epochs, under_way
 from s4node.state.database import Database
 from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
 from s4node.state.keeping import Keeping, Policy
@@ -105,6 +106,7 @@ class _Kept:
         "pending",
         "state",
         "task",
+        "under_way",
         "waited_for",
         "writing",
     )
@@ -114,6 +116,7 @@ class _Kept:
         self.claim = claim
         self.state = state
         self.keeping = keeping
+        self.under_way: under_way.UnderWay | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False
         self.again = False  # a commit was asked for meanwhile
@@ -193,6 +196,9 @@ class Committer:
     def close(self) -> None:
         """Give all files back, when nothing runs any more; what was not committed is gone."""
         for kept in self._tasks.values():
+            if kept.under_way is not None:
+                assert kept.task.isolation is not None
+                kept.under_way.close(kept.task.isolation.suspects)
             kept.state.close()
         self._tasks.clear()
         if self._store is not None:
@@ -217,8 +223,16 @@ class Committer:
         _tell_missing(claim, state)
         passing("claim.whole")
         await self._in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
-        self._producers.restore(task.partition, state.producers(), kept.checkpoint.written_ms)
+        producers = state.producers()
+        self._producers.restore(task.partition, producers, kept.checkpoint.written_ms)
+        positions = state.positions() | {
+            origin_of(stream, task.partition, producer): row.number
+            for (stream, producer), row in producers.items()
+        }
         await self._in_thread(keeping.sweep)
+        kept.under_way = await self._in_thread(under_way.enter, folder, claim.fence, positions)
+        assert task.isolation is not None
+        task.isolation.watch(kept.under_way)
         task.keep(state, self._changes_bytes)
         return kept.checkpoint
 

@@ -2,7 +2,7 @@
 
 Rules
 - An event is known by where it came from and its number there. One that the task itself has put has
-  no number: it is known by its bytes, and left out once.
+  no number: its bytes stand for it, and it is left out once.
 - A culprit is left out when its batch is loaded, before anything of the batch is processed. Its
   number counts as done.
 - What was left out is forgotten when no going back can come to it any more.
@@ -12,14 +12,16 @@ Rules
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from s4node.comm.producer_lane import shortened
 from s4node.container.letters import letter, raw_of
 from s4node.errors import ProcessingError
 from s4node.event import LIVE, EventBatch, GenericEvent
+from s4node.progress.suspects import DEATHS
 
 MAX_TRACE = 2000
 """Characters of a traceback in a dead letter; its end says most."""
@@ -33,13 +35,22 @@ LONGEST_LEASH = 16_384
 
 
 class Place(NamedTuple):
-    """An event: its ``origin``, and its number there; or its bytes, where it has none."""
+    """An event: its ``origin``, and its number there; or what stands for its bytes."""
 
     origin: str
-    number: int | bytes
+    number: int
+
+    @property
+    def own(self) -> bool:
+        """Whether the task itself has put it."""
+        return self.origin.endswith(OWN)
 
     def __str__(self) -> str:
-        return self.origin if isinstance(self.number, bytes) else f"{self.origin}:{self.number}"
+        return self.origin if self.own else f"{self.origin}:{self.number}"
+
+
+OWN = " (put by the task itself)"
+"""How the origins of a task's own events end."""
 
 
 class Fault(NamedTuple):
@@ -51,19 +62,33 @@ class Fault(NamedTuple):
     trace: str = ""
 
 
+KILLS = Fault(f"the process was killed {DEATHS} times while this event was processed")
+"""The fault of an event that no handler could fail at."""
+
+
 class LeftOut(NamedTuple):
     """An event that was left out, as it stands in a dead letter."""
 
     place: Place
     stream: str
+    reason: str
     letter: GenericEvent
 
 
 def place_of(batch: EventBatch, index: int) -> Place:
     """Where an event of a batch is."""
     if batch.receipt is None:
-        return Place(batch.stream, raw_of(batch.events[index]))
+        return Place(origin_of(batch), _digest(batch.events[index]))
     return Place(batch.receipt.origin, batch.number(index))
+
+
+def origin_of(batch: EventBatch) -> str:
+    """What the numbers of a batch's events count in."""
+    return f"{batch.stream}{OWN}" if batch.receipt is None else batch.receipt.origin
+
+
+def _digest(event: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(raw_of(event), digest_size=8).digest(), "big")
 
 
 def fault_of(error: ProcessingError) -> Fault:
@@ -83,12 +108,12 @@ class Culprits:
     def __init__(self) -> None:
         self.unsafe = 0  # letters of what was left out that are not safe yet
         self._numbered: dict[str, dict[int, Fault]] = {}
-        self._own: dict[str, dict[bytes, Fault]] = {}
+        self._own: dict[str, dict[int, Fault]] = {}
         self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
 
     def add(self, place: Place, fault: Fault) -> None:
         """An event is one of them from now on."""
-        if isinstance(place.number, bytes):
+        if place.own:
             self._own.setdefault(place.origin, {})[place.number] = fault
             return
         numbers = self._numbered.setdefault(place.origin, {})
@@ -104,8 +129,9 @@ class Culprits:
         found: list[LeftOut] = []
         for index in faults:
             place = place_of(batch, index)
-            found.append(LeftOut(place, batch.stream, _letter(batch, index, faults[index])))
-            if isinstance(place.number, bytes):
+            fault = faults[index]
+            found.append(LeftOut(place, batch.stream, fault.reason, _letter(batch, index, fault)))
+            if place.own:
                 del self._own[place.origin][place.number]
                 self._gone.append((place, faults[index]))
         left = [index for index in range(len(batch.events)) if index not in faults]
@@ -120,16 +146,16 @@ class Culprits:
     def _of(self, batch: EventBatch) -> dict[int, Fault]:
         """Those in a batch, by their index."""
         if batch.receipt is None:
-            own = self._own.get(batch.stream)
+            own = self._own.get(origin_of(batch))
             if not own:
                 return {}
             found: dict[int, Fault] = {}
             seen = set()
             for index, event in enumerate(batch.events):
-                raw = raw_of(event)
-                if raw in own and raw not in seen:
-                    seen.add(raw)
-                    found[index] = own[raw]
+                digest = _digest(event)
+                if digest in own and digest not in seen:
+                    seen.add(digest)
+                    found[index] = own[digest]
             return found
         numbers = self._numbered.get(batch.receipt.origin)
         if not numbers:

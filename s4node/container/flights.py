@@ -37,7 +37,7 @@ class Load:
 class Flight:
     """One event. ``put`` is what it has put on streams, ``asked`` what it asks for."""
 
-    __slots__ = ("asked", "began", "event", "index", "key", "load", "place", "put")
+    __slots__ = ("asked", "began", "event", "index", "key", "load", "place", "put", "slot")
 
     def __init__(self, load: Load, index: int, streams: int) -> None:
         self.load = load
@@ -45,6 +45,7 @@ class Flight:
         self.event = load.batch.events[index]
         self.key: Hashable = None
         self.place: Hashable = self
+        self.slot = -1  # where it is told that the event is under way
         self.began = 0.0
         self.put: list[list[Any]] = [[] for _ in range(streams)]
         self.asked = Asked()

@@ -125,9 +125,7 @@ class Partitions:
         """Make another task in the place of one that has failed; it is not started yet."""
         self._loop.drop(old)
         old.discard()
-        task = self.make(old.partition, old.name, inputs, old.stages)
-        task.succeed(old)
-        return task
+        return self.make(old.partition, old.name, inputs, old.stages)
 
     # -- what consumers feed -----------------------------------------------------------------
 

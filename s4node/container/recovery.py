@@ -6,6 +6,8 @@ Rules
   have a database, and all that they read comes again.
 - A task that has failed is thrown away, with all that it has not committed. Another is made in its
   place, from the last commit, and leaves the culprit out. Other tasks go on meanwhile.
+- An event that has killed the process three times is a culprit as well. Tasks that have suspects
+  take turns, so that a death says which event it was.
 - The first culprit of a stream is told, the others are counted.
 """
 
@@ -19,10 +21,10 @@ import structlog
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
-from s4node.container.culprits import LeftOut, fault_of, place_of
+from s4node.container.culprits import KILLS, LeftOut, Place, fault_of, place_of
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
-from s4node.errors import ConfigError, ProcessingError
+from s4node.errors import ConfigError, EventKills, ProcessingError
 from s4node.event import EventBatch
 from s4node.stream import OutputStream
 
@@ -32,14 +34,22 @@ FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
 
 
 class Recovery:
-    """For the tasks of ``app``. ``go_back(task)`` replaces a task that rests. ``counts`` are of the
-    events that were left out, by stream."""
+    """For the tasks of ``app``. ``go_back(task)`` replaces a task that rests; ``wake(partition)``
+    is called when its task may go on. ``counts`` are of events that were left out, by stream."""
 
     def __init__(
-        self, app: App, config: Config, rejects: Rejects, go_back: Callable[[Task], None]
+        self,
+        app: App,
+        config: Config,
+        rejects: Rejects,
+        go_back: Callable[[Task], None],
+        wake: Callable[[int], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self._turn: Task | None = None
+        self._waiting: set[int] = set()
         self._rejects = rejects
+        self._wake = wake
         self._go_back = go_back
         self._said = config.matching(settings.ON_ERROR)
         letters = app.streams.get(config[settings.DEAD_LETTERS])
@@ -63,7 +73,8 @@ class Recovery:
                       "counted", stream=batch.stream, at=str(place), on_error=said, pe=error.pe,
                       exc_info=error.__cause__)  # fmt: skip
         self.counts[batch.stream] += 1
-        task.culprits.add(place, fault_of(error))
+        assert task.isolation is not None
+        task.isolation.culprits.add(place, fault_of(error))
         return True
 
     def rests(self, task: Task) -> None:
@@ -72,13 +83,46 @@ class Recovery:
 
     def left_out(self, task: Task, found: list[LeftOut]) -> None:
         """The task leaves these out."""
-        for place, stream, letter in found:
-            if self.said(stream) != DEAD_LETTER:
+        for place, stream, reason, letter in found:
+            said = self.said(stream)
+            if reason == KILLS.reason:
+                self._kills(place, stream, said)
+            if said != DEAD_LETTER:
                 continue
             if self._letters is not None:
                 task.tell(self._letters, letter)
             else:
-                self._rejects.bury(task, place.origin, place.number, letter)
+                self._rejects.bury(task, place, letter)
+
+    def _kills(self, place: Place, stream: str, said: str) -> None:
+        """The task has come to an event that kills the process; raises EventKills if that is to
+        stop the container."""
+        why = f"{KILLS.reason} ({place})"
+        if said == FAIL:
+            raise EventKills(
+                f"{why}. The container stops here: mend the handler, or set "
+                f"s4.stream.{stream}.onError = skip to leave the event out, or dead-letter to keep "
+                f"it in task.dead.letter.stream"
+            )
+        log.error("an event that kills the process is left out", stream=stream, at=str(place),
+                  on_error=said)  # fmt: skip
+        self.counts[stream] += 1
+
+    def may(self, task: Task) -> bool:
+        """Whether a task that has suspects may process an event now: one at a time, so that a death
+        says which it was."""
+        if self._turn in (None, task):
+            return True
+        self._waiting.add(task.partition)
+        return False
+
+    def turns(self, task: Task, *, begins: bool) -> None:
+        """Such a task begins to process, or has ended."""
+        self._turn = task if begins else None
+        if not begins:
+            waiting, self._waiting = self._waiting, set()
+            for partition in waiting:
+                self._wake(partition)
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
+from s4node.container.culprits import Place
 from s4node.container.letters import letter
 from s4node.errors import DecodeError
 from s4node.event import GenericEvent
@@ -36,7 +37,7 @@ Keep = Callable[[GenericEvent], Awaitable[None]]
 MAX_KNOWN = 10_000
 """Letters of a container that are not sent twice; of more, the oldest might be."""
 
-_Place = tuple[int, str, object]
+_Place = tuple[int, str, int]
 
 MAX_WAITING = 1000
 """Dead letters that wait to be kept; more hold the reading of inputs up."""
@@ -125,9 +126,9 @@ class Rejects:
         receipt.hold(number)
         self._send(task, place, letter(ssp, number, reason, event), receipt)
 
-    def bury(self, task: Task, origin: str, number: object, what: GenericEvent) -> None:
-        """Keep the letter of an event that ``task`` has left out; ``number`` tells it apart."""
-        place = (task.partition, origin, number)
+    def bury(self, task: Task, at: Place, what: GenericEvent) -> None:
+        """Keep the letter of an event that ``task`` has left out."""
+        place = (task.partition, *at)
         if place not in self._known:
             self._send(task, place, what)
 
@@ -145,7 +146,8 @@ class Rejects:
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._waiting += 1
-        task.culprits.unsafe += 1
+        assert task.isolation is not None
+        task.isolation.culprits.unsafe += 1
         self._nursery.start_soon(self._bury, task, what, receipt)
 
     async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
@@ -153,8 +155,9 @@ class Rejects:
         await self._keep(what)
         if receipt is not None:
             receipt.release(what.offset)
-        task.culprits.unsafe -= 1
-        if not task.culprits.unsafe:
+        assert task.isolation is not None
+        task.isolation.culprits.unsafe -= 1
+        if not task.letters_wait:
             self._wake(task.partition)
         self._waiting -= 1
         self._room.unpark_all()

@@ -138,7 +138,7 @@ class Replay:
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
             wake=partitions.woken,
         )
-        self.recovery = Recovery(self._app, config, self.rejects, go_back)
+        self.recovery = Recovery(self._app, config, self.rejects, go_back, partitions.woken)
         self.consumers = Consumers(
             self._app,
             config,
@@ -216,25 +216,27 @@ class Replay:
 
     async def _claim(self, task: Task, origin: str, epoch: int) -> None:
         model = self._model.tasks[task.partition]
+        self._attach(task)
         kept = await self.committer.claim(task, model.name, origin, epoch)
         startpoints = await self._startpoints.of(model.name, kept.consumed)
         self.committer.forget(task.partition, kept.consumed)
         self._kept[task.partition] = kept, startpoints
         self.consumers.add(task, model.ssps)
-        self._attach(task)
 
     def _attach(self, task: Task) -> None:
         task.on_commit = self.committer.commit
-        task.recovery = self.recovery
+        task.isolate(self.recovery)
 
     async def replaced(self, old: Task) -> Task:
         """Make a task in the place of one that has failed, as of its last commit; it is not started
         yet, and is given no event before it is."""
         await self.committer.wait_written(old)
         new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
-        self.committer.go_back(new)
         self._attach(new)
-        new.culprits.going_back({
+        new.succeed(old)
+        self.committer.go_back(new)
+        assert new.isolation is not None
+        new.isolation.culprits.going_back({
             str(ssp): progress.committed
             for ssp, progress in self.consumers.progress[old.partition].items()
             if progress.committed is not None

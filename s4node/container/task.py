@@ -23,15 +23,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
 from s4node.comm.durable import DurablePart, DurableReceipt
 from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
-from s4node.container.culprits import Culprits, Leash, LeftOut
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
+from s4node.container.isolation import Isolation, Recovery
 from s4node.container.pace import Pace
 from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
@@ -53,23 +53,6 @@ if TYPE_CHECKING:
 Deliver = Callable[["Task", str, Stream, list[Any]], None]
 """Hands on events: who put them, while processing which stream (or none), on what."""
 
-
-class Recovery(Protocol):
-    """Has tasks go back to their last commit for events at which they fail."""
-
-    def takes(self, task: Task, error: ProcessingError, /) -> bool:
-        """Whether the task goes back for this failure; otherwise it stops the app."""
-        ...
-
-    def rests(self, task: Task, /) -> None:
-        """Nothing of a task that goes back is under way any more."""
-        ...
-
-    def left_out(self, task: Task, found: list[LeftOut], /) -> None:
-        """The task leaves these out."""
-        ...
-
-
 _SLICES = (Mode.AWAIT, Mode.THREAD)
 
 
@@ -81,8 +64,8 @@ class Task:
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
     app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
     ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
-    is where its inputs begin, by its own wish. Without a ``recovery`` a failure at an event stops
-    the app.
+    is where its inputs begin, by its own wish. Without an ``isolation`` a failure at an
+    event stops the app.
     """
 
     def __init__(
@@ -119,11 +102,9 @@ class Task:
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], None] | None = None
-        self.recovery: Recovery | None = None
+        self.isolation: Isolation | None = None
         self.broken = False  # it has failed at an event, and another will take its place
         self._begins = False  # it takes the place of such a one, and has not started
-        self.culprits = Culprits()
-        self._leash: Leash | None = None
         self.requests: Requests
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
@@ -177,6 +158,15 @@ class Task:
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self._whole = puts or bool(state.stores or state.instances)
 
+    def isolate(self, recovery: Recovery) -> None:
+        """Go back for events at which it fails; before the start."""
+        self.isolation = Isolation(self, recovery)
+
+    @property
+    def letters_wait(self) -> bool:
+        """Whether dead letters of it are not safe yet."""
+        return self.isolation is not None and self.isolation.culprits.unsafe > 0
+
     def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
         """Queue the batches of ``source``, an input that can be read again, in a stage of their
         own; before any is offered."""
@@ -199,7 +189,7 @@ class Task:
     @property
     def busy(self) -> bool:
         """Whether something of it is under way."""
-        return bool(self.gate.in_flight or self.gate.running or self.culprits.unsafe or self.broken)
+        return bool(self.gate.in_flight or self.gate.running or self.letters_wait or self.broken)
 
     @property
     def fed(self) -> bool:
@@ -290,7 +280,12 @@ class Task:
             free = flights.order.ready and self.gate.in_flight < self.gate.max_concurrency
             return Op.PROCESS if free else Op.NOTHING
         op = self.gate.next_op(self._choose(), self.waiting)
-        return Op.NOTHING if op is Op.COMMIT and self.culprits.unsafe else op
+        if self.isolation is not None:
+            if op is Op.PROCESS and not self.isolation.may:
+                return Op.NOTHING
+            if op is Op.COMMIT and self.letters_wait:
+                return Op.NOTHING
+        return op
 
     @property
     def _closes_ranks(self) -> bool:
@@ -353,8 +348,8 @@ class Task:
                 continue  # it was given back
             if not batch.at:
                 batch.load()
-                if self.recovery is not None and (found := self.culprits.leave_out(batch)):
-                    self.recovery.left_out(self, found)
+                if self.isolation is not None:
+                    self.isolation.loaded(batch)
             self._batch = batch
             return True
 
@@ -404,9 +399,8 @@ class Task:
         if op is Op.COMMIT:
             if self.on_commit is not None:
                 self.on_commit(self)
-            self.culprits.committed()
-            if self._leash is not None and self._leash.committed():
-                self._leash = None
+            if self.isolation is not None:
+                self.isolation.committed()
             return 1
         return self.processor.run(op, limit)
 
@@ -422,10 +416,12 @@ class Task:
         events = batch.events
         if batch.source in self._rates:
             limit = max(1, min(limit, self.allowance(batch.source)))
-        if self._leash is not None:
-            limit = min(limit, self._leash.left)
+        if self.isolation is not None:
+            limit = self.isolation.limit(batch, limit)
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
+        if self.isolation is not None:
+            self.isolation.begins(batch, len(events))
         return batch, events
 
     def finish(self, op: Op, result: int) -> None:
@@ -462,8 +458,10 @@ class Task:
         self.hand_on(batch.stream)
         if self._changes is not None and self._changes.bytes > self._changes_bytes:
             self.want_commit()
-        if self._leash is not None and self._leash.pulls(count):
-            self.want_commit()
+        if self.isolation is not None:
+            self.isolation.ended(batch, count)
+            if self.isolation.pulls(count):
+                self.want_commit()
         for executor in self._rates.get(batch.source, ()):
             executor.left(count)
         before = batch.at
@@ -501,6 +499,8 @@ class Task:
         if flight is not None:
             self.gate.begin(Op.PROCESS)
             self._owing = False
+            if self.isolation is not None:
+                self.isolation.takes_off(flight)
             self.processor.begins(flight)
         return flight
 
@@ -509,6 +509,8 @@ class Task:
         flights, load = self.flights, flight.load
         batch = load.batch
         assert flights is not None
+        if self.isolation is not None:
+            self.isolation.lands(flight)
         if error is not None:
             try:
                 self.processor.failed(batch, error, flight.index)
@@ -520,7 +522,7 @@ class Task:
             self._rest()
             return
         self.processor.ended(flight)
-        if self._leash is not None and self._leash.pulls(1):
+        if self.isolation is not None and self.isolation.pulls(1):
             self.gate.commit_due = True
         if self._changes is not None and self._changes.bytes > self._changes_bytes:
             self.gate.commit_due = True
@@ -598,18 +600,22 @@ class Task:
         """A slice has failed; raises what stops the app."""
         self._give_way(error)
         self._slicing = False
+        assert self.isolation is not None
+        assert self._batch is not None
+        self.isolation.ended(self._batch, 0)
         self.gate.end(Op.PROCESS)
         self._rest()
 
     def _give_way(self, error: ProcessingError) -> None:
-        if error.at is None or self.recovery is None or not self.recovery.takes(self, error):
+        isolation = self.isolation
+        if error.at is None or isolation is None or not isolation.recovery.takes(self, error):
             raise error
         self.broken = True
 
     def _rest(self) -> None:
         if not self.gate.in_flight:
-            assert self.recovery is not None
-            self.recovery.rests(self)
+            assert self.isolation is not None
+            self.isolation.recovery.rests(self)
 
     def discard(self) -> None:
         """Forget all that waits; it comes again, to the task that takes the place of this one."""
@@ -621,9 +627,10 @@ class Task:
 
     def succeed(self, before: Task) -> None:
         """Take the place of a task that has failed."""
-        self.culprits = before.culprits
+        assert self.isolation is not None
+        assert before.isolation is not None
+        self.isolation.succeeds(before.isolation)
         self.processed, self.sent = before.processed, before.sent
-        self._leash = Leash()
         self._begins = True
 
     def tell(self, stream: Stream, event: Any) -> None:

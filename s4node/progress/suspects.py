@@ -1,0 +1,95 @@
+"""Events that were under way when their process was killed, and may have killed it. Pure.
+
+Rules
+- What was under way is known as ranges of numbers. With each death the ranges of that moment are
+  suspects; a range in one that was known before has one death more than that.
+- Suspects are processed one by one, and nothing of the other suspects beside them: so with the
+  second death the very event is known, and with the third it is convicted.
+- A suspect that is committed is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+DEATHS = 3
+"""After so many with it under way an event is convicted."""
+
+ALL = (1 << 64) - 1
+"""The last number of a range of which nobody knows the numbers."""
+
+MAX_SUSPECTS = 256
+
+
+class Suspect(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers from ``first`` to ``last`` of an origin; the process was killed at them so many
+    times (``deaths``)."""
+
+    origin: str
+    first: int
+    last: int
+    deaths: int = 1
+
+    @property
+    def convicted(self) -> bool:
+        """Whether it is the event that has killed the process."""
+        return self.first == self.last and self.deaths >= DEATHS
+
+    def has(self, origin: str, number: int) -> bool:
+        """Whether an event is meant."""
+        return origin == self.origin and self.first <= number <= self.last
+
+
+def after_death(
+    known: Iterable[Suspect], under_way: Iterable[Suspect], positions: Mapping[str, int]
+) -> list[Suspect]:
+    """The suspects when a process has died with these events ``under_way``.
+
+    ``known`` are those of before, ``positions`` are what is committed by origin.
+    """
+    left = [one for one in known if one.last >= positions.get(one.origin, 0)]
+    found = []
+    for one in under_way:
+        if one.last < positions.get(one.origin, 0):
+            continue
+        before = [e.deaths for e in left if e.has(one.origin, one.first)]
+        found.append(Suspect(one.origin, one.first, one.last, max(before, default=0) + 1))
+    singles = {(one.origin, one.first, one.last) for one in found}
+    found += [one for one in left if (one.origin, one.first, one.last) not in singles]
+    return found[:MAX_SUSPECTS]
+
+
+class Suspects:
+    """Those of a task, while it runs."""
+
+    def __init__(self, suspects: Iterable[Suspect]) -> None:
+        self._left = list(suspects)
+        self._passed: set[Suspect] = set()
+
+    @property
+    def left(self) -> list[Suspect]:
+        """Those that are not committed."""
+        return self._left
+
+    def alone(self, origin: str, numbers: Iterable[int]) -> int:
+        """How many of these numbers, from the first on, may be processed together."""
+        count = 0
+        for number in numbers:
+            if any(one.has(origin, number) for one in self._left):
+                return count or 1
+            count += 1
+        return count
+
+    def passed(self, origin: str, number: int) -> None:
+        """All numbers of an origin up to this one are done."""
+        self._passed.update(
+            one for one in self._left if one.origin == origin and one.last <= number
+        )
+
+    def committed(self) -> bool:
+        """A commit has what is done; whether none is left."""
+        self._left = [one for one in self._left if one not in self._passed and one.last != ALL]
+        self._passed.clear()
+        return not self._left
