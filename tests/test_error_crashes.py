@@ -1,0 +1,230 @@
+"""Events that raise and events that kill, in real processes over a log."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from harness import free_port, plain_errors, s4_process, until
+
+from s4node import Event, GenericEvent
+from s4node.keys import Partitioner, crc32
+from s4node.state import epochs
+from s4node.state.look import Look
+from s4node.state.task_state import TaskState
+from s4node.systems.embedded_log import EmbeddedLog
+from s4node.systems.system import InputBatch, SystemStreamPartition
+
+KEEPER = """
+from s4node import App, GenericEvent, ProcessingElement
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+app = App("keeper")
+app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+"""
+
+COMMON = """
+import os
+import signal
+import time
+import trio
+from s4node import App, Event, ProcessingElement, TaskApp
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+class Sum(Event):
+    clicks: int = 0
+
+def look_at(click, slow):
+    time.sleep(slow)
+    if click.what == "bad":
+        raise ValueError(f"click {click.number} is bad")
+    if click.what == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+ELEMENTS = COMMON + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
+
+app = Counts("counts")
+"""
+
+ASYNC_ELEMENTS = COMMON + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        await trio.lowlevel.checkpoint()
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        stream = self.create_input_stream(
+            "clicks", self.create_pe(Count), key="user", system="log"
+        )
+        stream.set_parallelism(4)
+
+app = Counts("counts")
+"""
+
+TASKS = COMMON + """
+class Count:
+    def init(self, config, context):
+        self.store = context.store("counts")
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        user = envelope.message.user
+        sum = self.store.get(user) or Sum()
+        self.store.put(user, Sum(sum.clicks + 1))
+        look_at(envelope.message, self.slow)
+
+class Counts(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_store("counts", key=str, value=Sum)
+
+app = Counts("counts", Count)
+"""
+
+APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
+
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+
+class Bench:
+    """A log in a process of its own, and the app that reads it."""
+
+    def __init__(self, folder: Path, log: EmbeddedLog) -> None:
+        self.folder = folder
+        self.log = log
+        self.clicks: list[Click] = []
+
+    def settings(self, **more: str) -> list[str]:
+        settings = {
+            "systems.log.type": "log",
+            "systems.log.address": self.log.address,
+            "systems.log.samza.offset.default": "oldest",
+            "s4.state.folder": str(self.folder / "state"),
+            "s4.listener.address": "tcp://127.0.0.1:0",
+            "s4.cluster.partitions": "2",
+            "task.commit.ms": "50",
+            "s4.stream.clicks.onError": "dead-letter",
+            "task.dead.letter.stream": "log.dead",
+            **more,
+        }
+        return [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
+
+    def run(self, app: str, **more: str) -> list[str]:
+        path = self.folder / "app.py"
+        path.write_text(APPS[app])
+        return ["run", str(path), *self.settings(**more)]
+
+    async def append(self, clicks: list[Click]) -> None:
+        self.clicks += clicks
+        home = Partitioner(2)
+        for partition in range(2):
+            mine = [click for click in clicks if home.partition_of(click.user) == partition]
+            if mine:
+                await self.log.append("clicks", partition, mine)
+
+    def truth(self) -> Counter[str]:
+        return Counter(click.user for click in self.clicks if not click.what)
+
+    def counted(self) -> dict[str, int]:
+        """What is committed, by user."""
+        found: dict[str, int] = {}
+        for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
+            if epochs.epochs_of(folder):
+                with epochs.copied(folder) as database:
+                    look = Look(TaskState(database, crc32))
+                    tables = [look.instances(name) for name in look.elements]
+                    tables += [look.store(name) for name in look.stores]
+                    for key, value in (row for table in tables for row in table):
+                        found[key] = value["clicks"] if isinstance(value, dict) else value[0]
+        return found
+
+    async def letters(self) -> list[GenericEvent]:
+        found: list[GenericEvent] = []
+        for partition in range(2):
+            at = SystemStreamPartition("log", "dead", partition)
+            upcoming = (await self.log.bounds(at)).upcoming
+            reader = await self.log.open(at, 0, [GenericEvent])
+            while reader.position < upcoming:
+                batch = await reader.read()
+                assert isinstance(batch, InputBatch)
+                batch.load()
+                found += batch.events
+            await reader.aclose()
+        return found
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    (folder / "keeper.py").write_text(KEEPER)
+    port = free_port()
+    keeper = [
+        "run", folder / "keeper.py", "--listen", f"tcp://127.0.0.1:{port}",
+        "-p", f"s4.log.folder={folder / 'log'}",
+    ]  # fmt: skip
+    log = EmbeddedLog("log", f"tcp://127.0.0.1:{port}")
+    with plain_errors(), trio.fail_after(100):
+        async with s4_process(*keeper, cwd=folder), trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            await log.create("clicks", 2)
+            await log.create("dead", 2)
+            yield Bench(folder, log)
+            nursery.cancel_scope.cancel()
+
+
+def clicks_of(count: int, **what: int) -> list[Click]:
+    """Clicks of 13 users; those whose number is named ``what`` it says are that."""
+    named = {number: word for word, number in what.items()}
+    return [Click(f"user-{n % 13}", n, named.get(n, "")) for n in range(count)]
+
+
+@pytest.mark.parametrize("app", APPS)
+async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
+    tmp_path: Path, app: str
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(3000, kills=1700))
+        for _ in range(3):
+            async with s4_process(*it.run(app), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        async with s4_process(*it.run(app), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        assert it.counted() == it.truth()
+        [letter] = await it.letters()
+        assert letter.reason == "the process was killed 3 times while this event was processed"
+        assert not list((tmp_path / "state" / "default" / "counts").glob("tasks/*/*-[0-9]*"))
