@@ -55,7 +55,9 @@ def look_at(click, slow):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
-ELEMENTS = COMMON + """
+ELEMENTS = (
+    COMMON
+    + """
 class Count(ProcessingElement):
     clicks: int = 0
 
@@ -70,8 +72,11 @@ class Counts(App):
 
 app = Counts("counts")
 """
+)
 
-ASYNC_ELEMENTS = COMMON + """
+ASYNC_ELEMENTS = (
+    COMMON
+    + """
 class Count(ProcessingElement):
     clicks: int = 0
 
@@ -90,8 +95,11 @@ class Counts(App):
 
 app = Counts("counts")
 """
+)
 
-TASKS = COMMON + """
+TASKS = (
+    COMMON
+    + """
 class Count:
     def init(self, config, context):
         self.store = context.store("counts")
@@ -110,6 +118,7 @@ class Counts(TaskApp):
 
 app = Counts("counts", Count)
 """
+)
 
 APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
 
@@ -228,3 +237,50 @@ async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
         [letter] = await it.letters()
         assert letter.reason == "the process was killed 3 times while this event was processed"
         assert not list((tmp_path / "state" / "default" / "counts").glob("tasks/*/*-[0-9]*"))
+
+
+async def test_what_kills_stops_the_container_where_nobody_says_anything_and_can_be_left_out_then(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(300, kills=170))
+        fail = {"s4.stream.clicks.onError": "fail"}
+        for _ in range(3):
+            async with s4_process(*it.run("elements", **fail), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        for _ in range(2):  # and does not kill again
+            async with s4_process(
+                *it.run("elements", **fail), cwd=tmp_path, ready=False
+            ) as process:
+                assert await process.wait() == 1
+            assert "the process was killed 3 times while this event was processed" in process.errors
+            assert "(log.clicks[" in process.errors
+            assert "s4.stream.clicks.onError = skip" in process.errors
+        async with s4_process(*it.run("elements"), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+
+
+@pytest.mark.parametrize("app", APPS)
+async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_process_is_killed(
+    tmp_path: Path, app: str
+) -> None:
+    dice = random.Random(3)
+    async with bench(tmp_path) as it:
+        bad = [*dice.sample(range(4000), 60), 2000, 2001, 2002]
+        clicks = [
+            Click(click.user, click.number, "bad" if click.number in bad else "")
+            for click in clicks_of(4000)
+        ]
+        await it.append(clicks)
+        for _ in range(6):
+            slow = {"s4.app.slow": "0.0002"}
+            async with s4_process(*it.run(app, **slow), cwd=tmp_path) as process:
+                await trio.sleep(dice.random())
+                await process.kill()
+        async with s4_process(*it.run(app), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        assert it.counted() == it.truth()
+        letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters())
+        assert letters == sorted(set(bad))

@@ -211,4 +211,4 @@ def _letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
     else:
         home, offset = receipt.home, batch.number(index)
     more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
-    return letter(home, offset, fault.reason, event, more)
+    return letter(home, origin_of(batch), offset, fault.reason, event, more)

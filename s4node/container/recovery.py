@@ -90,6 +90,9 @@ class Recovery:
             if said != DEAD_LETTER:
                 continue
             if self._letters is not None:
+                letter.put("app", task.app.name)
+                letter.put("task", task.name)
+                letter.freeze()
                 task.tell(self._letters, letter)
             else:
                 self._rejects.bury(task, place, letter)

@@ -124,7 +124,7 @@ class Rejects:
                 receipt.passed(number, number + 1)
             return
         receipt.hold(number)
-        self._send(task, place, letter(ssp, number, reason, event), receipt)
+        self._send(task, place, letter(ssp, str(ssp), number, reason, event), receipt)
 
     def bury(self, task: Task, at: Place, what: GenericEvent) -> None:
         """Keep the letter of an event that ``task`` has left out."""
@@ -142,6 +142,8 @@ class Rejects:
         assert self._nursery is not None
         if self._ending:  # all is being cancelled, and a task has taken one more step
             return
+        what.put("app", task.app.name)
+        what.put("task", task.name)
         self._known[place] = None
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]

@@ -32,7 +32,7 @@ from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
-from s4node.keys import Partitioner, hasher_named
+from s4node.keys import Partitioner, crc32, hasher_named
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Request
 from s4node.progress.presence import Presence
@@ -299,7 +299,16 @@ class Replay:
             return
         system, _, rest = name.partition(".")
         home = self.systems[system]
-        await home.append(rest, letter.partition % await home.partitions(rest), [letter])
+        partition = letter.partition % await home.partitions(rest)
+        await home.append_once(rest, partition, letter, self._letter_name(letter))
+
+    def _letter_name(self, letter: GenericEvent) -> str:
+        """What a letter is known by, whoever sends it: so after a crash it is not sent twice."""
+        cluster = self._config[settings.CLUSTER_NAME]
+        place = f"{letter.origin}:{letter.offset}"
+        if letter.offset < 0:
+            place += f" {crc32(letter.raw):08x}"
+        return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
 
 
 class _Emitted:

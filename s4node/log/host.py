@@ -386,6 +386,8 @@ class LogHost:
         if not isinstance(answer, Appended):
             raise answer
         if not answer.count:  # it was asked before, and the answer was lost
+            if arguments.get("once"):
+                return {"offset": -1}
             return {"offset": await _offset_of(partition, data.producer, data.first)}
         hosted.grown(partition.number)
         return {"offset": answer.offset}

@@ -177,6 +177,26 @@ class EmbeddedLog:
                 del left[:count]
         return offsets[0]
 
+    async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
+        """Append an event that is to be there once, whoever appends it under this name; whether it
+        was not there before."""
+        return await self.append_encoded(stream, partition, self._encoded([event]), name)
+
+    async def append_encoded(
+        self, stream: str, partition: int, encoded: Mapping[str, Any], name: str
+    ) -> bool:
+        """As append_once, for an event as it goes over the wire: its types, sections and body."""
+        asked = {
+            "stream": stream,
+            "partition": partition,
+            "producer": name,
+            "first": 0,
+            "count": 1,
+            "once": True,
+            **encoded,
+        }
+        return int((await self.ask("append", asked))["offset"]) >= 0
+
     def _encoded(self, events: Sequence[Any]) -> dict[str, Any]:
         classes = set(map(type, events))
         for cls in classes - self._kinds.keys():

@@ -60,6 +60,7 @@ class MemorySystem:
         self.address = address
         self.reads: dict[SystemStreamPartition, int] = {}
         self._streams: dict[str, list[_Partition]] = {}
+        self._names: set[tuple[str, int, str]] = set()  # of what is to be there once
         self._away = False
         self._changed = trio.lowlevel.ParkingLot()
         self._types: dict[type, EventType] = {}
@@ -187,6 +188,15 @@ class MemorySystem:
         await self.wait_reachable()
         self.home(SystemStreamPartition(self.name, stream, partition))
         return self.put(stream, partition, *events, created_ms=created_ms)
+
+    async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
+        """Append an event unless that was done under this name; whether it was not."""
+        await self.wait_reachable()
+        if (stream, partition, name) in self._names:
+            return False
+        self._names.add((stream, partition, name))
+        await self.append(stream, partition, [event])
+        return True
 
     # -- inside --------------------------------------------------------------------------------
 

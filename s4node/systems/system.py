@@ -169,3 +169,11 @@ class System(Source, Protocol):
     ) -> int:
         """Append events durably; returns the offset of the first."""
         ...
+
+    async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
+        """Append an event that is to be there once, whoever appends it under this name.
+
+        Returns whether it was not there before. What retention has removed is not there, but is not
+        appended again, for as long as the system remembers the name.
+        """
+        ...
