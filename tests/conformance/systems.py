@@ -156,6 +156,16 @@ class SystemConformance:
             assert found.numbers == found.offsets == list(range(305))
             assert found.events[7] == Click("user-1", 7)
 
+    async def test_what_is_appended_under_a_name_is_there_once(self, open_lab: Any) -> None:
+        async with open_lab() as lab:
+            await lab.create("clicks", 2)
+            assert await lab.system.append_once("clicks", 0, Click("ann", 1), "first")
+            assert not await lab.system.append_once("clicks", 0, Click("ann", 1), "first")
+            assert await lab.system.append_once("clicks", 0, Click("ann", 2), "second")
+            assert await lab.system.append_once("clicks", 1, Click("ann", 3), "first")
+            assert (await lab.system.bounds(lab.ssp())).upcoming == 2
+            assert (await lab.system.bounds(lab.ssp(1))).upcoming == 1
+
     async def test_a_reader_waits_for_what_comes_later(self, open_lab: Any) -> None:
         async with open_lab() as lab:
             await lab.create("clicks", 1)

@@ -1,0 +1,68 @@
+"""Who has killed a process: known with the second death, convicted with the third."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.progress.suspects import ALL, Suspect, Suspects, after_death
+
+
+@given(
+    slices=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    killer=st.integers(0, 199),
+    committed=st.integers(0, 199),
+)
+def test_an_event_that_always_kills_is_convicted_with_the_third_death(
+    slices: list[int], killer: int, committed: int
+) -> None:
+    committed = min(committed, killer)
+    known: list[Suspect] = []
+    for _ in range(3):
+        suspects, at, turn = Suspects(known), committed, 0
+        assert not any(one.convicted for one in known)
+        while True:  # a life: slices, until the one with the killer
+            size = slices[turn % len(slices)]
+            turn += 1
+            size = suspects.alone("log.clicks[0]", range(at, at + size))
+            if at <= killer < at + size:
+                break
+            at += size
+        known = after_death(
+            known, [Suspect("log.clicks[0]", at, at + size - 1)], {"log.clicks[0]": committed}
+        )
+    assert [one for one in known if one.convicted] == [Suspect("log.clicks[0]", killer, killer, 3)]
+
+
+def test_deaths_at_other_events_convict_nobody() -> None:
+    known: list[Suspect] = []
+    for number in (4, 5, 6, 7):
+        known = after_death(known, [Suspect("log.clicks[0]", number, number)], {})
+    assert {one.deaths for one in known} == {1}
+
+
+def test_what_is_committed_is_suspected_no_more() -> None:
+    known = [Suspect("log.clicks[0]", 4, 4, 2), Suspect("log.views[0]", 4, 4, 2)]
+    assert after_death(known, [], {"log.clicks[0]": 5}) == [Suspect("log.views[0]", 4, 4, 2)]
+
+    suspects = Suspects(known)
+    suspects.passed("log.clicks[0]", 4)
+    assert suspects.left == known
+    assert not suspects.committed()
+    assert suspects.left == [Suspect("log.views[0]", 4, 4, 2)]
+    suspects.passed("log.views[0]", 7)
+    assert suspects.committed()
+
+
+def test_suspects_are_processed_one_by_one_and_the_others_together() -> None:
+    suspects = Suspects([Suspect("log.clicks[0]", 10, 12)])
+    assert suspects.alone("log.clicks[0]", range(5, 20)) == 5
+    assert suspects.alone("log.clicks[0]", range(10, 20)) == 1
+    assert suspects.alone("log.clicks[0]", range(13, 20)) == 7
+    assert suspects.alone("log.views[0]", range(5, 20)) == 15
+
+
+def test_of_the_task_s_own_events_all_are_suspected_until_the_next_commit() -> None:
+    suspects = Suspects([Suspect("hops (put by the task itself)", 0, ALL)])
+    assert suspects.alone("hops (put by the task itself)", (0,)) == 1
+    assert suspects.committed()
