@@ -7,6 +7,7 @@ An app is a graph of streams and processing elements (PEs); each key has its own
 - Write tasks in the manner of Apache Samza with :class:`TaskApp`; what a task is given is an
   :class:`Envelope`, a :class:`Collector` and a :class:`Coordinator`.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
+- Have effects outside happen once by :func:`event_id`, a stable id of the event at hand.
 - Read a stream again with ``client.subscribe`` and a startpoint: :class:`Oldest`,
   :class:`Upcoming`, :class:`Timestamp`, :class:`Specific`; :class:`EmbeddedLog` manages a log.
 - Run an app inside your own trio program with :class:`Container` and :class:`Config`.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from s4node.container.container import Container
     from s4node.container.lifecycle import ContainerListener
     from s4node.errors import S4Error
-    from s4node.event import Event, GenericEvent
+    from s4node.event import Event, GenericEvent, event_id
     from s4node.executors.policy import Executor
     from s4node.keys import Key, KeyFinder
     from s4node.pe.element import ProcessingElement
@@ -61,6 +62,7 @@ __all__ = [
     "ProcessingElement",
     "Event",
     "GenericEvent",
+    "event_id",
     "Key",
     "KeyFinder",
     "Stream",
@@ -101,6 +103,7 @@ _HOMES = {
     "ProcessingElement": "pe.element",
     "Event": "event",
     "GenericEvent": "event",
+    "event_id": "event",
     "Key": "keys",
     "KeyFinder": "keys",
     "Stream": "stream",

@@ -11,12 +11,14 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from operator import length_hint
 from sys import getsizeof
-from typing import Any, ClassVar, Protocol, dataclass_transform
+from typing import Any, ClassVar, Protocol, TypeAlias, dataclass_transform
 
 import msgspec
 
-from s4node.errors import EventError
+from s4node.errors import EventError, S4Error
 
 LIVE = "live"
 """The system of events that producers send over sockets."""
@@ -225,6 +227,37 @@ class EventBatch:
         if self.receipt is None:
             return f"{place} (emitted in this process)"
         return f"{place}@{self.receipt.describe(self.number(index))}"
+
+
+Handled: TypeAlias = tuple[str, EventBatch, Any, int]
+"""A task's name, the batch at hand, and the iterator over so many of its events; or, where there is
+no iterator, the index of the one event."""
+
+handled: ContextVar[Handled | None] = ContextVar("handled", default=None)
+"""What the running handler is given."""
+
+
+def event_id() -> str:
+    """A text that stands for the event which is being handled, the same whenever it comes again.
+
+    For handlers only. After a crash an event that was not committed is handled again, and under the
+    same id: give it to whatever your handler calls outside, as the key by which that knows what it
+    has done already. Several handlers of an event, and several calls in one, need something of
+    their own beside it. Raises S4Error where there is no such event: in timers and windows, and for
+    an event that the task itself has put.
+    """
+    now = handled.get()
+    if now is None:
+        raise S4Error("event_id() is for handlers, while they have an event at hand")
+    task, batch, it, index = now
+    if it is not None:
+        index = batch.at + index - length_hint(it) - 1
+    if batch.receipt is None:
+        raise S4Error(
+            f"an event of stream {batch.stream!r} was put by its own task, and has no id of its "
+            f"own; put one into it, made of the event_id() of the event that led to it"
+        )
+    return f"{task}/{batch.receipt.origin}:{batch.number(index)}"
 
 
 def footprint(events: Sequence[Any]) -> int:

@@ -25,7 +25,7 @@ from s4node.container.kept import KeptElements, State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.errors import ProcessingError
-from s4node.event import EventBatch
+from s4node.event import EventBatch, handled
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import Instances
 from s4node.routing import culprit, key_failure
@@ -45,7 +45,8 @@ class Timer:
 class Elements:
     """Runs the PEs of ``app`` in a partition.
 
-    ``parallel`` says of which streams more than one handler may be outstanding.
+    ``parallel`` says of which streams more than one handler may be outstanding. ``name`` is the
+    task's.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Elements:
         partition: int,
         clock: Callable[[], float],
         parallel: Mapping[str, int] | None = None,
+        name: str = "",
     ) -> None:
+        self._name = name or f"Partition {partition}"
         self._app = app
         self._partition = partition
         self._clock = clock
@@ -132,14 +135,17 @@ class Elements:
         token = emitted.set(self.put)
         try:
             it = iter(events)
+            handled.set((self._name, batch, it, len(events)))
             while True:
                 try:
                     run(it)
                     break
                 except Exception as error:
                     self.failed(batch, error, batch.at + culprit(it, len(events)))
+            handled.set(None)
             self._trim()
         finally:
+            handled.set(None)
             emitted.reset(token)
         return len(events)
 
@@ -151,14 +157,17 @@ class Elements:
         token = emitted.set(self.put)
         try:
             it = iter(events)
+            handled.set((self._name, batch, it, len(events)))
             while True:
                 try:
                     await run(it)
                     break
                 except Exception as error:
                     self.failed(batch, error, batch.at + culprit(it, len(events)))
+            handled.set(None)
             await self.tidy()
         finally:
+            handled.set(None)
             emitted.reset(token)
         return len(events)
 
@@ -240,10 +249,12 @@ class Elements:
 
     def process_one(self, flight: Flight) -> None:
         """Process one event."""
+        handled.set((self._name, flight.batch, None, flight.index))
         self._plans[flight.batch.stream].run(iter([flight.event]))
 
     async def process_one_async(self, flight: Flight) -> None:
         """As process_one, for plans with ``async`` handlers."""
+        handled.set((self._name, flight.batch, None, flight.index))
         await self._plans[flight.batch.stream].run(iter([flight.event]))
 
     def begin_one(self, flight: Flight, flights: Flights) -> None:

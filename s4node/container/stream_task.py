@@ -28,7 +28,7 @@ from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
 from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
-from s4node.event import LIVE, EventBatch
+from s4node.event import LIVE, EventBatch, handled
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
 from s4node.progress.input_progress import InputReceipt, PartReceipt
@@ -251,6 +251,7 @@ class StreamTaskProcessor:
         if envelopes is None:
             return 1  # refused
         it = iter(envelopes)
+        handled.set((self._name, batch, it, len(envelopes)))
         token = emitted.set(self.put)
         try:
             while True:
@@ -267,6 +268,7 @@ class StreamTaskProcessor:
                     if asked.any:
                         break
         finally:
+            handled.set(None)
             emitted.reset(token)
         return _behind(it, envelopes)
 
@@ -278,6 +280,7 @@ class StreamTaskProcessor:
         if envelopes is None:
             return 1
         it = iter(envelopes)
+        handled.set((self._name, batch, it, len(envelopes)))
         token = emitted.set(self.put)
         try:
             while True:
@@ -292,6 +295,7 @@ class StreamTaskProcessor:
                     if asked.any:
                         break
         finally:
+            handled.set(None)
             emitted.reset(token)
         return _behind(it, envelopes)
 
@@ -397,12 +401,14 @@ class StreamTaskProcessor:
         """Process one event."""
         assert self._process is not None
         collector = StreamCollector(self._app, flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
         self._check(self._process(self._envelope(flight), collector, flight.asked))
 
     async def process_one_async(self, flight: Flight) -> None:
         """As process_one, where ``process`` is ``async``."""
         assert self._process is not None
         collector = StreamCollector(self._app, flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
         await self._process(self._envelope(flight), collector, flight.asked)
 
     def begins(self, flight: Flight) -> None:
@@ -417,11 +423,13 @@ class StreamTaskProcessor:
         collector = StreamCollector(self._app, flight.put)
         callback = EventCallback(flight, flights, self._name)
         token = emitted.set(flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
         try:
             self._check(self._begin(self._envelope(flight), collector, flight.asked, callback))
         except Exception as error:
             callback.failure(error)
         finally:
+            handled.set(None)
             emitted.reset(token)
 
     async def tidy(self) -> None:

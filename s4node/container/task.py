@@ -89,7 +89,7 @@ class Task:
         self.partition = partition
         self.name = name or f"Partition {partition}"
         self.settings = settings = settings or TaskSettings()
-        self.processor = processor or Elements(app, partition, clock, parallel)
+        self.processor = processor or Elements(app, partition, clock, parallel, self.name)
         self.instances = self.processor.instances
         most = max((settings.concurrency, *(parallel or {}).values()))
         self.gate = Gate(most, async_commit=settings.async_commit)
