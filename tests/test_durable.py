@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 import trio
-from harness import free_port, until
+from harness import free_port, running, until
+from input_systems import dies
+from kept import kept_producers
 
-from s4node import App, Client, Config, Container, Event, ProcessingElement
+from s4node import App, Client, Config, Container, Event, ProcessingElement, TaskApp
+from s4node.errors import ConfigError, EventError
 
 
 class Click(Event):
@@ -134,3 +138,244 @@ async def test_after_a_crash_a_producer_goes_back_to_what_was_committed(
     assert second.counts == dict.fromkeys(USERS, 50)
     for at, user in enumerate(USERS):
         assert second.seen[user] == list(range(at, 200, 4))
+
+
+async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_is_left_out(
+    settings: dict[str, str],
+) -> None:
+    app = Counting()
+    address = settings["s4.listener.address"]
+    async with lives(settings) as node:
+        container = await node.begin(app)
+        for end in (60, 130, 200):
+            async with Client(address, producer="clicker") as client:
+                clicks = await client.stream("clicks", again=True)
+                await clicks.send_many(clicks_of(0, end))
+                await until(lambda end=end: processed(app) == end)  # type: ignore[misc]
+                client.abandon()  # with all of it uncommitted
+        async with Client(address, producer="clicker") as client:
+            clicks = await client.stream("clicks", again=True)
+            assert [await clicks.resume_at(p) for p in (0, 1)] == numbers(container)
+            await clicks.send_many(clicks_of(0, 200))
+            assert await clicks.flush() == []
+            assert clicks.counts["admitted"] == 200
+    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
+
+
+def numbers(container: Container) -> list[int]:
+    """How far the producer ``clicker`` is committed, by partition."""
+    lanes = container.ports["clicks"].admission.lanes
+    return [lanes["clicker", partition].settled for partition in container.tasks]
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+async def test_a_program_goes_on_where_its_last_life_stopped(
+    settings: dict[str, str], lives: int
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "20"}
+    address = one["s4.listener.address"]
+    for _ in range(lives):  # of the node, which ends in order
+        app = Counting()
+        async with running(app, one, address=address):
+            for _ in range(4 // lives):  # of the program
+                async with Client(address, producer="clicker") as client:
+                    clicks = await client.stream("clicks")
+                    first = await clicks.resume_at()
+                    await clicks.send_many(clicks_of(first, first + 50))
+    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
+    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    assert [row.number for rows in kept.values() for row in rows.values()] == [200]
+
+
+async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "5"}
+    async with running(Counting(), often, address=often["s4.listener.address"]) as container:
+        for _ in range(3):
+            async with Client(container.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many(clicks_of(0, 20))
+    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    assert {task: list(rows) for task, rows in kept.items()} == {
+        "Partition 0": [],
+        "Partition 1": [],
+    }
+
+
+async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
+    settings: dict[str, str],
+) -> None:
+    soon = settings | {"s4.producer.expiry": "100", "task.commit.ms": "5"}
+    folder = Path(settings["s4.state.folder"]) / "default" / "counting"
+    async with running(Counting(), soon, address=soon["s4.listener.address"]) as container:
+        async with Client(container.address, producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await trio.sleep(0.3)  # who is there is seen, and who sends nothing, too
+            assert [len(rows) for rows in kept_producers(folder).values()] == [1, 1]
+        await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
+        async with Client(container.address, producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            assert await clicks.resume_at() == 0
+
+
+async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[str, str]) -> None:
+    for stage in ("stream", "deserializer"):
+        bad = settings | {f"s4.{stage}.executor": "shed"}
+        with dies(
+            ConfigError, match=f"'clicks' is durable, and the executor 'shed' of its {stage}"
+        ):
+            async with running(Counting(), bad):
+                pass
+
+
+async def test_throttling_a_durable_stream_delays_and_drops_nothing(
+    settings: dict[str, str],
+) -> None:
+    slow = settings | {
+        "s4.stream.executor": "throttle", "s4.stream.maxRate": "2000",
+        "s4.stream.workQueueSize": "50", "task.commit.ms": "20",
+    }  # fmt: skip
+    app = Counting()
+    async with running(app, slow) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        began = trio.current_time()
+        await clicks.send_many(clicks_of(0, 1500))
+        assert await clicks.flush() == []
+        assert trio.current_time() - began > 0.2
+    assert processed(app) == 1500
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("s4.stream.click.grade", "app 'counting' has: clicks"),
+        ("s4.stream.results.grade", "a grade is for input streams that producers send to"),
+    ],
+)
+async def test_a_grade_is_for_a_live_input(settings: dict[str, str], key: str, words: str) -> None:
+    with dies(ConfigError, match=words):
+        async with running(Counting(), settings | {key: "durable"}):
+            pass
+
+
+async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
+    folder = Path(one["s4.state.folder"])
+    async with lives(one) as node:
+        await node.begin(Counting())
+        async with Client(one["s4.listener.address"], producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await node.crash()
+            shutil.copytree(folder, tmp_path / "older")
+            await node.begin(Counting())
+            await clicks.send_many(clicks_of(20, 40))
+            await clicks.flush()
+            await node.crash()
+            shutil.rmtree(folder)
+            shutil.copytree(tmp_path / "older", folder)
+            await node.begin(Counting())
+            await clicks.send(Click("joe"))
+            with pytest.raises(EventError, match=r"everything below 40 is committed .* is of 20"):
+                await clicks.flush()
+            client.abandon()
+
+
+async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tells_them(
+    settings: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
+    app = Counting()
+    async with lives(one) as node:
+        await node.begin(Counting())
+        async with Client(one["s4.listener.address"], producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await node.crash()
+            shutil.rmtree(one["s4.state.folder"])
+            await node.begin(app)
+            await clicks.send_many(clicks_of(20, 40))
+            await clicks.flush()
+    assert processed(app) == 20
+    assert "the node knows this producer no longer" in capsys.readouterr().out
+
+
+def test_ids_of_tasks_are_not_for_programs() -> None:
+    with pytest.raises(ConfigError, match="ids that begin with ~ are those of tasks"):
+        Client("tcp://127.0.0.1:1", producer="~me")
+
+
+async def test_an_app_with_stores_has_durable_streams_unless_they_are_set_to_fast(
+    settings: dict[str, str],
+) -> None:
+    del settings["s4.stream.clicks.grade"]
+    async with running(Counting(), settings) as container:
+        assert container.statistics().grades == {"clicks": "fast"}
+        assert container.replay is None
+
+    class Tally:
+        def process(self, envelope: Any, _collector: Any, _coordinator: Any) -> None: ...
+
+    app = TaskApp("tally", Tally)
+    app.create_input_stream("words")
+    app.create_store("counts", key=str, value=int)
+    async with running(app, settings) as container:
+        assert container.statistics().grades == {"words": "durable"}
+
+
+async def test_without_an_interval_a_producer_that_flushes_has_a_commit_made(
+    settings: dict[str, str],
+) -> None:
+    never = settings | {"task.commit.ms": "0"}
+    async with running(Counting(), never) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(clicks_of(0, 20))
+        assert await clicks.flush() == []
+
+
+async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(
+    settings: dict[str, str],
+) -> None:
+    class Committing:
+        """Commits at every seventh event."""
+
+        def init(self, _config: Any, context: Any) -> None:
+            self.counts = context.store("counts")
+
+        def process(self, envelope: Any, _collector: Any, coordinator: Any) -> None:
+            done = self.counts.get("all", 0) + 1
+            self.counts.put("all", done)
+            seen.append((done, envelope.message.number))
+            if done % 7 == 0:
+                coordinator.commit()
+
+    class Committed(TaskApp):
+        def __init__(self) -> None:
+            super().__init__("committed", Committing)
+
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", types=Click)
+            self.create_store("counts", key=str, value=int)
+
+    seen: list[tuple[int, int]] = []
+    one = settings | {"s4.cluster.partitions": "1"}
+    async with lives(one) as node:
+        container = await node.begin(Committed())
+        async with Client(one["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 100))
+            await until(lambda: len(seen) == 100 and container.replay.committer.commits)  # type: ignore[union-attr]
+            await node.crash()
+            seen.clear()
+            await node.begin(Committed())
+            await clicks.send_many(clicks_of(100, 110))
+            await until(lambda: seen and seen[-1] == (110, 109))
+            client.abandon()
+    assert all(done == number + 1 for done, number in seen)  # state and place are of one moment

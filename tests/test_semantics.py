@@ -15,8 +15,8 @@ from semantics import Guarantee, Outcomes, missing, mistakes, read, unproven
 
 PAGE = (ROOT / "docs" / "semantics.md").read_text()
 GUARANTEES = read(PAGE)
-GROUPS = {"dispatch": 38, "loop": 38, "container": 40, "async": 30, "startpoint": 16}
-"""How many sentences each of the five documents has at least."""
+GROUPS = {"dispatch": 38, "loop": 38, "container": 40, "async": 30, "startpoint": 16, "once": 9}
+"""How many sentences each of the five documents has at least, and the design of counting once."""
 
 
 # -- the page -------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ def test_every_guarantee_names_a_test_or_says_not_yet() -> None:
     assert mistakes(GUARANTEES) == []
 
 
-def test_the_page_has_all_five_groups() -> None:
+def test_the_page_has_all_its_groups() -> None:
     counted = {group: sum(g.id.startswith(f"{group}-") for g in GUARANTEES) for group in GROUPS}
 
     assert all(counted[group] >= GROUPS[group] for group in GROUPS), counted

@@ -75,7 +75,7 @@ class DurableLane(ProducerLane):
         """The numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
             self.admission.moved(self)
-            if not self.wanted and (
+            if (
                 (self.safe - self.committed) * 2 >= self.window
                 or (self.awaited and self.safe == self.expected)
                 or (self.admission.on_demand and 0 <= self.asked <= self.safe)
@@ -84,9 +84,10 @@ class DurableLane(ProducerLane):
             self.admission.touched(self)
 
     def want(self) -> None:
-        """Ask for a commit."""
-        self.wanted = True
-        self.admission.on_full(self.partition)
+        """Ask for a commit, once, if there is anything to commit."""
+        if self.committed < self.safe and not self.wanted:
+            self.wanted = True
+            self.admission.on_full(self.partition)
 
     def commit(self, number: int) -> None:
         """Everything below is committed."""
@@ -383,7 +384,7 @@ class DurableAdmission(StreamAdmission):
             for connection in {lane.connection for lane in self._all(hello.peer)} - {None}:
                 self.detach(hello.peer, connection, now)
             for lane in self._all(hello.peer):
-                if lane.awaited and lane.safe == lane.expected and not lane.wanted:
+                if lane.awaited and lane.safe == lane.expected:
                     lane.want()
         return waits
 
@@ -397,7 +398,7 @@ class DurableAdmission(StreamAdmission):
         """The producer wants its verdicts now."""
         super().ask(producer, connection)
         for lane in self._all(producer) if self.on_demand else ():
-            if lane.committed < lane.safe == lane.asked and not lane.wanted:
+            if lane.safe == lane.asked:
                 lane.want()
 
     def new_limit(self, lane: ProducerLane) -> int:
