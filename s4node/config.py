@@ -331,9 +331,10 @@ TASK_WINDOW_MS = Setting(
 )
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
-    "How often a task's progress is saved, if there was any. 0 saves it only when a task or a "
-    "producer asks for it, and at the end. It is 1000 where producers wait for it, unless it is "
-    "set: where durable streams lead to tasks.",
+    "How often what a task keeps is saved, if it has changed. 0 saves it only when a task or a "
+    "producer asks for it, when events wait that it has put for another task, and at the end. It "
+    "is 1000 where others wait for it, unless it is set: where durable streams lead to tasks, or "
+    "from task to task.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,

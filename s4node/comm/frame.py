@@ -77,6 +77,9 @@ of this producer, although it has numbers that are settled."""
 CLUSTER = "cluster"
 """Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
 
+PRODUCER = "producer"
+"""Header of a node's hello: the producer that it answers; a connection may carry several."""
+
 SUBSCRIBE = "subscribe"
 """Header of a hello from somebody who wants to read the stream rather than feed it."""
 

@@ -106,14 +106,16 @@ class Leg:
             lane = lanes[(self._first_lane + offset) % len(lanes)]
             if not lane.open:
                 continue
+            end = lane.end
+            fed = not box.committed
             while lane.cursor < len(lane.kept) and budget > 0:
                 kept = lane.kept[lane.cursor]
-                if kept.first >= lane.limit:
+                if kept.first >= end:
                     break
                 lane.cursor += 1
                 out.append(kept.data)
                 budget -= len(kept.data)
-            while lane.pending and lane.cursor == len(lane.kept) and budget > 0:
+            while fed and lane.pending and lane.cursor == len(lane.kept) and budget > 0:
                 room = lane.limit - lane.next_number
                 if room <= 0:
                     break
@@ -142,9 +144,9 @@ class Leg:
                 continue
             if lane.cursor < len(lane.kept):
                 kept = lane.kept[lane.cursor]
-                if kept.first < lane.limit:
-                    total += lane.next_number - kept.first
-            elif lane.pending:
+                if kept.first < lane.end:
+                    total += min(lane.next_number, lane.released) - kept.first
+            elif lane.pending and not box.committed:
                 total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
         return total
 
@@ -174,7 +176,9 @@ class Leg:
         asked = bool(self._asked) and not answer.headers.get(wire.UNASKED)
         declared = self._asked.popleft() if asked else self._accepted
         new = [cls for cls in declared if cls not in self._accepted and cls in box.known]
-        if answer.error and self.opened and new:  # it goes on without the types that do not fit
+        if (
+            answer.error and self.opened and new and not box.committed
+        ):  # it goes on without the types that do not fit
             box.reject(box.unfit(new, answer.types) or new, answer.error)
             self._declared = ()  # say hello again, with what is left
             return
@@ -203,6 +207,9 @@ class Leg:
                 if not box.give(lane, self, epoch):
                     continue
             if asked or not lane.open:
+                box.error = box.error or box.contradicts(lane, position)
+                if box.error:
+                    return
                 before = lane.upto
                 lane.reopen(position, again=box.again)
                 box.tell_settled(lane, before)

@@ -217,13 +217,22 @@ class Link:
                 for leg in self.legs:
                     if leg.outbox.answer is None:  # it was the hello; no other answer will come
                         leg.outbox.error = leg.outbox.error or header.error
-            for leg in list(self.legs):
-                if leg.outbox.stream == header.stream:
-                    if isinstance(header, wire.Hello):
-                        leg.on_hello(header)
-                        self._coalescer.for_lanes(len(leg.lanes), self._queue_size)
-                    elif leg.outbox.producer == header.producer:
-                        leg.on_verdict(header)
+            if isinstance(header, wire.Hello):
+                answers = header.headers.get(wire.PRODUCER)
+                for leg in self._carried(header.stream, answers):
+                    leg.on_hello(header)
+                    self._coalescer.for_lanes(len(leg.lanes), self._queue_size)
+            else:
+                for leg in self._carried(header.stream, header.producer):
+                    leg.on_verdict(header)
+
+    def _carried(self, stream: str, producer: object) -> list[Leg]:
+        """The legs of a stream: those of a producer, or all of them where none is named."""
+        return [
+            leg
+            for leg in self.legs
+            if leg.outbox.stream == stream and producer in (None, leg.outbox.producer)
+        ]
 
     # -- out ---------------------------------------------------------------------------------
 

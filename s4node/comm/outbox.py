@@ -15,6 +15,9 @@ Rules
   node, which sends each event on to its own partition, sees each key's events in order.
 - An event that cannot be sent at all (no key, too large, not encodable, of a type that the node
   does not take) is refused here, with the same word that the node would use.
+- Where frames leave only when they are committed, they are cut, kept and numbered by the caller's
+  word, and may be those of an earlier life. A node that has seen other numbers is an error: nothing
+  is sent under a number that meant another event.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ class Lane:
         "open",
         "partition",
         "pending",
+        "released",
         "start",
         "upto",
     )
@@ -94,6 +98,18 @@ class Lane:
         self.upto = 0
         self.known = 0  # an earlier life of this producer has settled what is below
         self.limit = 0
+        self.released = wire.MAX_NUMBER  # no frame from here on may leave
+
+    def restore(self, kept: Sequence[Kept], next_number: int) -> None:
+        """Go on where an earlier life has stopped, with the frames that it has committed."""
+        self.kept = deque(kept)
+        self.next_number = self.released = next_number
+        self.start = self.upto = kept[0].first if kept else next_number
+
+    @property
+    def end(self) -> int:
+        """Numbers from here on may not be sent now."""
+        return min(self.limit, self.released)
 
     def go_back(self, number: int) -> None:
         """Send again from the frame that holds ``number``."""
@@ -120,7 +136,7 @@ class Lane:
             if not again:
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number
-        self.settle(min(position.safe, self.next_number))
+        self.settle(min(position.safe, self.next_number, self.released))
         self.go_back(position.number)
         self.limit = position.limit
         self.open = True
@@ -148,6 +164,8 @@ class Outbox:
     are events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included).
     ``nodes`` are the addresses where the stream's owners can be asked for. A producer whose id is
     ``stable`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
+    Where only what is ``committed`` leaves, the caller cuts the frames, and releases them by their
+    lane's number.
     """
 
     def __init__(
@@ -163,6 +181,7 @@ class Outbox:
         again: bool = False,
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
+        committed: bool = False,
     ) -> None:
         self.stream = stream
         self.producer = producer
@@ -172,6 +191,8 @@ class Outbox:
         self.again = again
         self.durable = False  # what the nodes settle survives them
         self.unknown: list[int] = []  # partitions whose owners have forgotten us
+        self.committed = committed
+        self.versions: dict[int, TypeDecl] = {}  # of earlier lives, by fingerprint
         self.max_frame_events = max_frame_events
         self.max_frame_bytes = max_frame_bytes
         self.legs: dict[str, Leg] = {}
@@ -318,6 +339,42 @@ class Outbox:
         """Have lanes before any node has answered: the caller routes, with ``extend_lane``."""
         self.lanes = [Lane(partition) for partition in range(partitions)]
         self.routing = routing
+        if self.committed:
+            for lane in self.lanes:
+                lane.released = 0
+
+    def cut(self, lane: Lane, count: int, now_ms: int) -> Kept | None:
+        """The lane's next events, up to ``count`` of them, as a kept frame that has not been sent;
+        None if there is none, or the only one was refused."""
+        if self.encode(lane, count, now_ms, 0, 0) is None:
+            return None
+        lane.cursor -= 1
+        return lane.kept[-1]
+
+    def frame(self, partition: int, events: Sequence[Any]) -> bytes:
+        """Events as a frame without a number; raises EventError for what msgpack cannot hold."""
+        encoding, sections, order, body = encoded(self._types, events)
+        header = wire.Data(
+            self.stream,
+            partition,
+            self.producer,
+            0,
+            len(events),
+            sections,
+            encoding=encoding,
+            order=order,
+        )
+        return wire.encode_frame(header, body)
+
+    def cut_back(self) -> None:
+        """Forget what no commit holds: it never leaves."""
+        for lane in self.lanes:
+            self._ready_events -= len(lane.pending)
+            lane.pending.clear()
+            while lane.kept and lane.kept[-1].end > lane.released:
+                lane.kept.pop()
+            lane.next_number = lane.released
+            lane.cursor = min(lane.cursor, len(lane.kept))
 
     def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
         """Take events that belong to ``partition``."""
@@ -382,11 +439,28 @@ class Outbox:
                     self._types[JsonText] = JsonType(declared)
         return ""
 
+    def contradicts(self, lane: Lane, position: wire.Position) -> str:
+        """Why a lane of committed frames cannot go on where its owner says; empty if it can."""
+        if not self.committed or lane.upto <= position.number <= lane.released:
+            return ""
+        where = f"stream {self.stream!r}, partition {lane.partition}: its owner goes on with event"
+        if position.number > lane.released:
+            return (
+                f"{where} {position.number} of producer {self.producer!r}, which has sent "
+                f"{lane.released} so far: the state here is older than what was sent from it; put "
+                f"the newer state back, or begin anew without any"
+            )
+        return (
+            f"{where} {position.number} of producer {self.producer!r}, which it had up to "
+            f"{lane.upto} before: the state there is older than what was taken into it; put the "
+            f"newer state back, or begin anew without any"
+        )
+
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Take what the lane's owner says."""
         self._take_exceptions(lane, ruling)
         before = lane.upto
-        lane.settle(min(ruling.upto, lane.next_number))
+        lane.settle(min(ruling.upto, lane.next_number, lane.released))
         self.tell_settled(lane, before)
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
@@ -425,9 +499,12 @@ class Outbox:
     @property
     def declarations(self) -> tuple[TypeDecl, ...]:
         """What a node must know to read our events."""
-        return tuple(
-            kind.declaration for kind in self._types.values() if kind.encoding == wire.MSGPACK
-        )
+        ours = {
+            kind.fingerprint: kind.declaration
+            for kind in self._types.values()
+            if kind.encoding == wire.MSGPACK
+        }
+        return tuple((self.versions | ours).values()) if self.versions else tuple(ours.values())
 
     def _set_routing(self, answer: wire.Hello) -> None:
         """Route as the node does where we can; otherwise by our own key, or round robin.
@@ -528,22 +605,20 @@ class Outbox:
             )
             return None
         first = lane.next_number
-        data = wire.encode_frame(
-            wire.Data(
-                self.stream,
-                lane.partition,
-                self.producer,
-                first,
-                count,
-                sections,
-                self.routing,
-                encoding,
-                flags,
-                order,
-                now_ms,
-            ),
-            body,
+        header = wire.Data(
+            self.stream,
+            lane.partition,
+            self.producer,
+            first,
+            count,
+            sections,
+            self.routing,
+            encoding,
+            flags,
+            order,
+            now_ms,
         )
+        data = wire.encode_frame(header, body)
         if 0 < most_bytes < len(data):
             if count > 1:
                 return self.encode(lane, count // 2, now_ms, flags, most_bytes)

@@ -4,15 +4,12 @@ Rules
 - A task's state and the offsets of its inputs are in one database and written in one batch. A
   commit is asked for in the loop, while nothing of its task runs; it takes both as they are then,
   and the task goes on. What follows runs beside it: encode the PEs that have changed, in slices;
-  wait until all that had been put on the app's own streams was processed and all that was sent has
-  its verdict; then write, in a thread.
+  wait until all that was sent to output streams has its verdict; then write, in a thread.
+- What the task has put for other tasks is part of the commit, and may leave when it is written and
+  the task was not taken over meanwhile. A commit waits for no other task.
 - One commit of a task is under way at a time. Those asked for meanwhile become one: of a task that
-  keeps offsets only the newest, of others one that is asked for again when that is over, for state
-  and offsets must be of one moment.
-- Where events lead from task to task, what a task has processed is in the state of others: then
-  commits are made together, in rounds. A round takes the offsets of all tasks, waits until what
-  they had led to is processed, has all states written, and the offsets last. So a crash replays
-  events that some states have seen, and skips none.
+  keeps its progress only the newest, of others one that is asked for again when that is over, for
+  all that belongs to a commit is of one moment.
 - A commit that cannot be written (a full disk, lost rights) is told once, and tried again with the
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for
   verdicts is no failure: it is told when it lasts, for then a consumer is away. A task that
@@ -35,6 +32,7 @@ import structlog
 import trio
 
 from s4node.comm.producer_lane import origin_of
+from s4node.container.exchange import Exchange
 from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError
@@ -48,6 +46,7 @@ from s4node.state import epochs, under_way
 from s4node.state.database import Database
 from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
 from s4node.state.keeping import Keeping, Policy
+from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
@@ -70,8 +69,6 @@ class Taken(NamedTuple):
         positions = {str(ssp): offset for ssp, offset in self.offsets.items()}
         return positions, self.consumed, rows_of(self.producers)
 
-
-_NOTHING = Taken({}, frozenset(), {})
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
@@ -107,7 +104,6 @@ class _Kept:
         "state",
         "task",
         "under_way",
-        "waited_for",
         "writing",
     )
 
@@ -119,9 +115,8 @@ class _Kept:
         self.under_way: under_way.UnderWay | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False
+        self.pending: tuple[Taken, Sent] | None = None  # what to write next
         self.again = False  # a commit was asked for meanwhile
-        self.pending: tuple[Taken, Sent] | None = None  # or what it is to write
-        self.waited_for: trio.Event | None = None  # a round waits for the task's state
         self.failing_since: float | None = None
         self.expire_at: dict[str, bytes] = {}
 
@@ -132,9 +127,9 @@ class Committer:
     ``progress`` is by task and partition, ``producers`` are those of durable streams. ``sent`` says
     what has been sent to output streams so far. ``on_consumed(name, ids)`` is called with the
     startpoints that a task has consumed, and returns whether nobody can meet them any more.
-    ``strays`` says whether events lead from task to task. ``wake`` is told of tasks that have to
-    commit once more. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and
-    ``failures`` count.
+    ``exchange`` is what tasks put for each other. ``wake`` is told of tasks that have to commit
+    once more. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and ``failures``
+    count.
     """
 
     def __init__(
@@ -150,7 +145,7 @@ class Committer:
         policy: Policy,
         sync: bool = False,
         changes_bytes: int = 64 << 20,
-        strays: Callable[[], bool] = lambda: False,
+        exchange: Exchange,
         wake: Callable[[Task], None] = lambda _: None,
     ) -> None:
         self.commits = 0
@@ -165,10 +160,9 @@ class Committer:
         self._database = partial(Database, sync=sync)
         self._changes_bytes = changes_bytes
         self._policy = policy
-        self._strays = strays
+        self._exchange = exchange
         self._wake = wake
         self._tasks: dict[int, _Kept] = {}
-        self._round = False
         self._finishing = False
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -234,11 +228,13 @@ class Committer:
         assert task.isolation is not None
         task.isolation.watch(kept.under_way)
         task.keep(state, self._changes_bytes)
+        left = await self._in_thread(state.rows, OUTBOX)
+        self._exchange.open(task, state, claim.fence, left)
         return kept.checkpoint
 
     async def wait_written(self, task: Task) -> None:
         """Return when no commit of a task is under way; it must not ask for another."""
-        while self._tasks[task.partition].writing or self._round:
+        while self._tasks[task.partition].writing:
             await self._quiet.park()
 
     def go_back(self, new: Task) -> None:
@@ -248,7 +244,9 @@ class Committer:
         kept.again = False
         kept.expire_at = {}
         kept.state = kept.state.reloaded()
+        kept.pending = None
         new.keep(kept.state, self._changes_bytes)
+        self._exchange.go_back(new, kept.state)
 
     async def _claims(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it where nothing else calls the store of claims."""
@@ -266,43 +264,39 @@ class Committer:
         kept = self._tasks.get(task.partition)
         if kept is None:  # a member that stops is just taking it over, and has done nothing of it
             return
-        if kept.waited_for is not None and not kept.writing:
-            self._begin(kept, _NOTHING)
-        elif kept.writing or self._round:
+        if kept.writing:
             kept.again = True
-            if not self._keeps_state:
-                kept.pending = (self._taken(kept), self._sent())
-        elif not self._changed(kept):
-            return
-        elif self._strays() and self._keeps_state:
-            self._begin_round()
-        else:
-            self._begin(kept, self._taken(kept))
+            if not self._keeps(kept):
+                kept.pending = self._taken(kept), self._sent()
+        elif self._changed(kept):
+            self._begin(kept, self._taken(kept), self._sent())
 
     async def finish(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""
         self._finishing = True
         mine = [kept for task in tasks if (kept := self._tasks.get(task.partition)) is not None]
         while True:
-            for kept in self._tasks.values():
-                if kept.waited_for is not None and not kept.writing:
-                    self._begin(kept, _NOTHING)
             if self.writing:
                 await self._quiet.park()
                 continue
             due = [kept for kept in mine if self._changed(kept) and not kept.task.busy]
             if not due:
                 return
-            if self._strays() and self._keeps_state:
-                self._begin_round()
-            else:
-                for kept in due:
-                    self._begin(kept, self._taken(kept))
+            for kept in due:
+                self._begin(kept, self._taken(kept), self._sent())
 
-    @property
-    def _keeps_state(self) -> bool:
-        """Whether tasks keep anything but their progress."""
-        return any(kept.state.stores or kept.state.instances for kept in self._tasks.values())
+    def _keeps(self, kept: _Kept) -> bool:
+        """Whether a task keeps anything but its progress."""
+        return bool(kept.state.stores or kept.state.instances) or self._exchange.keeps(kept.task)
+
+    def changed(self, task: Task) -> bool:
+        """Whether a commit of a task is under way, or would write anything."""
+        kept = self._tasks.get(task.partition)
+        return kept is not None and (kept.writing or self._changed(kept))
+
+    def writes(self, task: Task) -> bool:
+        """Whether a commit of a task is under way."""
+        return self._tasks[task.partition].writing
 
     def _taken(self, kept: _Kept) -> Taken:
         partition = kept.task.partition
@@ -317,65 +311,55 @@ class Committer:
             bool(consumed)
             or kept.state.changed
             or self._producers.moved(partition)
+            or self._exchange.changed(kept.task)
             or any(known.get(ssp) != offset for ssp, offset in offsets.items())
         )
 
-    def _begin(self, kept: _Kept, what: Taken, sent: Sent | None = None) -> None:
-        """Take the state as it is now."""
-        if sent is None and kept.waited_for is None:
-            sent = self._sent()
+    def _begin(self, kept: _Kept, what: Taken, sent: Sent) -> None:
+        """Take the state as it is now, with progress that belongs to it."""
         kept.state.set_meta(WRITTEN, now_ms())
+        self._exchange.begin(kept.task)
         kept.state.begin_commit(*what.rows)
         kept.writing = True
         kept.again = False
         kept.pending = None
-        self._nursery.start_soon(self._run, kept, what, sent, kept.waited_for)
+        self._nursery.start_soon(self._run, kept, what, sent)
 
-    async def _run(
-        self, kept: _Kept, what: Taken, sent: Sent | None, waiting: trio.Event | None
-    ) -> None:
+    async def _run(self, kept: _Kept, what: Taken, sent: Sent) -> None:
         written = False
         try:
             passing("commit.begin")
             await self._encode(kept)
             passing("commit.encoded")
-            if sent is not None:
-                await self._settled(sent, kept.claim.task)
-            written = await self._write(kept, kept.state.write)
+            await self._settled(sent, kept.claim.task)
+            written = await self._write(kept)
         finally:
             kept.state.end_commit(written=written)
-        if not written:
-            await trio.sleep(RETRY_SECONDS)
-            kept.again = True  # with the newest
-        elif waiting is None:
+            self._exchange.end(kept.task, written=written)
+        if written:
             await self._written(kept, what)
             passing("commit.told")
             if kept.keeping.due:
                 await self._in_thread(kept.keeping.keep, kept.state)
         else:
-            kept.waited_for = None
-            waiting.set()
+            await trio.sleep(RETRY_SECONDS)
+            kept.again = True  # with the newest
         kept.writing = False
-        self._over(kept)
-        if written:
-            await self._expire(kept)
-
-    def _over(self, kept: _Kept) -> None:
-        """Have asked again what was asked for meanwhile."""
-        if kept.pending is not None and not kept.writing:
+        if kept.pending is not None:
             self._begin(kept, *kept.pending)
-        due = kept.waited_for is not None or (kept.again and not self._round)
-        if due and not kept.writing and not self._finishing:
+        elif kept.again and not self._finishing:
             kept.task.want_commit()
             self._wake(kept.task)
         self._quiet.unpark_all()
+        if written:
+            await self._expire(kept)
 
     # -- writing -----------------------------------------------------------------------------
 
     async def _encode(self, kept: _Kept) -> None:
         """Have the instances of a commit encoded, without holding up others for long."""
         began = time.perf_counter()
-        while kept.state.encode(_ENCODED_AT_ONCE):
+        while kept.state.encode(_ENCODED_AT_ONCE) or self._exchange.encode(kept.task):
             if time.perf_counter() - began > _ENCODING_SECONDS:
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
@@ -388,14 +372,14 @@ class Committer:
                         task=task, seconds=PATIENCE_SECONDS)  # fmt: skip
             await sent.wait_settled()
 
-    async def _write(self, kept: _Kept, write: Callable[..., None], *arguments: Any) -> bool:
+    async def _write(self, kept: _Kept) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
         passing("commit.settled")
         try:
             await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.number + 1)
             passing("commit.write")
-            await self._in_thread(write, *arguments)
+            await self._in_thread(kept.state.write)
             passing("commit.written")
         except (ProgressUnwritten, StateError) as error:
             self._failed(kept, error)
@@ -403,7 +387,22 @@ class Committer:
         if kept.failing_since is not None:
             kept.failing_since = None
             log.info("progress is written again", task=kept.claim.task)
+        if self._exchange.leaves(kept.task):
+            await self._check(kept)
         return True
+
+    async def _check(self, kept: _Kept) -> None:
+        """Return when it is sure that what was just written is what the task's next owner finds;
+        raises TaskFenced if another has taken it over."""
+        assert self._store is not None
+        while True:
+            try:
+                await self._claims(self._store.check, kept.claim)
+            except ProgressUnwritten as error:
+                self._failed(kept, error)
+                await trio.sleep(RETRY_SECONDS)
+            else:
+                return
 
     async def _written(self, kept: _Kept, what: Taken) -> None:
         """State or offsets, or both, are safe."""
@@ -449,41 +448,10 @@ class Committer:
                 kept.expire_at[name] = at
                 await trio.lowlevel.checkpoint()
 
-    # -- rounds ------------------------------------------------------------------------------
-
-    def _begin_round(self) -> None:
-        """Take the offsets of all tasks as they are now."""
-        self._round = True
-        all_taken = [(kept, self._taken(kept)) for kept in self._tasks.values()]
-        self._nursery.start_soon(self._run_round, all_taken, self._sent())
-
-    async def _run_round(self, all_taken: list[tuple[_Kept, Taken]], sent: Sent) -> None:
-        everyone = [kept for kept, _ in all_taken]
-        try:
-            await self._settled(sent, ", ".join(kept.claim.task for kept in everyone))
-            waiting = []
-            for kept in everyone:
-                kept.waited_for = trio.Event()
-                waiting.append(kept.waited_for)
-                self._over(kept)
-            for event in waiting:
-                await event.wait()
-            for kept, mine in all_taken:
-                while not await self._write(  # noqa: ASYNC110 - there is no event to wait for
-                    kept, kept.state.write_positions, *mine.rows
-                ):
-                    await trio.sleep(RETRY_SECONDS)
-                await self._written(kept, mine)
-        finally:
-            self._round = False
-            self._quiet.unpark_all()
-        for kept in everyone:
-            self._over(kept)
-
     @property
     def writing(self) -> bool:
         """Whether a commit is under way."""
-        return self._round or any(kept.writing for kept in self._tasks.values())
+        return any(kept.writing for kept in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:
         """What is written of each task."""

@@ -8,7 +8,7 @@ Rules
 - Where an input goes on: where the task's ``init`` said; else at the startpoint that was asked for;
   else at its checkpoint; else where the settings say. It is told once a stream.
 - A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
-  are right already; others are taken apart, and the order of each key stays.
+  are right already; of others the task that reads them sends on what is not its own.
 - Reading stops at once when the container stops; what was read goes to its tasks.
 """
 
@@ -26,7 +26,7 @@ from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
 from s4node.container.chooser import Bootstrap
-from s4node.container.intake import Reject, TaskBatch, parts_of, refused
+from s4node.container.intake import MixedBatch, Reject, TaskBatch, refused
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import deleting
 from s4node.container.statistics import ProgressStatistics
@@ -66,8 +66,8 @@ class Tasks(Protocol):
         """Queue a batch with a task of this container."""
         ...
 
-    def offer_soon(self, batch: EventBatch) -> None:
-        """Queue a batch with the task of its partition, here or with another member."""
+    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
+        """Put events that a task has read on the way to the task of their keys."""
         ...
 
     def wake(self, task: Task) -> None:
@@ -78,8 +78,8 @@ class Tasks(Protocol):
         """A task of this container has been given all that an input will ever hold."""
         ...
 
-    def has_room(self, stream: str, partition: int) -> bool:
-        """Whether more may be offered for a partition."""
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether so much of what a task has sent on waits that it is to read no more."""
         ...
 
 
@@ -124,7 +124,6 @@ class _Feed:
         self.runs = False
         self.ended = False
         self.anew = False  # the reader is to begin where the slowest taker is
-        self.whole = False  # the last batch was not taken apart
         self.reader: PartitionReader | None = None
 
     def stale(self) -> bool:
@@ -172,7 +171,6 @@ class Consumers:
         self._stopped = False
         self._quiet = trio.lowlevel.ParkingLot()
         self._partition_of: dict[str, Callable[[Any], int]] = {}
-        self.strays = False  # an event was given to another task than the one of its partition
         self._routing: dict[str, str] = {}
         for stream in self._streams.values():
             rule = rule_of(stream)
@@ -391,7 +389,7 @@ class Consumers:
         try:
             while not self._stopped and not feed.ended:
                 feed.scope = trio.CancelScope()
-                batch: InputBatch | EndOfStream | None = None
+                ended: EndOfStream | None = None
                 if feed.anew:
                     await _close(reader)
                     reader, feed.anew = None, False
@@ -399,13 +397,11 @@ class Consumers:
                     if reader is None:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = feed.reader = await system.open(feed.ssp, at, types)
-                    batch = await self._read(feed, system, reader)
-                if batch is None:
+                    ended = await self._read(feed, system, reader)
+                if ended is None:
                     feed.anew = True
-                elif isinstance(batch, EndOfStream):
+                else:
                     self._end(feed)
-                else:  # it is ours now, and goes to its tasks although reading may stop
-                    await self._take_apart(feed, batch)
         finally:
             await _close(reader)
             feed.runs = False
@@ -413,17 +409,20 @@ class Consumers:
 
     async def _read(
         self, feed: _Feed, system: System, reader: PartitionReader
-    ) -> InputBatch | EndOfStream | None:
+    ) -> EndOfStream | None:
         """Give the tasks what is read, as there is room with all of them.
 
-        Returns the first batch that must be taken apart, the end of the partition, or None where
-        the reader must begin anew.
+        Returns the end of the partition, or None where the reader must begin anew.
         """
-        keyed = feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast
-        stages = [taker.task.stages[feed.ssp] for taker in feed.takers.values()]
+        tasks = [taker.task for taker in feed.takers.values()]
+        stages = [task.stages[feed.ssp] for task in tasks]
+        stream = feed.ssp.stream
+        keyed = stream in self._partition_of and feed.ssp not in self._broadcast
         while True:
             if any(stage.full for stage in stages):
                 await self.wait(lambda: all(stage.roomy for stage in stages))
+            if keyed and self._tasks.full(tasks[0], stream):
+                await self.wait(lambda: not self._tasks.full(tasks[0], stream))
             if self.rejects.full:
                 await self.rejects.wait_room()
             try:
@@ -438,14 +437,28 @@ class Consumers:
                 return None
             if feed.stale():
                 return None
-            if isinstance(batch, EndOfStream) or (keyed and not self._is_routed(batch, feed.ssp)):
+            if isinstance(batch, EndOfStream):
                 return batch
-            self._give(feed, batch)
+            if keyed and not self._is_routed(batch, feed.ssp):
+                self._give_mixed(feed, batch)
+            else:
+                self._give(feed, batch)
+
+    def _give_mixed(self, feed: _Feed, batch: InputBatch) -> None:
+        """Queue a batch with its task, which has to send on what is not its own."""
+        (taker,) = feed.takers.values()
+        task, stream, end = taker.task, batch.stream, batch.first + batch.size
+        if taker.next < end:
+            mine = MixedBatch(
+                batch, task.partition, taker.progress, taker.next, taker.undecoded,
+                self._partition_of[stream], partial(self._tasks.send, task, stream),
+            )  # fmt: skip
+            taker.next = end
+            self._tasks.feed(task, mine)
 
     def _give(self, feed: _Feed, batch: InputBatch) -> None:
         """Queue a batch with each of its tasks that has not had all of it."""
         end = batch.first + batch.size
-        feed.whole = True
         for taker in feed.takers.values():
             if taker.next < end:
                 mine = TaskBatch(
@@ -461,35 +474,6 @@ class Consumers:
             and batch.routing == self._routing[ssp.stream]
             and self._counts[ssp.system, ssp.stream] == self._partitions
         )
-
-    async def _take_apart(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue the events of a batch with the tasks of their keys, as there is room."""
-        (taker,) = feed.takers.values()
-        if feed.whole:  # what is whole may yet be given back, and what is taken apart may not
-            stage = taker.task.stages[feed.ssp]
-            await self.wait(lambda: not stage.depth or feed.stale())
-            feed.whole = False
-        if feed.stale():
-            return
-        home = taker.task.partition
-        end = batch.first + batch.size
-        parts = parts_of(
-            batch, taker.progress, taker.next, self._partition_of[batch.stream], home,
-            taker.undecoded,
-        )  # fmt: skip
-        taker.next = end
-        for part in parts:
-            if part.partition == home:
-                self._tasks.feed(taker.task, part)
-                continue
-            self.strays = True
-            await self.wait(partial(self._has_room, feed, part))
-            if feed.stale():
-                return
-            self._tasks.offer_soon(part)
-
-    def _has_room(self, feed: _Feed, part: EventBatch) -> bool:
-        return feed.stale() or self._tasks.has_room(part.stream, part.partition)
 
     def _end(self, feed: _Feed) -> None:
         """The partition has ended for good. A task that gets events of its keys from all partitions

@@ -49,6 +49,7 @@ from s4node.container import hooks, recovery
 from s4node.container.binding import durable_of, grades_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
+from s4node.container.exchange import Exchange
 from s4node.container.inputs import Inputs, close
 from s4node.container.lifecycle import Closing, Lifecycle, Step, listeners_of
 from s4node.container.loop import EventLoop
@@ -74,9 +75,11 @@ from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
-from s4node.stream import InputStream
+from s4node.stream import InputStream, OutputStream
 
 log = structlog.get_logger("s4node.container")
+
+_LOOK_SECONDS = 0.005
 
 _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
@@ -143,6 +146,7 @@ class Container:
         self.outputs: Outputs
         self.members: Members | None = None
         self.replay: Replay | None = None
+        self.exchange: Exchange | None = None
         self.model: JobModel
         self._choosers: ChooserSettings
         self.partitioner: Partitioner
@@ -230,6 +234,8 @@ class Container:
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
+            if self.exchange is not None:
+                await outer.start(self.exchange.emitter.run)
             if self.members is not None:
                 await outer.start(self.members.emitter.run)
                 await self._open(outer)
@@ -241,6 +247,9 @@ class Container:
                     if self.enrolment is None:
                         await self._own(self.view)
                         await self._open(outer)
+                        if self.exchange is not None:
+                            owners = [self.address] * self.partitioner.partitions
+                            self.exchange.assign(owners, 0)
                     else:
                         await self._join(self.enrolment, inner)
                     patience = trio.CancelScope()
@@ -358,6 +367,8 @@ class Container:
             self.listener.stop_accepting()
         else:  # others that stop as well may still come, and we to them
             self.members.emitter.insist()
+        if self.exchange is not None:
+            self.exchange.emitter.insist()
         self._drain_word = wire.encode_frame(wire.Drain(f"{self.node} is stopping"))
         self.listener.broadcast(self._drain_word)
         close(self.ports.values())
@@ -405,6 +416,8 @@ class Container:
             await self._start_task(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
+            if self.exchange is not None:
+                self.exchange.resume(task)
             self.inputs.open(task.partition, task.stages)
             self.loop.wake(task)
         if self.replay is not None:
@@ -420,6 +433,8 @@ class Container:
         self.inputs.tell_owners()
         self.readers.tell_owners()
         self.members.assign(view, self.tasks.keys())
+        if self.exchange is not None:
+            self.exchange.assign(view.owners, view.epoch)
         self.loop.nudge()
 
     async def _start_task(self, task: Task) -> None:
@@ -437,6 +452,8 @@ class Container:
         new = await self.replay.replaced(old)
         self.inputs.go_back(new.partition)
         await self._start_task(new)
+        if self.exchange is not None:
+            self.exchange.resume(new)
         self.loop.wake(new)
 
     async def _ownership(self, view: View) -> tuple[str, tuple[int, ...]]:
@@ -447,12 +464,49 @@ class Container:
         return await membership.registry.origin(membership.app), view.epochs
 
     async def _quiesce(self) -> None:
-        """Work off what the members still send each other."""
+        """Work off what tasks, and the members, still send each other."""
+        if self.exchange is not None:
+            self.loop.end_windows()
+            await self._work_off()
         if self.members is not None and self._membership is not None:
             self.loop.end_windows()
             await self.members.drain(self.loop, self.partitions)
+            if self.exchange is not None:  # what the others have sent meanwhile
+                await self._work_off()
             self.listener.stop_accepting()
             self.inputs.leave()
+
+    async def _work_off(self) -> None:
+        """Return when no task has anything to do, and all that they have sent each other is
+        committed where it went; what nobody can take now is kept."""
+        assert self.exchange is not None
+        while (  # noqa: ASYNC110 - any of many things may end it
+            self._ask_commits() or self.exchange.moving or not self._at_rest
+        ):
+            await trio.sleep(_LOOK_SECONDS)
+
+    @property
+    def _at_rest(self) -> bool:
+        return self.loop.idle and all(task.at_rest for task in self.tasks.values())
+
+    def _arrived(self) -> bool:
+        """Whether nothing is on its way between tasks; what is, leaves and stays by commits."""
+        if self.exchange is None or self.exchange.idle:
+            return True
+        self._ask_commits()
+        return False
+
+    def _ask_commits(self) -> bool:
+        """Have tasks commit that have something to commit; False if none has."""
+        assert self.replay is not None
+        found = False
+        for task in self.tasks.values():
+            if task.on_commit is not None and self.replay.committer.changed(task):
+                found = True
+                if not self.replay.committer.writes(task):
+                    task.want_commit()
+                    self.loop.wake(task)
+        return found
 
     async def _leave(self) -> None:
         """Let others own our partitions."""
@@ -483,6 +537,7 @@ class Container:
             after_turn=self._after_turn,
             held=self._in_doubt,
             on_shutdown=self.stop,
+            arrived=self._arrived,
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
         )
@@ -516,6 +571,21 @@ class Container:
                 on_news=self._heard,
                 on_refused=self._refused,
             )
+        enrolment = self.enrolment
+        deployed = enrolment is not None and enrolment.version != ""
+        name = enrolment.app if enrolment is not None and deployed else app.name
+        if self.replay is not None:
+            self.exchange = Exchange(
+                app,
+                config,
+                self.pipeline,
+                name=name,
+                incarnation=self.incarnation,
+                partitions=self.partitioner.partitions,
+                wake=self.loop.wake,
+                on_news=self._heard,
+                on_refused=self._refused,
+            )
         self.partitions = Partitions(
             app,
             self.pipeline,
@@ -524,7 +594,8 @@ class Container:
             self.outputs,
             self.readers,
             self.members,
-            TaskSettings.of(config, durable=bool(durable)),
+            self.exchange,
+            TaskSettings.of(config, durable=bool(durable), exchanging=self._exchanging),
             self._choosers,
         )
         self.inputs = Inputs(
@@ -536,14 +607,11 @@ class Container:
             headers=self._told,
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
-            shared=self.members is not None,
-            durable=durable,
+            shared=self.members is not None or self.exchange is not None,
+            durable=durable if self.exchange is None else durable | self._inner,
             on_full=self._commit_soon,
         )
-        if self.replay is not None:
-            enrolment = self.enrolment
-            deployed = enrolment is not None and enrolment.version != ""
-            name = enrolment.app if enrolment is not None and deployed else app.name
+        if self.replay is not None and self.exchange is not None:
             producers = Producers(
                 self.inputs.durable, trio.lowlevel.current_clock().current_time, self._committed
             )
@@ -554,6 +622,7 @@ class Container:
                 self.partitions,
                 self.outputs,
                 producers,
+                self.exchange,
                 self._goes_back,
             )
         self.tasks = self.partitions.tasks
@@ -573,6 +642,24 @@ class Container:
 
     def _goes_back(self, task: Task) -> None:
         self._going.start_soon(self._go_back, task)
+
+    @property
+    def _inner(self) -> set[str]:
+        """The streams on which nobody but the app's own tasks send."""
+        streams = self.app.streams.values()
+        fed = {stream.name for stream in streams if not isinstance(stream, OutputStream)}
+        return fed.difference(live_of(self.app))
+
+    @property
+    def _exchanging(self) -> bool:
+        """Whether tasks that keep what they do send each other events."""
+        kind = kind_of(self.app)
+        keyed = {stream.name for stream in replayable(self.app)}.intersection(kind.keyed)
+        return (
+            self.exchange is not None
+            and self.partitioner.partitions > 1
+            and bool(kind.internal or keyed)
+        )
 
     def _has_stream(self, name: str) -> str:
         """For the log: whether the app serves a stream of this name itself."""
@@ -609,6 +696,8 @@ class Container:
         self.outputs.heard()
         if self.members is not None:
             self.members.heard()
+        if self.exchange is not None:
+            self.exchange.heard()
         if self.replay is not None:
             self.replay.consumers.released()
         self._room()

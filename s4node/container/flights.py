@@ -74,6 +74,7 @@ class Flights:
         self._streams = streams
         self._load: Load | None = None
         self._begun: dict[Flight, None] = {}
+        self._looked: dict[Flight, None] = {}  # and not ended
         self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
         self._releases: dict[Hashable, Release[Flight]] = {}
 
@@ -99,6 +100,7 @@ class Flights:
                 release = self._releases.setdefault(batch.source, Release())
             load = self._load = Load(batch, release)
         flight = Flight(load, batch.at, self._streams)
+        self._looked[flight] = None
         if load.release is not None:
             load.release.begin(flight)
         return flight
@@ -120,8 +122,14 @@ class Flights:
     def end(self, flight: Flight) -> None:
         """An event has ended."""
         del self._begun[flight]
+        del self._looked[flight]
         self.order.end(flight.place)
         flight.load.left -= 1
+
+    @property
+    def unended(self) -> list[Flight]:
+        """The events that were looked at and have not ended, in their order."""
+        return list(self._looked)
 
     def oldest(self) -> Flight | None:
         """The event that began first of those that are outstanding."""

@@ -121,11 +121,11 @@ class Inputs:
         if port is None:
             reason = self.unknown(hello.stream)
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
-            return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
+            return self._refusal(hello, reason)
         before = port.admission.connection_of(hello.peer)
         reason = connection.outdated(before, hello.peer)
         if reason:
-            return wire.Hello(self._node, self._incarnation, hello.stream, error=reason)
+            return self._refusal(hello, reason)
         now = trio.current_time()
         answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
         if answer is None:
@@ -148,7 +148,16 @@ class Inputs:
     @property
     def durable(self) -> list[DurableAdmission]:
         """The producers of which tasks commit the numbers, by stream."""
-        return [port.durable for port in self.ports.values() if port.durable is not None]
+        return [port.durable for port in self._all if port.durable is not None]
+
+    def _refusal(self, hello: wire.Hello, reason: str) -> wire.Hello:
+        return wire.Hello(
+            self._node,
+            self._incarnation,
+            hello.stream,
+            error=reason,
+            headers={wire.PRODUCER: hello.peer},
+        )
 
     def tell_owners(self) -> None:
         """Partitions have moved: tell everybody what the headers say now."""

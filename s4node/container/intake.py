@@ -1,21 +1,19 @@
-"""The batches of an input as tasks get them: whole and undecoded, a copy each, or taken apart.
+"""The batches of an input as tasks get them: undecoded, a copy each, or with others' events.
 
 Rules
-- A batch for one task is decoded when the task comes to it. One for several tasks, or of which
-  events belong to several, is decoded at once.
+- A batch is decoded when its task comes to it; one for several tasks by the first of them.
 - A task gets nothing below its own start, and what does not decode is rejected once for each task
   that should have had it.
-- A batch is taken apart by the keys of its events. Each part is queued with its own task, and the
-  whole counts where it was read.
+- Events whose keys are another task's are put on the way there as the task comes past them, in
+  their order among its own. So they are part of the same commit as the offset behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from s4node.event import EventBatch, footprint
-from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.progress.input_progress import InputProgress, InputReceipt, PartReceipt
 from s4node.routing import key_failure
 from s4node.systems.system import InputBatch
 
@@ -63,6 +61,99 @@ class TaskBatch(InputBatch):
         self.receipt = whole.part(self.numbers)
 
 
+Send = Callable[[int, list[Any]], None]
+"""Puts events on the way to the task of a partition."""
+
+
+class MixedBatch(TaskBatch):
+    """A batch in which there may be events of other tasks than ``partition``, which reads it."""
+
+    __slots__ = ("_partition_of", "_send")
+
+    def __init__(
+        self,
+        source: InputBatch,
+        partition: int,
+        progress: InputProgress,
+        start: int,
+        reject: Reject,
+        partition_of: Callable[[Any], int],
+        send: Send,
+    ) -> None:
+        super().__init__(source, partition, progress, start, reject)
+        self._partition_of = partition_of
+        self._send = send
+
+    def load(self) -> None:
+        """Decode, and keep what is the task's own; an event whose key is not found is rejected."""
+        super().load()
+        whole, home = self._whole, self.partition
+        events, numbers = self.events, self.numbers or range(whole.first, whole.end)
+        strays: list[tuple[int, int, Any]] = []
+        mine: list[Any] = []
+        my_numbers: list[int] = []
+        good: list[int] = []
+        for number, event in zip(numbers, events, strict=True):
+            try:
+                partition = self._partition_of(event)
+            except Exception as error:  # a KeyFinder of the app's may raise anything
+                reason = f"{key_failure(error)} (event {event!r})"
+                self._reject(whole, number, reason, event)
+                continue
+            good.append(number)
+            if partition == home:
+                mine.append(event)
+                my_numbers.append(number)
+            else:
+                strays.append((number, partition, event))
+        self.events, self.numbers = mine, my_numbers
+        self.receipt = MixedReceipt(whole, good, strays, self._send)
+
+
+class MixedReceipt(PartReceipt):
+    """Sends ``strays`` (number, partition, event) as the task comes past them; they are done then.
+
+    ``numbers`` are those of all events of the batch that are anybody's.
+    """
+
+    __slots__ = ("_at", "_next", "_send", "_strays")
+
+    def __init__(
+        self,
+        whole: InputReceipt,
+        numbers: Sequence[int],
+        strays: Sequence[tuple[int, int, Any]],
+        send: Send,
+    ) -> None:
+        super().__init__(whole, numbers)
+        self._strays = strays
+        self._next = 0
+        self._at = whole.first
+        self._send = send
+
+    def passed(self, first: int, end: int) -> None:  # noqa: ARG002 - where it is, is known
+        """The task has processed its own below ``end``; it says so in order."""
+        at, self._at = self._at, end
+        shares: dict[int, list[Any]] = {}
+        strays = self._strays
+        while self._next < len(strays) and strays[self._next][0] < end:
+            _, partition, event = strays[self._next]
+            shares.setdefault(partition, []).append(event)
+            self._next += 1
+        for partition, events in shares.items():
+            self._send(partition, events)
+        super().passed(at, end)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> MixedReceipt:  # noqa: ARG002
+        """Events are left out, and done as the task comes past them."""
+        return self
+
+    def done(self) -> None:
+        """The task has processed all of its own."""
+        self.passed(self._at, self._whole.end)
+        super().done()
+
+
 def load(source: InputBatch) -> None:
     """Decode a batch unless that was done."""
     if not source.loaded:
@@ -75,48 +166,6 @@ def settle_undecoded(source: InputBatch, whole: InputReceipt, reject: Reject) ->
     for number, reason, raw in source.undecoded:
         if number >= whole.first:
             reject(whole, number, reason, raw)
-
-
-def parts_of(
-    source: InputBatch,
-    progress: InputProgress,
-    start: int,
-    partition_of: Callable[[Any], int],
-    home: int,
-    reject: Reject,
-) -> list[EventBatch]:
-    """A batch taken apart: one for each task that has events in it, the ``home`` task's under the
-    source itself and the others' under their stream. Nobody else may complete the offsets.
-    """
-    load(source)
-    end = source.first + source.size
-    whole = InputReceipt(progress, max(source.first, start), end, source)
-    settle_undecoded(source, whole, reject)
-    numbers = source.numbers or range(source.first, end)
-    lanes: dict[int, tuple[list[Any], list[int]]] = {}
-    for number, event in zip(numbers, source.events, strict=True):
-        if number < whole.first:
-            continue
-        try:
-            partition = partition_of(event)
-        except Exception as error:  # a KeyFinder of the app's may raise anything
-            reject(whole, number, f"{key_failure(error)} (event {event!r})", event)
-            continue
-        lane = lanes.setdefault(partition, ([], []))
-        lane[0].append(event)
-        lane[1].append(number)
-    parts = []
-    for partition, (events, mine) in lanes.items():
-        part = EventBatch(
-            source.stream, partition, events, whole.part(mine), mine[0], mine, footprint(events)
-        )
-        part.created_ms = source.created_ms
-        if partition == home:
-            part.source = source.source
-        parts.append(part)
-    whole.parts += len(parts)
-    whole.done()  # the one that it was made with
-    return parts
 
 
 def refused(receipt: InputReceipt, number: int) -> Any:

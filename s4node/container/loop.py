@@ -37,7 +37,8 @@ class EventLoop:
 
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
     called again at the latest, or None. While ``held`` says so no turn begins. ``on_shutdown`` is
-    called when the tasks have asked for the container's end. Plain slices of tasks with threads run
+    called when the tasks have asked for the container's end. ``arrived`` says whether all that
+    they have sent each other is where it belongs. Plain slices of tasks with threads run
     in so many ``threads``; when the loop is cancelled they are waited for, ``grace`` seconds long.
     """
 
@@ -50,12 +51,13 @@ class EventLoop:
         after_turn: Callable[[], float | None],
         held: Callable[[], bool] = lambda: False,
         on_shutdown: Callable[[], None] = lambda: None,
+        arrived: Callable[[], bool] = lambda: True,
         threads: int = 0,
         grace: float = math.inf,
     ) -> None:
         self.tasks: list[Task] = []
         self.grace = grace
-        self._requests = Requests(self._shut_down, self.wake)
+        self._requests = Requests(self._shut_down, self.wake, arrived)
         self._steps_of = Steps(self.wake, threads, held)
         self._on_shutdown = on_shutdown
         self.turns = 0

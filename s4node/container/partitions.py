@@ -1,6 +1,7 @@
 """The partitions of a container: their tasks, and the way of events to each.
 
 Rules
+- What a task puts for another one goes through the exchange, where tasks keep what they do.
 - Events for a partition go to its task where it is run here, and to the other members where not;
   or where earlier ones are still on their way there, so that what the app puts stays in order.
 - What has arrived from a producer is in that producer's order and goes to its task at once.
@@ -9,8 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -19,6 +19,7 @@ import trio
 from s4node.app import App
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
+from s4node.container.exchange import Exchange
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
 from s4node.container.metrics import source_of
@@ -33,14 +34,17 @@ from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
-from s4node.stream import InputStream, OutputStream, Stream
+from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 
 log = structlog.get_logger("s4node.container")
 
 
 class Partitions:
-    """The partitions of ``app`` that this container runs; ``members`` run the others, if any."""
+    """The partitions of ``app`` that this container runs; ``members`` run the others, if any.
+
+    ``exchange`` is there where tasks keep what they do.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Partitions:
         outputs: Outputs,
         readers: Readers,
         members: Members | None,
+        exchange: Exchange | None,
         settings: TaskSettings,
         choosers: ChooserSettings,
     ) -> None:
@@ -63,14 +68,11 @@ class Partitions:
         self._outputs = outputs
         self._readers = readers
         self._members = members
+        self._exchange = exchange
         self._settings = settings
         self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._warned: set[str] = set()
-        self._inner = [
-            stream.name for stream in app.streams.values()
-            if not isinstance(stream, (InputStream, OutputStream))
-        ]  # fmt: skip
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -142,40 +144,14 @@ class Partitions:
         task.offer(batch)
         self._loop.wake(task)
 
-    def offer_soon(self, batch: EventBatch) -> None:
-        """Queue a batch with the task of its partition, here or with another member."""
-        self.offer(batch)
-        self._loop.nudge()
+    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
+        """Put events that a task has read on the way to the task of their keys."""
+        assert self._exchange is not None
+        self._exchange.put(task, stream, partition, events)
 
-    def has_room(self, stream: str, partition: int) -> bool:
-        """Whether more may be offered for a partition."""
-        task = self.tasks.get(partition)
-        if task is not None and not self._is_behind(stream, partition):
-            return not task.stages[stream].full
-        assert self._members is not None
-        way = self._members.ways[stream]
-        return way.depth < way.capacity and way.bytes < way.max_bytes
-
-    def marks(self) -> list[Callable[[], bool]]:
-        """For all that is on its way on the app's own streams: whether it has been processed.
-
-        What the processing of that puts on streams is behind marks that are taken then.
-        """
-        found: list[Callable[[], bool]] = []
-        for name in self._inner:
-            for task in self.tasks.values():
-                stage = task.stages[name]
-                if stage.depth:
-                    found.append(partial(_has_passed, stage, stage.admitted))
-            if self._members is not None and self._members.ways[name].unsettled:
-                mark = self._members.ways[name].mark()
-                found.append(partial(getattr, mark, "passed"))
-        return found
-
-    @property
-    def inner_streams(self) -> int:
-        """How many streams lead from the app to itself."""
-        return len(self._inner)
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether so much of what a task has sent on waits that it is to read no more."""
+        return self._exchange is not None and self._exchange.full(task, stream)
 
     def wake(self, task: Task) -> None:
         """The task may have something to do that it had not before."""
@@ -215,7 +191,10 @@ class Partitions:
             self._members.forward(batch)
 
     def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> None:
-        """Events that the app itself has put, for one of the tasks, here or with another member."""
+        """Events that the app itself has put, for one of the tasks, here or with another member.
+
+        Whoever has put them, a source or a task, keeps nothing.
+        """
         task = self.tasks.get(partition)
         if task is None or self._is_behind(stream, partition):
             assert self._members is not None
@@ -259,8 +238,12 @@ class Partitions:
             sender.extend(events, waits=bool(source))
             self._pipeline.watch(stream.name, "sender", sender)
             return
+        exchange = self._exchange
         for partition, share in self._dispatch.shares(stream, events, task.partition):
-            self._put(stream.name, partition, share, waits=bool(source))
+            if exchange is None or partition == task.partition:
+                self._put(stream.name, partition, share, waits=bool(source))
+            else:
+                exchange.put(task, stream.name, partition, share)
 
     # -- what sources send -------------------------------------------------------------------
 
@@ -279,12 +262,6 @@ class Partitions:
         for partition, share in self._dispatch.shares(stream, events, home):
             self._put(stream.name, partition, share)
         self._loop.nudge()
-
-
-def _has_passed(stage: Stage, admitted: int) -> bool:
-    """Whether what had been admitted by then has left: what the app has put leaves in order, and
-    before what comes from outside."""
-    return not stage.depth or stage.admitted - stage.depth >= admitted
 
 
 class _Inner:

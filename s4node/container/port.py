@@ -174,9 +174,9 @@ class InputPort:
                 f"stream {self.stream.name!r}: this connection has opened it for "
                 f"{MAX_PRODUCERS} producers already; use a further connection"
             )
+        headers = {**self._headers, wire.PRODUCER: hello.peer}
         if error:
-            return self.word(node, incarnation, error=error)
-        headers = self._headers
+            return self.word(node, incarnation, error=error, headers=headers)
         if self.durable is not None:
             if self.durable.unsettled(hello, now):
                 return None

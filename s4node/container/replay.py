@@ -21,8 +21,9 @@ from s4node.config import Config
 from s4node.container.binding import durable_of, live_of, replayable
 from s4node.container.committer import Committer, folder_of
 from s4node.container.consumers import Consumers, Gained, default_offset, watch
+from s4node.container.exchange import Exchange
 from s4node.container.model import AppKind, JobModel
-from s4node.container.outputs import Outputs, Sent
+from s4node.container.outputs import Outputs
 from s4node.container.partitions import Partitions
 from s4node.container.producers import Producers
 from s4node.container.recovery import Recovery
@@ -125,6 +126,7 @@ class Replay:
         partitions: Partitions,
         outputs: Outputs,
         producers: Producers,
+        exchange: Exchange,
         go_back: Callable[[Task], None],
     ) -> None:
         """Make the parts; the progress is kept under ``name``. ``go_back(task)`` has a task that
@@ -157,7 +159,7 @@ class Replay:
         self.committer = Committer(
             folder,
             self.consumers.progress,
-            self._sent,
+            outputs.sent,
             self._startpoints.consumed,
             producers,
             hasher=hasher_named(config[settings.HASHER]),
@@ -169,13 +171,9 @@ class Replay:
                 config[settings.STATE_CHECKPOINTS],
                 config[settings.STATE_CHECKPOINT_AGE],
             ),
-            strays=self._strays,
+            exchange=exchange,
             wake=partitions.wake,
         )
-
-    def _strays(self) -> bool:
-        """Whether events lead from task to task."""
-        return self.consumers.strays or bool(self._partitions.inner_streams)
 
     def close(self) -> None:
         """Give all files back, when nothing runs any more."""
@@ -283,12 +281,6 @@ class Replay:
         """Return when all is written of those of these tasks of which nothing runs."""
         await self.committer.finish([task for task in tasks if task.on_commit is not None])
 
-    def _sent(self) -> Sent | _Emitted:
-        """All that the tasks have put on streams so far."""
-        if not self._partitions.inner_streams:
-            return self._outputs.sent()
-        return _Emitted(self._outputs, self._partitions, self.consumers)
-
     async def _keep(self, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
         name = self._config[settings.DEAD_LETTERS]
@@ -309,29 +301,6 @@ class Replay:
         if letter.offset < 0:
             place += f" {crc32(letter.raw):08x}"
         return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
-
-
-class _Emitted:
-    """What the tasks of an app with streams of its own had put on streams at some moment.
-
-    An event that leads from stream to stream of the app is followed as far as there are streams;
-    round and round in a cycle it is not.
-    """
-
-    def __init__(self, outputs: Outputs, partitions: Partitions, consumers: Consumers) -> None:
-        self._outputs = outputs
-        self._partitions = partitions
-        self._consumers = consumers
-        self._marks = partitions.marks()
-
-    async def wait_settled(self) -> None:
-        """Return when all of it was processed, and what left by that has its verdict."""
-        for _ in range(self._partitions.inner_streams):
-            if not self._marks:
-                break
-            await self._consumers.wait(lambda: all(passed() for passed in self._marks))
-            self._marks = self._partitions.marks()
-        await self._outputs.sent().wait_settled()
 
 
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:

@@ -7,7 +7,7 @@ Rules
   that nothing feeds has nothing to say to that.
 - A commit that was requested is made before the container stops: a task that drains commits.
 - A task is told of the end of its inputs by itself; where tasks send to each other, all are told
-  together, when nothing is left anywhere.
+  together, when nothing is left anywhere, nor on its way.
 """
 
 from __future__ import annotations
@@ -56,15 +56,22 @@ class Asked:
 class Requests:
     """The requests of a container's tasks. ``on_shutdown`` is called once, if ever.
 
-    ``wake(task)`` is called when a request gives a task something to do.
+    ``wake(task)`` is called when a request gives a task something to do. ``arrived`` says whether
+    all that tasks have sent each other is where it belongs, and sees to it that it will be.
     """
 
-    def __init__(self, on_shutdown: Callable[[], None], wake: Callable[[Task], None]) -> None:
+    def __init__(
+        self,
+        on_shutdown: Callable[[], None],
+        wake: Callable[[Task], None],
+        arrived: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.stopping = False
         self.ending = False  # inputs have ended of tasks that are to be told together
         self._tasks: list[Task] = []
         self._wake = wake
         self._on_shutdown = on_shutdown
+        self._arrived = arrived
         self._finished: set[str] = set()
 
     def add(self, task: Task) -> None:
@@ -98,7 +105,7 @@ class Requests:
         if not self.ending:
             return
         fed = [task for task in self._tasks if task.fed]
-        if fed and all(task.at_end for task in fed):
+        if fed and all(task.at_end for task in fed) and self._arrived():
             for task in fed:
                 if not task.gate.inputs_ended:
                     task.gate.inputs_ended = True

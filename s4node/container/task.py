@@ -117,8 +117,9 @@ class Task:
         self.stages: dict[Any, Stage] = dict(stages)
         self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
         self._modes = {s.name: self.processor.mode(Op.PROCESS, s.name) for s in fed}
+        self._fed = [s.name for s in fed]
         self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self._alone = not self._inner
+        self._alone = not self._inner and not settings.exchanging
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
         self.bootstrap = bootstrap
@@ -204,9 +205,14 @@ class Task:
     @property
     def at_end(self) -> bool:
         """Whether nothing more can come from outside, and nothing is left to do."""
+        return self.inputs_ended and self.at_rest
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing to do, and nothing under way."""
         gate = self.gate
         busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
-        return self.inputs_ended and not busy and not self._choose() and not self.waiting
+        return not busy and not self._choose() and not self.waiting
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into the stage of its source; the caller wakes the loop."""
@@ -257,6 +263,20 @@ class Task:
                 and not (self._slicing and batch is self._batch)
             ):
                 self._abandon(batch)
+
+    def own(self) -> dict[str, list[Any]]:
+        """The events that wait here and came from nowhere but the app itself, by stream."""
+        found: dict[str, list[Any]] = {}
+        for flight in self.flights.unended if self.flights is not None else ():
+            if flight.batch.receipt is None:
+                found.setdefault(flight.batch.stream, []).append(flight.event)
+        for name in self._fed:
+            batch = self._offered.get(name)
+            if batch is not None and batch.receipt is None and batch.at < len(batch.events):
+                found.setdefault(name, []).extend(batch.events[batch.at :])
+            for waiting in self.stages[name].own:
+                found.setdefault(name, []).extend(waiting.events)
+        return found
 
     def _abandon(self, batch: EventBatch) -> None:
         """Process no more of a batch that was offered; the choosers may still have it."""

@@ -23,12 +23,15 @@ class TaskSettings:
     callback_timeout: float = 0.0
     ignored: frozenset[str] = frozenset()
     threads: int = 0
+    exchanging: bool = False
+    """Tasks send each other events that belong to what they keep."""
 
     @classmethod
-    def of(cls, config: Config, *, durable: bool = False) -> TaskSettings:
-        """As configured. Where durable streams lead to tasks their producers wait for commits."""
+    def of(cls, config: Config, *, durable: bool = False, exchanging: bool = False) -> TaskSettings:
+        """As configured. Where durable streams lead to tasks their producers wait for commits, and
+        where tasks are ``exchanging`` events, those leave with commits."""
         commit = config[keys.TASK_COMMIT_MS]
-        if durable and config.origin(keys.TASK_COMMIT_MS) == "default":
+        if (durable or exchanging) and config.origin(keys.TASK_COMMIT_MS) == "default":
             commit = DURABLE_COMMIT
         ignored = config[keys.TASK_IGNORED_EXCEPTIONS]
         return cls(
@@ -40,4 +43,5 @@ class TaskSettings:
             config[keys.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),
             config[keys.THREAD_POOL_SIZE],
+            exchanging,
         )

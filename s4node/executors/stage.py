@@ -229,6 +229,11 @@ class Stage(Gauge):
         self.waited(now - batch.offered_at)
         return batch
 
+    @property
+    def own(self) -> list[EventBatch]:
+        """What the app itself has put and nobody has taken, apart from the overflow."""
+        return list(self._inner)
+
     def passed(self, events: int, size: int = 0) -> None:
         """``events`` of a taken batch have been worked on, with ``size`` of its bytes."""
         self.depth -= events

@@ -128,15 +128,28 @@ class ProgressStore(SqliteFile):
                 (written_ms, commit, claim.task, claim.fence),
             ).rowcount
         if not renewed:
-            raise TaskFenced(
-                f"another container has taken task {claim.task!r} over; this one stops, and what "
-                f"it has processed since its last commit is processed again there"
-            )
+            raise _taken_over(claim)
+
+    def check(self, claim: Claim) -> None:
+        """Raise TaskFenced where another has claimed the task since."""
+        with self._transaction(write=False):
+            found = self._db.execute(
+                "SELECT 1 FROM task WHERE name = ? AND fence = ?", claim
+            ).fetchone()
+        if found is None:
+            raise _taken_over(claim)
 
     def tasks(self) -> dict[str, int]:
         """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
         with self._transaction(write=False):
             return dict(self._db.execute("SELECT name, written_ms FROM task").fetchall())
+
+
+def _taken_over(claim: Claim) -> TaskFenced:
+    return TaskFenced(
+        f"another container has taken task {claim.task!r} over; this one stops, and what it has "
+        f"processed since its last commit is processed again there"
+    )
 
 
 def now_ms() -> int:

@@ -134,6 +134,11 @@ class TaskState:
         start = len(task_row(POSITIONS, b""))
         return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
 
+    def rows(self, table: int) -> list[tuple[bytes, bytes]]:
+        """The rows of a table of the task, without their prefix, as of the last commit."""
+        start = len(task_row(table, b""))
+        return [(row[start:], value) for row, value in self._task_rows(table)]
+
     def consumed(self) -> frozenset[str]:
         """The ids of startpoints from which inputs were read, as of the last commit."""
         start = len(task_row(CONSUMED, b""))
@@ -180,15 +185,6 @@ class TaskState:
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         self._write(self.changes.rows())
-
-    def write_positions(
-        self,
-        positions: Mapping[str, int],
-        consumed: Iterable[str] = (),
-        producers: KeptProducers = _NOBODY,
-    ) -> None:
-        """Write positions whose state was written before; in a thread, as write."""
-        self._write(_progress_rows(positions, consumed, producers))
 
     def _write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
         number = self.number + 1

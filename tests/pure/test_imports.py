@@ -28,7 +28,7 @@ PURE = [
     "cluster.lifeline",
     "comm.excepted", "comm.frame", "comm.leg", "comm.outbox", "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.durable", "comm.producer_lane", "comm.coalescer", "comm.decoder",
-    "comm.reading", "comm.subscriber",
+    "comm.dispatches", "comm.reading", "comm.subscriber",
     "container.gate", "container.chooser", "container.grouper", "container.broadcast",
     "container.binding", "container.intake", "container.model", "container.pace",
     "container.task", "container.port", "container.producers",

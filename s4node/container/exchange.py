@@ -1,0 +1,279 @@
+"""What the tasks of a container send each other, and those of the other members, durably.
+
+Rules
+- It is there where tasks keep what they do. What a task puts for another one, wherever that is,
+  leaves with its commit and by a socket; also to tasks of our own container, so that there is one
+  way. What it puts for itself waits in its own stage, and is saved where it waits at a commit.
+- A task is a producer of its own: its name is that of the task, and of the life of its state, which
+  is another one where somebody has begun without any.
+- A way is made when something is first put on it, or has been by an earlier owner of its task.
+- What waits beyond a bound for others to commit it holds the streams that lead there, unless they
+  feed themselves.
+- Where nothing else makes tasks commit, what they put for others does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from s4node import config as settings
+from s4node.app import App
+from s4node.comm import frame as wire
+from s4node.comm.dispatches import Dispatches, Rows, ways_of
+from s4node.comm.emitter import Emitter
+from s4node.comm.outbox import Outbox, Refusal
+from s4node.config import Config
+from s4node.container.pipeline import Pipeline
+from s4node.container.task import Task
+from s4node.errors import S4Error
+from s4node.event import EventBatch, footprint
+from s4node.progress.store import now_ms
+from s4node.state.rows import OUTBOX
+from s4node.state.task_state import TaskState
+
+_LIFE = "life"
+
+
+class Wake(Protocol):
+    """Tells the loop that a task may have something to do."""
+
+    def __call__(self, task: Task) -> None:
+        """Have it looked at soon."""
+        ...
+
+
+class _Side:
+    """One task's part: its ways by stream, and what its predecessor had left for it."""
+
+    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
+        self.task = task
+        self.state = state
+        self.fence = fence
+        self.ways: dict[str, Way] = {}
+        self.left: dict[str, list[Any]] = {}
+        self.own_rows = False
+        self.processed = 0
+        self.life: str = state.meta(_LIFE) or ""
+
+
+class Way:
+    """What a task has put on a stream for others; tasks wait where it is full."""
+
+    def __init__(self, dispatches: Dispatches, bound: int) -> None:
+        self.dispatches = dispatches
+        self._bound = bound
+
+    @property
+    def holds(self) -> bool:
+        """Whether more is not committed at its receivers than there should be."""
+        return self.dispatches.size >= self._bound
+
+
+class Exchange:
+    """The ways between the tasks of ``app``, which is kept under ``name``.
+
+    ``wake`` is told of tasks that are to commit. ``on_news`` is called when a receiver was heard.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        *,
+        name: str,
+        incarnation: str,
+        partitions: int,
+        wake: Wake,
+        on_news: Callable[[], None],
+        on_refused: Callable[[Refusal], None],
+    ) -> None:
+        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self._app = app
+        self._config = config
+        self._pipeline = pipeline
+        self._name = name
+        self._incarnation = incarnation
+        self._partitions = partitions
+        self._wake = wake
+        self._on_refused = on_refused
+        self._on_demand = not config[settings.TASK_COMMIT_MS]
+        self._bound = config[settings.STATE_CHANGES_BYTES]
+        self._sides: dict[int, _Side] = {}
+        self._owners: tuple[Sequence[str], int] = ((), -1)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def open(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
+        """Go on for a task that has been claimed, with the rows that its predecessor left."""
+        side = self._sides[task.partition] = _Side(task, state, fence)
+        for stream, mine in ways_of(rows).items():
+            if stream not in self._app.streams:
+                raise S4Error(
+                    f"task {task.name!r} has sent events on stream {stream!r} that nobody has "
+                    f"processed, and the app has no such stream now; run the version of the app "
+                    f"that has it until it stops in order"
+                )
+            self._way(side, stream, mine)
+
+    def go_back(self, task: Task, state: TaskState) -> None:
+        """``task`` takes the place of one that has failed: what that had put since its last commit
+        never leaves."""
+        side = self._sides[task.partition]
+        side.task, side.state, side.own_rows = task, state, False
+        side.processed, side.left = 0, {}
+        if side.life and not state.meta(_LIFE):
+            state.set_meta(_LIFE, side.life)
+        rows = ways_of(state.rows(OUTBOX))
+        for stream, way in side.ways.items():
+            own = way.dispatches.go_back(state.changes, rows.get(stream, ()))
+            if own:
+                side.left[stream] = own
+                side.own_rows = True
+
+    def resume(self, task: Task) -> None:
+        """Give a task that has started what it had put for itself."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        left, side.left = side.left, {}
+        for stream, events in left.items():
+            task.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
+
+    def _way(self, side: _Side, stream: str, rows: Rows = ()) -> Way:
+        task, state = side.task, side.state
+        if not side.life:
+            side.life = secrets.token_hex(4)
+            state.set_meta(_LIFE, side.life)
+        cluster = self._config[settings.CLUSTER_NAME]
+        outbox = Outbox(
+            stream,
+            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{side.life}",
+            self._incarnation,
+            types=[kind.cls for kind in self._app.streams[stream].types],
+            headers={wire.CLUSTER: cluster, wire.FENCE: side.fence},
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+            committed=True,
+        )
+        outbox.open_lanes(self._partitions, wire.ROUTED)
+        dispatches = Dispatches(outbox, state.changes, stream, now_ms)
+        own = dispatches.restore(rows)
+        if own:
+            side.left[stream] = own
+            side.own_rows = True
+        way = side.ways[stream] = Way(dispatches, self._bound)
+        self.emitter.add(outbox)
+        owners, epoch = self._owners
+        if owners:
+            self.emitter.assign(outbox, owners, epoch)
+        return way
+
+    def assign(self, owners: Sequence[str], epoch: int) -> None:
+        """Lead the ways to where the partitions are now."""
+        self._owners = owners, epoch
+        for outbox in list(self.emitter.outboxes):
+            self.emitter.assign(outbox, owners, epoch)
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def put(self, task: Task, stream: str, partition: int, events: Sequence[Any]) -> None:
+        """Take what a task has put for another one."""
+        side = self._sides[task.partition]
+        way = side.ways.get(stream) or self._way(side, stream)
+        way.dispatches.put(partition, events)
+        if way.holds:
+            self._pipeline.watch(stream, ("way", task.partition), way)
+        if way.holds or self._on_demand:
+            task.want_commit()  # nothing of it leaves before
+            self._wake(task)
+
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether more of a stream waits to be committed by others than there should be."""
+        way = self._sides[task.partition].ways.get(stream)
+        return way is not None and way.holds
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was put is committed where it went."""
+        return all(dispatches.idle for dispatches in self._all())
+
+    @property
+    def moving(self) -> bool:
+        """Whether something waits or is under way that somebody could take now."""
+        return any(
+            lane.open and (lane.kept or lane.pending)
+            for dispatches in self._all()
+            if not dispatches.idle
+            for lane in dispatches.outbox.lanes
+        )
+
+    def _all(self) -> Iterator[Dispatches]:
+        for side in self._sides.values():
+            for way in side.ways.values():
+                yield way.dispatches
+
+    def heard(self) -> None:
+        """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
+        for dispatches in self._all():
+            outbox = dispatches.outbox
+            if outbox.refusals:
+                for refusal in outbox.take_refusals():
+                    self._on_refused(refusal)
+            if outbox.error:
+                raise S4Error(f"stream {outbox.stream!r} between tasks: {outbox.error}")
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def keeps(self, task: Task) -> bool:
+        """Whether there has been anything of this in a commit of a task."""
+        side = self._sides.get(task.partition)
+        return side is not None and bool(side.ways)
+
+    def changed(self, task: Task) -> bool:
+        """Whether a commit of a task would write anything of this."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return False
+        if any(way.dispatches.changed for way in side.ways.values()):
+            return True
+        return task.processed != side.processed and (side.own_rows or bool(task.own()))
+
+    def begin(self, task: Task) -> None:
+        """A commit of a task begins: all that it has put until now is part of it."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        own = task.own()
+        for stream, events in side.left.items():
+            own[stream] = [*events, *own.get(stream, ())]
+        for stream in own.keys() - side.ways.keys():
+            self._way(side, stream)
+        for stream, way in side.ways.items():
+            way.dispatches.begin(own.get(stream, ()))
+        side.own_rows = bool(own)
+        side.processed = task.processed
+
+    def encode(self, task: Task) -> bool:
+        """Encode a part of what belongs to the commit; False if nothing of it is left."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.encode() for way in side.ways.values())
+
+    def leaves(self, task: Task) -> bool:
+        """Whether something may leave when the commit under way is written."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.leaves for way in side.ways.values())
+
+    def end(self, task: Task, *, written: bool) -> None:
+        """The commit has been written, or has failed."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        if not written:
+            side.processed = -1
+        for way in side.ways.values():
+            way.dispatches.end(written=written)
+        if written:
+            self.emitter.wake()

@@ -1,0 +1,286 @@
+"""What a task puts for others: frames, rows and commits, with a crash at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node import Event
+from s4node.comm import frame as wire
+from s4node.comm.decoder import FrameDecoder
+from s4node.comm.dispatches import Dispatches, ways_of
+from s4node.comm.outbox import Outbox
+from s4node.errors import StateError
+from s4node.schema import EventType
+from s4node.state.rows import OUTBOX, Changes, task_row
+
+ADDRESS = "tcp://there:1"
+PARTITIONS = 3
+
+
+class Click(Event):
+    number: int
+    what: Any = None
+
+
+class Older(Event):
+    number: int
+
+    event_name = "Click"
+
+
+class Other(Event):
+    number: str
+
+    event_name = "Click"
+
+
+class Database:
+    """The rows that were written."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def write(self, rows: Sequence[tuple[bytes, bytes | None]]) -> None:
+        for row, value in rows:
+            if value is None:
+                self.rows.pop(row, None)
+            else:
+                self.rows[row] = value
+
+    @property
+    def outbox(self) -> list[tuple[bytes, bytes]]:
+        start = len(task_row(OUTBOX, b""))
+        return [(row[start:], value) for row, value in sorted(self.rows.items())]
+
+
+class Life:
+    """A task's process, from a start to a crash."""
+
+    def __init__(self, database: Database, frame: int = 4, cls: type = Click) -> None:
+        self.database = database
+        self.changes = Changes()
+        outbox = Outbox("digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame,
+                        committed=True)  # fmt: skip
+        outbox.open_lanes(PARTITIONS, wire.ROUTED)
+        self.outbox = outbox
+        self.dispatches = Dispatches(outbox, self.changes, "digits")
+        rows = ways_of(database.outbox)
+        assert rows.keys() <= {"digits"}
+        self.own = self.dispatches.restore(rows.get("digits", ()))
+        self.leg = outbox.leg(ADDRESS)
+        outbox.assign([ADDRESS] * PARTITIONS, 0)
+        self.committing = False
+
+    def begin(self, own: Sequence[Any] = ()) -> None:
+        self.dispatches.begin(own)
+        self.changes.begin()
+        self.committing = True
+
+    def end(self, *, written: bool) -> None:
+        while self.dispatches.encode():
+            self.dispatches.validate()
+        if written:
+            self.database.write(self.changes.rows())
+            self.changes.written()
+        else:
+            self.changes.failed()
+        self.dispatches.end(written=written)
+        self.committing = False
+
+    def commit(self, own: Sequence[Any] = ()) -> None:
+        self.begin(own)
+        self.end(written=True)
+
+
+class Receiver:
+    """Takes frames as an owner of all partitions does, and commits now and then."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = [[] for _ in range(PARTITIONS)]
+        self.committed = [0] * PARTITIONS
+
+    def open(self, life: Life) -> None:
+        """Answer the hello of a new connection; what was not committed is forgotten."""
+        life.leg.disconnected()
+        life.leg.hello()
+        for partition, committed in enumerate(self.committed):
+            del self.taken[partition][committed:]
+        positions = tuple(
+            wire.Position(partition, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.leg.on_hello(
+            wire.Hello("there", "1", "digits", partitions=PARTITIONS, positions=positions)
+        )
+        assert not life.outbox.error
+
+    def receive(self, life: Life) -> None:
+        decoder = FrameDecoder({kind.fingerprint: kind for kind in (EventType(Click),)})
+        for data in life.leg.frames(1_000_000):
+            for frame in wire.read_envelope(wire.envelope([data]), 1_000_000):
+                assert isinstance(frame, wire.Frame)
+                if not isinstance(frame.header, wire.Data):
+                    continue
+                events, refusals = decoder.decode(frame.header, frame.body)
+                assert not refusals
+                taken = self.taken[frame.header.partition]
+                assert frame.header.first <= len(taken), "a hole"
+                taken += [event.number for event in events[len(taken) - frame.header.first :]]
+
+    def commit(self, life: Life) -> None:
+        self.committed = [len(taken) for taken in self.taken]
+        rulings = tuple(
+            wire.Ruling(partition, wire.ADMITTED, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.leg.on_verdict(wire.Verdict("digits", life.outbox.producer, rulings))
+
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, PARTITIONS - 1), st.integers(1, 9)),
+        st.sampled_from([("begin",), ("encode",), ("write",), ("fail",), ("receive",),
+                         ("acknowledge",), ("reconnect",), ("crash",), ("own",)]),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(MOVES)
+def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: list[Any]) -> None:
+    """A crash takes the sender back to its last commit, the receiver to its own."""
+    database, receiver = Database(), Receiver()
+    life = Life(database)
+    receiver.open(life)
+    put: list[list[int]] = [[] for _ in range(PARTITIONS)]  # by this life and those before it
+    begun = [0] * PARTITIONS
+    safe = [0] * PARTITIONS
+    count = 0
+    own: list[int] = []
+    begun_own: list[int] = []
+    safe_own: list[int] = []
+
+    def read(events: list[Any]) -> list[int]:
+        return [event.number for event in events]
+
+    for move, *arguments in [*moves, ("fail",), ("crash",), ("begin",), ("write",), ("receive",)]:
+        if move == "put":
+            partition, size = arguments
+            put[partition] += range(count, count + size)
+            life.dispatches.put(partition, [Click(n) for n in range(count, count + size)])
+            count += size
+        elif move == "own":
+            own = [*own[1:], count, count + 1]
+        elif move == "begin" and not life.committing:
+            begun, begun_own = [len(each) for each in put], own
+            life.begin([Click(n) for n in own])
+        elif move == "encode" and life.committing:
+            life.dispatches.encode()
+        elif move in ("write", "fail") and life.committing:
+            life.end(written=move == "write")
+            if move == "write":
+                safe, safe_own = begun, begun_own
+        elif move == "receive":
+            receiver.receive(life)
+        elif move == "acknowledge":
+            receiver.commit(life)
+        elif move == "reconnect":
+            receiver.open(life)
+        elif move == "crash":
+            for partition, end in enumerate(safe):
+                del put[partition][end:]
+            life = Life(database)
+            own = safe_own
+            assert read(life.own) == own
+            receiver.open(life)
+        life.dispatches.validate()
+        for partition, taken in enumerate(receiver.taken):
+            assert taken == put[partition][: len(taken)]
+            assert len(taken) <= safe[partition], "it left before its commit"
+    assert receiver.taken == put
+    receiver.commit(life)
+    assert life.dispatches.idle
+    life.commit()
+    assert not [key for key, _ in database.outbox if key[:1] in b"fo"]
+
+
+def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
+    database, receiver = Database(), Receiver()
+    life = Life(database)
+    receiver.open(life)
+    life.dispatches.put(1, [Click(n) for n in range(5)])
+    life.commit()
+    receiver.receive(life)
+    receiver.commit(life)
+    life.commit()
+    again = Life(database)
+    assert again.outbox.lanes[1].next_number == 5
+    receiver.open(again)
+    again.dispatches.put(1, [Click(5)])
+    again.commit()
+    receiver.receive(again)
+    assert receiver.taken[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
+    life = Life(Database())
+    life.leg.hello()
+    positions = tuple(wire.Position(p, 7, 99, 7) for p in range(PARTITIONS))
+    life.leg.on_hello(wire.Hello("there", "1", "digits", partitions=3, positions=positions))
+    assert "goes on with event 7" in life.outbox.error
+    assert "has sent 0 so far: the state here is older" in life.outbox.error
+
+
+def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(n) for n in range(4)])
+    life.commit()
+    receiver.receive(life)
+    receiver.commit(life)
+    life.leg.disconnected()
+    life.leg.hello()
+    positions = tuple(wire.Position(p, 2 if p == 0 else 0, 99, 0) for p in range(PARTITIONS))
+    life.leg.on_hello(wire.Hello("there", "2", "digits", partitions=3, positions=positions))
+    assert "which it had up to 4 before: the state there is older" in life.outbox.error
+
+
+def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_there() -> None:
+    database, receiver = Database(), Receiver()
+    before = Life(database, cls=Older)
+    before.dispatches.put(0, [Older(n) for n in range(3)])
+    before.commit([Older(7)])
+    life = Life(database)
+    assert life.own == [Click(7)]
+    older, newer = EventType(Older).declaration, EventType(Click).declaration
+    assert set(life.outbox.declarations) == {older, newer}
+    receiver.open(life)
+    frames = life.leg.frames(1_000_000)
+    assert len(frames) == 1
+    receiver.taken[0] = [0, 1, 2]
+    receiver.commit(life)
+    life.commit()
+    assert Life(database).outbox.declarations == (newer,)
+
+
+def test_what_cannot_be_read_any_more_is_an_error_that_names_the_stream() -> None:
+    database = Database()
+    Life(database).commit([Click(7)])
+    with pytest.raises(StateError, match=r"saved events of stream 'digits' cannot be read: no ev"):
+        Life(database, cls=Other)
+
+
+def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(0), Click(1, object()), Click(2)])
+    life.commit([Click(3), Click(4, object())])
+    receiver.receive(life)
+    assert receiver.taken[0] == [0, 2]
+    assert len(life.outbox.take_refusals()) == 1
+    assert Life(life.database).own == [Click(3)]
