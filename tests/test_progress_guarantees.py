@@ -17,6 +17,7 @@ from kept import kept_positions
 from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
+from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 
 ADDRESS = "guarantees"
@@ -81,9 +82,14 @@ def traced_app(mode: str, trace: Trace, *streams: str, key: str | None = "user")
 
 
 def fill(system: MemorySystem, count: int, partitions: int = 1, stream: str = "clicks") -> None:
+    """Events of twelve users, each in the partition of its task."""
     system.create(stream, partitions)
+    names = [f"user-{n}" for n in range(99)]
+    at, each = Partitioner(partitions).memo, 12 // partitions
+    users = [[name for name in names if at[name] == p][:each] for p in range(partitions)]
     for n in range(count):
-        system.put(stream, n % partitions, Click(f"user-{n * 7 % 12}", n))
+        mine = users[n % partitions]
+        system.put(stream, n % partitions, Click(mine[n * 7 % len(mine)], n))
 
 
 def begun(trace: Trace) -> list[tuple[tuple[str, int], int]]:

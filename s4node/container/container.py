@@ -363,9 +363,9 @@ class Container:
         ended.set()
 
     def _stop_accepting(self) -> None:
-        if self.members is None:
+        if self.members is None and self.exchange is None:
             self.listener.stop_accepting()
-        else:  # others that stop as well may still come, and we to them
+        if self.members is not None:  # others that stop as well may still come, and we to them
             self.members.emitter.insist()
         if self.exchange is not None:
             self.exchange.emitter.insist()
@@ -473,8 +473,8 @@ class Container:
             await self.members.drain(self.loop, self.partitions)
             if self.exchange is not None:  # what the others have sent meanwhile
                 await self._work_off()
-            self.listener.stop_accepting()
             self.inputs.leave()
+        self.listener.stop_accepting()
 
     async def _work_off(self) -> None:
         """Return when no task has anything to do, and all that they have sent each other is

@@ -23,7 +23,7 @@ from s4node.app import App
 from s4node.comm import frame as wire
 from s4node.comm.dispatches import Dispatches, Rows, ways_of
 from s4node.comm.emitter import Emitter
-from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outbox import Lane, Outbox, Refusal
 from s4node.config import Config
 from s4node.container.pipeline import Pipeline
 from s4node.container.task import Task
@@ -34,6 +34,8 @@ from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 _LIFE = "life"
+_MOMENT = 0.5
+"""Seconds that it may take to connect to an owner."""
 
 
 class Wake(Protocol):
@@ -204,11 +206,19 @@ class Exchange:
     def moving(self) -> bool:
         """Whether something waits or is under way that somebody could take now."""
         return any(
-            lane.open and (lane.kept or lane.pending)
+            self._is_near(lane)
             for dispatches in self._all()
             if not dispatches.idle
             for lane in dispatches.outbox.lanes
+            if lane.kept or lane.pending
         )
+
+    def _is_near(self, lane: Lane) -> bool:
+        """Whether the owner of a lane is there, or may come in a moment."""
+        if lane.open or lane.leg is None:
+            return lane.open
+        link = self.emitter.links.get(lane.leg.address)
+        return link is not None and link.away < _MOMENT
 
     def _all(self) -> Iterator[Dispatches]:
         for side in self._sides.values():
