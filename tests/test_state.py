@@ -516,7 +516,7 @@ def counted(app: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("app", ["own keys", "strays", "hops"])
 async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> None:
-    """Exact where each partition holds the keys of its task; elsewhere none is missing."""
+    """Exact, also where events lead from task to task."""
     (tmp_path / "keeper.py").write_text(KEEPER)
     (tmp_path / "counter.py").write_text(HOPPING if app == "hops" else COUNTER)
     port, total, lives = free_port(), 12_000, 5
@@ -565,11 +565,7 @@ async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> Non
     keys: Counter[str] = Counter()
     for n in range(total // lives):
         keys[str(n % 10) if app == "hops" else f"user-{n % 97}"] += lives
-    found = counted(kept)
-    if app == "own keys":
-        assert found == keys
-    else:
-        assert found >= keys
+    assert counted(kept) == keys
 
 
 def _reached(kept: Path, wanted: dict[str, int]) -> bool:

@@ -134,7 +134,7 @@ class ProgressStore(SqliteFile):
         """Raise TaskFenced where another has claimed the task since."""
         with self._transaction(write=False):
             found = self._db.execute(
-                "SELECT 1 FROM task WHERE name = ? AND fence = ?", claim
+                "SELECT 1 FROM task WHERE name = ? AND fence = ?", (claim.task, claim.fence)
             ).fetchone()
         if found is None:
             raise _taken_over(claim)
