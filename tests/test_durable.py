@@ -6,13 +6,14 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 from harness import free_port, running, until
 from input_systems import dies
-from kept import kept_producers
+from kept import kept_instances, kept_producers
 
 from s4node import App, Client, Config, Container, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, EventError
@@ -379,3 +380,46 @@ async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(
             await until(lambda: seen and seen[-1] == (110, 109))
             client.abandon()
     assert all(done == number + 1 for done, number in seen)  # state and place are of one moment
+
+
+class Slow(ProcessingElement):
+    """Counts; handlers of several keys overlap, and end in any order."""
+
+    count: int = 0
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    async def on_event(self, event: Click) -> None:
+        await trio.sleep(0.001 * (event.number % 3))
+        self.count += 1
+        self.seen.append(event.number)
+        self.app.counts[self.key] = self.count
+        self.app.seen[self.key] = list(self.seen)
+
+
+class Overlapping(Counting):
+    def on_init(self) -> None:
+        clicks = self.create_input_stream("clicks", self.create_pe(Slow), key="user")
+        clicks.set_parallelism(4)
+
+
+async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
+    settings: dict[str, str],
+) -> None:
+    random = Random(7)
+    often = settings | {"task.commit.ms": "15"}
+    async with lives(often) as node:
+        await node.begin(Overlapping())
+        async with Client(often["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            for part in range(6):
+                await clicks.send_many(clicks_of(part * 100, part * 100 + 100))
+                await trio.sleep(random.random() * 0.1)
+                await node.crash()
+                last = Overlapping()
+                await node.begin(last)
+            assert await clicks.flush() == []
+    for at, user in enumerate(USERS):
+        if user in last.seen:  # its state was read in this life
+            assert last.seen[user] == list(range(at, 600, 4))
+    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    assert {key: each["count"] for key, each in kept.items()} == dict.fromkeys(USERS, 150)

@@ -105,6 +105,38 @@ async def test_what_is_appended_is_read_from_the_oldest_on(tmp_path: Path) -> No
         assert described["partitions"][0]["upcoming"] == 5000
 
 
+async def test_a_program_that_dies_appends_all_of_it_again_and_it_is_there_once(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, str] = {}
+    for end in (700, 2000):  # and the node dies between, too
+        async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:
+            await log.create("clicks", 3, key="user")
+            for part in (end - 200, end):
+                async with Client(node.address, producer="appender") as client:
+                    clicks = await client.stream("clicks", again=True)
+                    await clicks.send_many([Click(f"user-{n % 7}", n) for n in range(part)])
+                    if part < end:
+                        client.abandon()
+            found = await read_all(node.address, "clicks", end, types=Click, start=Oldest())
+    assert sorted(click.n for click in found) == list(range(2000))
+
+
+async def test_a_task_that_was_taken_over_appends_nothing_more(tmp_path: Path) -> None:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 1)
+        async with raw_peer(node.address) as peer:
+            told = []
+            for fence in (2, 1):
+                hello = wire.Hello("~here/job/Partition 0", "i", "clicks", headers={"fence": fence})
+                await peer.send_frames(hello)
+                answer = await peer.receive_until(lambda header: isinstance(header, wire.Hello))
+                assert isinstance(answer, wire.Hello)
+                told.append(answer.error)
+        assert told[0] == ""
+        assert "it has been taken over" in told[1]
+
+
 # -- reading --------------------------------------------------------------------------------------
 
 

@@ -132,7 +132,7 @@ class Lane:
         all of it ``again``, and what is settled does not leave.
         """
         if position.number > self.next_number:
-            self.known = position.number
+            self.known = position.safe if again else position.number
             if not again:
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number

@@ -129,14 +129,16 @@ class HostedStream:
                 start = max(start or 0, each.expected(hello.peer) or 0)
             if start is not None:
                 starts.append(wire.Position(each.number, start))
-        from_here = wire.Hello(hello.peer, hello.incarnation, self.name, positions=tuple(starts))
+        from_here = wire.Hello(
+            hello.peer, hello.incarnation, self.name, positions=tuple(starts), headers=hello.headers
+        )
         return self.admission.hello(from_here, connection, now), ""
 
     def _problem(self, hello: wire.Hello) -> str:
         for position in hello.positions:
             if not 0 <= position.number <= wire.MAX_NUMBER:
                 return f"stream {self.name!r}: {position.number} is no event's number"
-        return self.declare(hello.types)
+        return self.admission.refusal(hello) or self.declare(hello.types)
 
     def declare(self, types: Sequence[TypeDecl]) -> str:
         """Learn types of events that will come; returns why not, or an empty text."""
