@@ -75,7 +75,7 @@ PATIENCE_SECONDS = 30.0
 """After how long waiting for verdicts is told."""
 
 _ENCODING_SECONDS = 0.005
-_ENCODED_AT_ONCE = 64
+_ENCODED_AT_ONCE = 512
 _EXPIRED_AT_ONCE = 256
 _KEPT_EPOCHS = 2
 _THREADS = 8

@@ -3,15 +3,18 @@
 Rules
 - An instance bears the mark of the time between two commits in which it was last touched. The
   dispatch looks at that before each event; touching an instance again costs nothing else.
-- A commit takes the touched instances as they are and encodes them in slices between batches. One
-  of them that is about to be touched again is encoded before that.
+- A commit takes the touched instances as they are and encodes them in slices between batches, those
+  of a key group together and in order: sorted rows are written ten times as fast as others. One
+  that is about to be touched again is encoded before that.
 - What leaves the cache is encoded at once; it is read again when its key comes back.
 - The one instance of a singleton has no key, and its row is in the task's own group.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Protocol
 
 from s4node.keys import KEY_GROUPS, Hasher, Key
@@ -20,6 +23,7 @@ from s4node.state.database import Database
 from s4node.state.rows import TASK_GROUP, Changes, prefix
 
 _MISSING = object()
+_row_of = attrgetter("_row")
 _MANY = 4096
 
 
@@ -57,7 +61,9 @@ class SavedInstances:
         self.touched: list[Any] = []  # once each
         self._left = 0  # of those, the ones that have left memory since
         self._saving = object()  # what bear those that a commit has not encoded yet,
-        self._unsaved: list[Any] = []  # which are among these
+        self._unsaved: list[Any] = []  # which are among these,
+        self._grouped: defaultdict[int, list[Any]] = defaultdict(list)  # and then, by group, these
+        self._groups: list[int] = []  # the first one last
         self._live = live
         self._codec = codec
         self._table = table
@@ -97,20 +103,36 @@ class SavedInstances:
 
     def begin(self) -> None:
         """A commit begins: what was touched until now belongs to it."""
+        assert not self._grouped, "a commit is under way"
         assert not self._unsaved, "a commit is under way"
         self._unsaved, self.touched, self._left = self.touched, [], 0
         self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
-        """Encode up to ``limit`` instances of the commit; returns how many are left."""
-        unsaved = self._unsaved
-        chunk = [instance for instance in unsaved[-limit:] if instance._mark is self._saving]
-        del unsaved[-limit:]
-        if chunk:
-            self._changes.add_all(self._rows(chunk), self._codec.encode_all(chunk))
-        if not unsaved:
-            self._saving = object()
-        return len(unsaved)
+        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
+        if self._unsaved:
+            chunk = self._unsaved[-limit:]
+            del self._unsaved[-limit:]
+            for row, instance in zip(self._rows(chunk), chunk, strict=True):
+                self._grouped[row[0] << 8 | row[1]].append(instance)
+            if not self._unsaved:
+                self._groups = sorted(self._grouped, reverse=True)
+        else:
+            encoded = 0
+            while encoded < limit and self._grouped:
+                encoded += self._encode(self._grouped.pop(self._groups.pop()))
+        if self._unsaved or self._grouped:
+            return 1
+        self._saving = object()
+        return 0
+
+    def _encode(self, instances: list[Any]) -> int:
+        """Encode those of a group that are not encoded yet."""
+        mine = [instance for instance in instances if instance._mark is self._saving]
+        if mine:
+            mine.sort(key=_row_of)
+            self._changes.add_all(self._rows(mine), self._codec.encode_all(mine))
+        return len(mine)
 
     def evict(self, key: Key | None) -> None:
         """The key's instance leaves the cache: keep its state. It is still in ``live``."""

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -45,12 +46,13 @@ def task_row(table: int, key: bytes) -> bytes:
 class Changes:
     """What has changed since the last commit: a value for each row, None where it is gone."""
 
-    __slots__ = ("_dirty", "_encoded", "_leaving", "bytes", "leaving")
+    __slots__ = ("_dirty", "_leaving", "_rows", "_values", "bytes", "leaving")
 
     def __init__(self) -> None:
         self._dirty: dict[bytes, bytes | None] = {}
         self._leaving: dict[bytes, bytes | None] = {}
-        self._encoded: list[tuple[bytes, bytes]] = []
+        self._rows: list[bytes] = []  # beside their values, for a million pairs would be a
+        self._values: list[bytes] = []  # long pause of the garbage collector
         self.leaving = False  # a commit is under way
         self.bytes = 0
 
@@ -88,28 +90,43 @@ class Changes:
         """This was so when the commit under way began, and belongs to it."""
         self._leaving[row] = value
 
-    def add_all(self, rows: Iterable[bytes], values: Iterable[bytes]) -> None:
+    def add_all(self, rows: list[bytes], values: list[bytes]) -> None:
         """As add for many, whose values stay in memory elsewhere: ``find`` does not know them."""
-        self._encoded.extend(zip(rows, values, strict=True))
+        self._rows += rows
+        self._values += values
 
     def rows(self) -> Iterator[tuple[bytes, bytes | None]]:
         """What the commit under way is to write, the newest of a row last."""
-        return chain(list(self._leaving.items()), self._encoded)
+        return chain(
+            in_order(list(self._leaving.items())), zip(self._rows, self._values, strict=True)
+        )
 
     def written(self) -> None:
         """The database holds what the commit was to write."""
         self._leaving = {}
-        self._encoded = []
+        self._rows, self._values = [], []
         self.leaving = False
 
     def failed(self) -> None:
         """The commit was not written: the next one takes what was in it."""
-        failed = {**self._leaving, **dict(self._encoded)}
+        failed = {**self._leaving, **dict(zip(self._rows, self._values, strict=True))}
         self.bytes += sum(len(k) + len(v or b"") for k, v in failed.items())
         self._dirty = {**failed, **self._dirty}
         self._leaving = {}
-        self._encoded = []
+        self._rows, self._values = [], []
         self.leaving = False
+
+
+def in_order(
+    rows: Iterable[tuple[bytes, bytes | None]],
+) -> Iterator[tuple[bytes, bytes | None]]:
+    """Rows with their values in order, as they are written quickly; sorted a group at a time, so
+    that other threads are not held up for long."""
+    groups: defaultdict[int, list[tuple[bytes, bytes | None]]] = defaultdict(list)
+    for each in rows:
+        groups[each[0][0] << 8 | each[0][1]].append(each)
+    for group in sorted(groups):
+        yield from sorted(groups[group])
 
 
 def merged(

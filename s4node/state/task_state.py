@@ -176,11 +176,8 @@ class TaskState:
             instances.begin()
 
     def encode(self, limit: int) -> int:
-        """Encode up to ``limit`` instances of the commit; returns how many are left."""
-        left = 0
-        for instances in self.instances.values():
-            left += instances.save(limit)
-        return left
+        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
+        return sum(instances.save(limit) for instances in self.instances.values())
 
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
