@@ -11,6 +11,8 @@ Rules
   they were written with.
 - What the task has put for itself waits in its own stage. It is saved with each commit as it is
   then, and given back after a restart.
+- Of a stream that leads to another app nobody knows the partitions before that has answered. They
+  are kept then; what was put before is saved as what the task has put for itself.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from s4node.errors import EventError, StateError
 from s4node.schema import EventType, TypeDecl
 from s4node.state.rows import OUTBOX, Changes, task_row
 
-_FRAME, _NEXT, _OWN, _TYPE = b"f", b"n", b"o", b"t"
+_FRAME, _LANES, _NEXT, _OWN, _TYPE = b"f", b"l", b"n", b"o", b"t"
 _FRAME_AT = struct.Struct(">IQI")  # partition, first, count
 _NEXT_AT = struct.Struct(">I")
 _OWN_AT = struct.Struct(">I")
@@ -37,6 +39,7 @@ _TYPE_AT = struct.Struct(">Q")
 
 _encode = msgspec.msgpack.Encoder().encode
 _number = msgspec.msgpack.Decoder(int).decode
+_lanes = msgspec.msgpack.Decoder(tuple[int, str]).decode
 _declaration = msgspec.msgpack.Decoder(TypeDecl).decode
 
 Rows = Iterable[tuple[bytes, bytes]]
@@ -79,6 +82,8 @@ class Dispatches:
         self._own: list[Any] = []
         self._own_at = 0
         self._own_rows = 0
+        self._learns = not outbox.lanes  # from the answer of who consumes the stream
+        self._learned = False
         outbox.on_settled = self._settled
 
     # -- putting -----------------------------------------------------------------------------
@@ -96,6 +101,20 @@ class Dispatches:
             self._cut(lane, taken, of_commit=True)
         while len(lane.pending) >= outbox.max_frame_events:
             self._cut(lane, outbox.max_frame_events)
+
+    def send(self, events: Sequence[Any]) -> None:
+        """Take events for whichever partitions they belong to."""
+        for cls in set(map(type, events)):
+            self.outbox.declare(cls)
+        self.outbox.extend(events)
+        self._route()
+
+    def _route(self) -> None:
+        outbox = self.outbox
+        outbox.route()
+        for lane in outbox.lanes:
+            if lane.pending:
+                self.put(lane.partition, ())
 
     @property
     def changed(self) -> bool:
@@ -117,6 +136,13 @@ class Dispatches:
     def begin(self, own: Sequence[Any] = ()) -> None:
         """A commit begins: it holds what has been put until now, and what waits of the task's
         ``own``."""
+        if self._learns:
+            self._route()
+            own = self.outbox.unrouted
+            if self.outbox.answer is not None and not self._learned:
+                self._learned = True
+                answer = self.outbox.answer.partitions, self.outbox.answer.routing
+                self._changes.put(self._row(_LANES, b""), _encode(answer))
         lanes = self.outbox.lanes
         self._leaving = {at: lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
@@ -213,6 +239,8 @@ class Dispatches:
         Raises StateError if that cannot be read any more.
         """
         kept, following, versions, own = self._sorted(rows)
+        if self._learned:
+            self._open_lanes(rows)
         for partition, number in following.items():
             frames = kept[partition]
             self.outbox.lanes[partition].restore(frames, number)
@@ -222,6 +250,9 @@ class Dispatches:
         self._own_rows = len(own)
         events = list(self._read(own, versions))
         self._keep_versions(versions, [one.data for frames in kept.values() for one in frames])
+        if self._learns:
+            self.outbox.extend(events)
+            return []
         return events
 
     def go_back(self, changes: Changes, rows: Rows) -> list[Any]:
@@ -232,6 +263,7 @@ class Dispatches:
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
         self._own.clear()
+        self._learned = False
         self.bytes = 0
         kept, _, versions, own = self._sorted(rows)
         for partition, frames in kept.items():
@@ -241,7 +273,21 @@ class Dispatches:
             self._settled(self.outbox.lanes[partition], 0)
         self._own_rows = len(own)
         self._declared &= versions.keys()
-        return list(self._read(own, versions))
+        events = list(self._read(own, versions))
+        if self._learns:
+            self.outbox.extend(events)
+            return []
+        return events
+
+    def _open_lanes(self, rows: Rows) -> None:
+        """Have the lanes that were learned in an earlier life."""
+        for key, value in rows:
+            if key[:1] == _LANES:
+                partitions, routing = _lanes(value)
+                problem = self.outbox.take_answer(
+                    wire.Hello("", "", self.outbox.stream, partitions=partitions, routing=routing)
+                )
+                assert not problem, problem
 
     def _sorted(
         self, rows: Rows
@@ -261,8 +307,10 @@ class Dispatches:
                 following[_NEXT_AT.unpack(at)[0]] = _number(value)
             elif kind == _TYPE:
                 versions[_TYPE_AT.unpack(at)[0]] = _declaration(value)
-            else:
+            elif kind == _OWN:
                 own.append(value)
+            else:
+                self._learned = True
         return kept, following, versions, own
 
     def _keep_versions(self, versions: dict[int, TypeDecl], frames: Sequence[bytes]) -> None:
@@ -303,6 +351,19 @@ class Dispatches:
                     f"{refusals[0][1]}; run the program that wrote them until it stops in order"
                 )
             yield from events
+
+    def rows(self) -> Iterator[bytes]:
+        """All rows that there may be, to be forgotten."""
+        for partition, rows in self._rows.items():
+            for first, end, _ in rows:
+                yield self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
+        for lane in self.outbox.lanes:
+            yield self._row(_NEXT, _NEXT_AT.pack(lane.partition))
+        for index in range(self._own_rows):
+            yield self._row(_OWN, _OWN_AT.pack(index))
+        for fingerprint in self._declared | self.outbox.versions.keys():
+            yield self._row(_TYPE, _TYPE_AT.pack(fingerprint))
+        yield self._row(_LANES, b"")
 
     def _row(self, kind: bytes, at: bytes) -> bytes:
         return task_row(OUTBOX, kind + self._way + at)

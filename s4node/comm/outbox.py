@@ -274,6 +274,11 @@ class Outbox:
         self._incoming.extend(events)
 
     @property
+    def unrouted(self) -> list[Any]:
+        """Events that wait for the lanes to be known."""
+        return list(self._incoming)
+
+    @property
     def pending(self) -> int:
         """Events that have not been sent for the first time."""
         return len(self._incoming) + self._ready_events
@@ -375,6 +380,7 @@ class Outbox:
                 lane.kept.pop()
             lane.next_number = lane.released
             lane.cursor = min(lane.cursor, len(lane.kept))
+        self._incoming.clear()
 
     def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
         """Take events that belong to ``partition``."""
@@ -430,7 +436,7 @@ class Outbox:
                 f"{answer.partitions}; events already numbered cannot move: start a new producer"
             )
         if not self.lanes:
-            self.lanes = [Lane(partition) for partition in range(answer.partitions)]
+            self.open_lanes(answer.partitions, "")
             self._set_routing(answer)
         self.answer = answer
         if JsonText in self._types:  # the node may have come back with another version

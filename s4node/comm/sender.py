@@ -67,6 +67,17 @@ class RemoteSender:
         self._make_room()
         return outgoing.unsettled
 
+    @property
+    def emitters(self) -> dict[str, Emitter]:
+        """What leads to each consumer."""
+        return {name: emitter for name, (emitter, _) in self._routes.items()}
+
+    def passed_by(self, count: int) -> None:
+        """So many events of tasks go another way to the same consumers."""
+        self.sent += count
+        if not self._routes:
+            self.unheard += count
+
     def extend(self, events: Sequence[Any], *, waits: bool = True) -> None:
         """Take events from a task; ``full`` tells it to pause."""
         self.sent += len(events)

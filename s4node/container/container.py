@@ -579,6 +579,7 @@ class Container:
                 app,
                 config,
                 self.pipeline,
+                self.outputs,
                 name=name,
                 incarnation=self.incarnation,
                 partitions=self.partitioner.partitions,

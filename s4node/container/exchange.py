@@ -1,4 +1,4 @@
-"""What the tasks of a container send each other, and those of the other members, durably.
+"""What the tasks of a container send each other, those of the other members, and other apps.
 
 Rules
 - It is there where tasks keep what they do. What a task puts for another one, wherever that is,
@@ -9,6 +9,8 @@ Rules
 - A way is made when something is first put on it, or has been by an earlier owner of its task.
 - What waits beyond a bound for others to commit it holds the streams that lead there, unless they
   feed themselves.
+- An output stream has a way to each of its consumers. One that comes later gets what is put from
+  then on; the way to one that has gone is forgotten.
 - Where nothing else makes tasks commit, what they put for others does.
 """
 
@@ -25,15 +27,19 @@ from s4node.comm.dispatches import Dispatches, Rows, ways_of
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Lane, Outbox, Refusal
 from s4node.config import Config
+from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
 from s4node.container.task import Task
-from s4node.errors import S4Error
+from s4node.errors import EventError, S4Error
 from s4node.event import EventBatch, footprint
 from s4node.progress.store import now_ms
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 _LIFE = "life"
+_TO = "\1"
+"""Between a stream and its consumer, in the name of a way."""
+
 _MOMENT = 0.5
 """Seconds that it may take to connect to an owner."""
 
@@ -54,6 +60,7 @@ class _Side:
         self.state = state
         self.fence = fence
         self.ways: dict[str, Way] = {}
+        self.unclaimed: dict[str, Rows] = {}  # of ways to consumers that are not there yet
         self.left: dict[str, list[Any]] = {}
         self.own_rows = False
         self.processed = 0
@@ -63,8 +70,9 @@ class _Side:
 class Way:
     """What a task has put on a stream for others; tasks wait where it is full."""
 
-    def __init__(self, dispatches: Dispatches, bound: int) -> None:
+    def __init__(self, dispatches: Dispatches, bound: int, emitter: Emitter) -> None:
         self.dispatches = dispatches
+        self.emitter = emitter
         self._bound = bound
 
     @property
@@ -84,6 +92,7 @@ class Exchange:
         app: App,
         config: Config,
         pipeline: Pipeline,
+        outputs: Outputs,
         *,
         name: str,
         incarnation: str,
@@ -96,6 +105,8 @@ class Exchange:
         self._app = app
         self._config = config
         self._pipeline = pipeline
+        self._outputs = outputs
+        outputs.on_consumer = self.consumer
         self._name = name
         self._incarnation = incarnation
         self._partitions = partitions
@@ -111,14 +122,18 @@ class Exchange:
     def open(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Go on for a task that has been claimed, with the rows that its predecessor left."""
         side = self._sides[task.partition] = _Side(task, state, fence)
-        for stream, mine in ways_of(rows).items():
+        for name, mine in ways_of(rows).items():
+            stream, _, consumer = name.partition(_TO)
             if stream not in self._app.streams:
                 raise S4Error(
                     f"task {task.name!r} has sent events on stream {stream!r} that nobody has "
-                    f"processed, and the app has no such stream now; run the version of the app "
-                    f"that has it until it stops in order"
+                    f"taken, and the app has no such stream now; run the version of the app that "
+                    f"has it until it stops in order"
                 )
-            self._way(side, stream, mine)
+            if not consumer or consumer in self._outputs.senders[stream].emitters:
+                self._way(side, name, mine)
+            else:
+                side.unclaimed[name] = mine
 
     def go_back(self, task: Task, state: TaskState) -> None:
         """``task`` takes the place of one that has failed: what that had put since its last commit
@@ -144,34 +159,56 @@ class Exchange:
         for stream, events in left.items():
             task.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
 
-    def _way(self, side: _Side, stream: str, rows: Rows = ()) -> Way:
+    def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
+        """Make the way of this name, which is that of a stream, or of one and a consumer."""
         task, state = side.task, side.state
+        stream, _, consumer = name.partition(_TO)
         if not side.life:
             side.life = secrets.token_hex(4)
             state.set_meta(_LIFE, side.life)
         cluster = self._config[settings.CLUSTER_NAME]
+        fence = {wire.FENCE: side.fence}
         outbox = Outbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{side.life}",
             self._incarnation,
+            key=self._app.streams[stream].key if consumer else None,
             types=[kind.cls for kind in self._app.streams[stream].types],
-            headers={wire.CLUSTER: cluster, wire.FENCE: side.fence},
+            headers=fence if consumer else {**fence, wire.CLUSTER: cluster},
             max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
             max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
             committed=True,
         )
-        outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = Dispatches(outbox, state.changes, stream, now_ms)
+        emitter = self.emitter
+        if consumer:
+            emitter = self._outputs.senders[stream].emitters[consumer]
+        else:
+            outbox.open_lanes(self._partitions, wire.ROUTED)
+        dispatches = Dispatches(outbox, state.changes, name, now_ms)
         own = dispatches.restore(rows)
         if own:
             side.left[stream] = own
             side.own_rows = True
-        way = side.ways[stream] = Way(dispatches, self._bound)
-        self.emitter.add(outbox)
+        way = side.ways[name] = Way(dispatches, self._bound, emitter)
+        emitter.add(outbox)
         owners, epoch = self._owners
-        if owners:
-            self.emitter.assign(outbox, owners, epoch)
+        if owners and not consumer:
+            emitter.assign(outbox, owners, epoch)
         return way
+
+    def consumer(self, stream: str, consumer: str) -> None:
+        """An app consumes a stream from now on, or not any more."""
+        name = f"{stream}{_TO}{consumer}"
+        here = consumer in self._outputs.senders[stream].emitters
+        for side in self._sides.values():
+            if here and name in side.unclaimed:
+                self._way(side, name, side.unclaimed.pop(name))
+            elif not here and name in side.ways:
+                way = side.ways.pop(name)
+                way.emitter.remove(way.dispatches.outbox)
+                self._pipeline.forget(stream, (side.task.partition, name))
+                for row in way.dispatches.rows():
+                    side.state.changes.put(row, None)
 
     def assign(self, owners: Sequence[str], epoch: int) -> None:
         """Lead the ways to where the partitions are now."""
@@ -186,11 +223,26 @@ class Exchange:
         side = self._sides[task.partition]
         way = side.ways.get(stream) or self._way(side, stream)
         way.dispatches.put(partition, events)
+        self._look(side, stream, stream, way)
+
+    def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
+        """Take what a task has put on an output stream."""
+        side = self._sides[task.partition]
+        sender = self._outputs.senders[stream]
+        sender.passed_by(len(events))
+        for consumer in sender.consumers:
+            name = f"{stream}{_TO}{consumer}"
+            way = side.ways.get(name) or self._way(side, name)
+            way.dispatches.send(events)
+            self._look(side, stream, name, way)
+
+    def _look(self, side: _Side, stream: str, name: str, way: Way) -> None:
+        """Something was put on a way: hold who fills it up, and have it leave."""
         if way.holds:
-            self._pipeline.watch(stream, ("way", task.partition), way)
+            self._pipeline.watch(stream, (side.task.partition, name), way)
         if way.holds or self._on_demand:
-            task.want_commit()  # nothing of it leaves before
-            self._wake(task)
+            side.task.want_commit()  # nothing of it leaves before
+            self._wake(side.task)
 
     def full(self, task: Task, stream: str) -> bool:
         """Whether more of a stream waits to be committed by others than there should be."""
@@ -199,41 +251,33 @@ class Exchange:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was put is committed where it went."""
-        return all(dispatches.idle for dispatches in self._all())
+        """Whether all that tasks have put for each other is committed where it went."""
+        return all(way.dispatches.idle for way in self._all() if way.emitter is self.emitter)
 
     @property
     def moving(self) -> bool:
         """Whether something waits or is under way that somebody could take now."""
         return any(
-            self._is_near(lane)
-            for dispatches in self._all()
-            if not dispatches.idle
-            for lane in dispatches.outbox.lanes
+            _is_near(way.emitter, lane)
+            for way in self._all()
+            if not way.dispatches.idle
+            for lane in way.dispatches.outbox.lanes
             if lane.kept or lane.pending
         )
 
-    def _is_near(self, lane: Lane) -> bool:
-        """Whether the owner of a lane is there, or may come in a moment."""
-        if lane.open or lane.leg is None:
-            return lane.open
-        link = self.emitter.links.get(lane.leg.address)
-        return link is not None and link.away < _MOMENT
-
-    def _all(self) -> Iterator[Dispatches]:
+    def _all(self) -> Iterator[Way]:
         for side in self._sides.values():
-            for way in side.ways.values():
-                yield way.dispatches
+            yield from side.ways.values()
 
     def heard(self) -> None:
         """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
-        for dispatches in self._all():
-            outbox = dispatches.outbox
+        for way in self._all():
+            outbox = way.dispatches.outbox
             if outbox.refusals:
                 for refusal in outbox.take_refusals():
                     self._on_refused(refusal)
             if outbox.error:
-                raise S4Error(f"stream {outbox.stream!r} between tasks: {outbox.error}")
+                raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -285,5 +329,13 @@ class Exchange:
             side.processed = -1
         for way in side.ways.values():
             way.dispatches.end(written=written)
-        if written:
-            self.emitter.wake()
+            if written:
+                way.emitter.wake()
+
+
+def _is_near(emitter: Emitter, lane: Lane) -> bool:
+    """Whether the owner of a lane is there, or may come in a moment."""
+    if lane.open or lane.leg is None:
+        return lane.open
+    link = emitter.links.get(lane.leg.address)
+    return link is not None and link.away < _MOMENT

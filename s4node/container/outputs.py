@@ -65,6 +65,7 @@ class Outputs:
         self._emitters: dict[str, Emitter] = {}
         self._found: set[str] = set()  # consumers that the cluster told of
         self._news = trio.lowlevel.ParkingLot()
+        self.on_consumer: Callable[[str, str], None] = lambda *_: None  # one has come or gone
         self._nursery: trio.Nursery
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):
@@ -118,6 +119,7 @@ class Outputs:
         for name in [name for name in sender.consumers if name in self._found]:
             if name not in consumers:
                 left = sender.disconnect(name)
+                self.on_consumer(stream, name)
                 log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
                             events_without_verdict=left)  # fmt: skip
         for name, consumer in consumers.items():
@@ -132,6 +134,7 @@ class Outputs:
                 emitter.seeds(consumer.members)
             if name not in sender.consumers:
                 sender.connect(name, emitter, self._outbox(self._app.streams[stream]))
+                self.on_consumer(stream, name)
                 log.info("an app consumes a stream", stream=stream, consumer=name)
 
     def pump(self, now: float) -> float | None:

@@ -235,6 +235,9 @@ class Partitions:
             self._readers.show(stream.name, events)
         if isinstance(stream, OutputStream):
             sender = self._outputs.senders[stream.name]
+            if self._exchange is not None:
+                self._exchange.send(task, stream.name, events)
+                return
             sender.extend(events, waits=bool(source))
             self._pipeline.watch(stream.name, "sender", sender)
             return
