@@ -70,6 +70,7 @@ class Dispatches:
     ) -> None:
         self.outbox = outbox
         self.bytes = 0
+        self.settled = False  # a receiver has committed some of it since somebody has looked
         self._changes = changes
         self._way = way.encode() + b"\0"
         self._clock = clock
@@ -224,6 +225,7 @@ class Dispatches:
 
     def _settled(self, lane: Lane, _: int) -> None:
         """The owner of a partition has committed everything below ``upto``."""
+        self.settled = True
         rows = self._rows[lane.partition]
         while rows and rows[0][1] <= lane.upto:
             first, end, size = rows.popleft()

@@ -3,16 +3,15 @@
 Rules
 - A task's state and the offsets of its inputs are in one database and written in one batch. A
   commit is asked for in the loop, while nothing of its task runs; it takes both as they are then,
-  and the task goes on. What follows runs beside it: encode the PEs that have changed, in slices;
-  wait until all that was sent to output streams has its verdict; then write, in a thread.
-- What the task has put for other tasks is part of the commit, and may leave when it is written and
-  the task was not taken over meanwhile. A commit waits for no other task.
+  and the task goes on. What follows runs beside it: encode the PEs that have changed, and what the
+  task has put on streams, in slices; then write, in a thread.
+- What the task has put for others is part of the commit, and may leave when it is written and the
+  task was not taken over meanwhile. A commit waits for no other task, and for no consumer.
 - One commit of a task is under way at a time. Those asked for meanwhile become one: of a task that
   keeps its progress only the newest, of others one that is asked for again when that is over, for
   all that belongs to a commit is of one moment.
 - A commit that cannot be written (a full disk, lost rights) is told once, and tried again with the
-  newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. Waiting for
-  verdicts is no failure: it is told when it lasts, for then a consumer is away. A task that
+  newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. A task that
   another container has taken over, and a damaged file, stop the container at once.
 - An input that was begun at a startpoint keeps its old offset until an event of it is processed;
   the commit that covers that one also says that the startpoint is consumed.
@@ -26,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -71,8 +70,6 @@ class Taken(NamedTuple):
 
 
 RETRY_SECONDS = 1.0
-PATIENCE_SECONDS = 30.0
-"""After how long waiting for verdicts is told."""
 
 _ENCODING_SECONDS = 0.005
 _ENCODED_AT_ONCE = 512
@@ -80,14 +77,6 @@ _EXPIRED_AT_ONCE = 256
 _KEPT_EPOCHS = 2
 _THREADS = 8
 """Databases that are opened or written at a time."""
-
-
-class Sent(Protocol):
-    """What had been sent at some moment."""
-
-    async def wait_settled(self) -> None:
-        """Return when all of it has its verdict."""
-        ...
 
 
 class _Kept:
@@ -115,7 +104,7 @@ class _Kept:
         self.under_way: under_way.UnderWay | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False
-        self.pending: tuple[Taken, Sent] | None = None  # what to write next
+        self.pending: Taken | None = None  # what to write next
         self.again = False  # a commit was asked for meanwhile
         self.failing_since: float | None = None
         self.expire_at: dict[str, bytes] = {}
@@ -124,19 +113,17 @@ class _Kept:
 class Committer:
     """Keeps state and progress of tasks below ``folder``.
 
-    ``progress`` is by task and partition, ``producers`` are those of durable streams. ``sent`` says
-    what has been sent to output streams so far. ``on_consumed(name, ids)`` is called with the
-    startpoints that a task has consumed, and returns whether nobody can meet them any more.
-    ``exchange`` is what tasks put for each other. ``wake`` is told of tasks that have to commit
-    once more. ``timeout`` (seconds) is for how long commits may fail. ``commits`` and ``failures``
-    count.
+    ``progress`` is by task and partition, ``producers`` are those of durable streams.
+    ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and returns
+    whether nobody can meet them any more. ``exchange`` is what tasks put for others. ``wake`` is
+    told of tasks that have to commit once more. ``timeout`` (seconds) is for how long commits may
+    fail. ``commits`` and ``failures`` count.
     """
 
     def __init__(
         self,
         folder: Path,
         progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
-        sent: Callable[[], Sent],
         on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
         producers: Producers,
         *,
@@ -152,7 +139,6 @@ class Committer:
         self.failures = 0
         self._folder = folder
         self._progress = progress
-        self._sent = sent
         self._on_consumed = on_consumed
         self._producers = producers
         self._hasher = hasher
@@ -267,9 +253,9 @@ class Committer:
         if kept.writing:
             kept.again = True
             if not self._keeps(kept):
-                kept.pending = self._taken(kept), self._sent()
+                kept.pending = self._taken(kept)
         elif self._changed(kept):
-            self._begin(kept, self._taken(kept), self._sent())
+            self._begin(kept, self._taken(kept))
 
     async def finish(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""
@@ -283,7 +269,7 @@ class Committer:
             if not due:
                 return
             for kept in due:
-                self._begin(kept, self._taken(kept), self._sent())
+                self._begin(kept, self._taken(kept))
 
     def _keeps(self, kept: _Kept) -> bool:
         """Whether a task keeps anything but its progress."""
@@ -315,7 +301,7 @@ class Committer:
             or any(known.get(ssp) != offset for ssp, offset in offsets.items())
         )
 
-    def _begin(self, kept: _Kept, what: Taken, sent: Sent) -> None:
+    def _begin(self, kept: _Kept, what: Taken) -> None:
         """Take the state as it is now, with progress that belongs to it."""
         kept.state.set_meta(WRITTEN, now_ms())
         self._exchange.begin(kept.task)
@@ -323,15 +309,14 @@ class Committer:
         kept.writing = True
         kept.again = False
         kept.pending = None
-        self._nursery.start_soon(self._run, kept, what, sent)
+        self._nursery.start_soon(self._run, kept, what)
 
-    async def _run(self, kept: _Kept, what: Taken, sent: Sent) -> None:
+    async def _run(self, kept: _Kept, what: Taken) -> None:
         written = False
         try:
             passing("commit.begin")
             await self._encode(kept)
             passing("commit.encoded")
-            await self._settled(sent, kept.claim.task)
             written = await self._write(kept)
         finally:
             kept.state.end_commit(written=written)
@@ -346,7 +331,7 @@ class Committer:
             kept.again = True  # with the newest
         kept.writing = False
         if kept.pending is not None:
-            self._begin(kept, *kept.pending)
+            self._begin(kept, kept.pending)
         elif kept.again and not self._finishing:
             kept.task.want_commit()
             self._wake(kept.task)
@@ -364,18 +349,9 @@ class Committer:
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
 
-    async def _settled(self, sent: Sent, task: str) -> None:
-        with trio.move_on_after(PATIENCE_SECONDS) as patience:
-            await sent.wait_settled()
-        if patience.cancelled_caught:
-            log.warning("a commit waits for the verdicts of output streams: is a consumer away?",
-                        task=task, seconds=PATIENCE_SECONDS)  # fmt: skip
-            await sent.wait_settled()
-
     async def _write(self, kept: _Kept) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
-        passing("commit.settled")
         try:
             await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.number + 1)
             passing("commit.write")

@@ -611,6 +611,7 @@ class Container:
             shared=self.members is not None or self.exchange is not None,
             durable=durable if self.exchange is None else durable | self._inner,
             on_full=self._commit_soon,
+            send=self._send,
         )
         if self.replay is not None and self.exchange is not None:
             producers = Producers(
@@ -629,6 +630,10 @@ class Container:
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
+
+    def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
+        """Put events that a task has got on the way to the task of their keys."""
+        self.partitions.send(self.tasks[home], stream, partition, events)
 
     def _commit_soon(self, partition: int) -> None:
         """A producer of a partition needs a commit."""

@@ -32,6 +32,7 @@ from s4node.container.pipeline import Pipeline
 from s4node.container.task import Task
 from s4node.errors import EventError, S4Error
 from s4node.event import EventBatch, footprint
+from s4node.faults import passing
 from s4node.progress.store import now_ms
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
@@ -273,6 +274,9 @@ class Exchange:
         """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
         for way in self._all():
             outbox = way.dispatches.outbox
+            if way.dispatches.settled:
+                way.dispatches.settled = False
+                passing("outbox.settled")
             if outbox.refusals:
                 for refusal in outbox.take_refusals():
                     self._on_refused(refusal)
@@ -327,10 +331,15 @@ class Exchange:
             return
         if not written:
             side.processed = -1
+        leaves = written and self.leaves(task)
+        if leaves:
+            passing("outbox.release")
         for way in side.ways.values():
             way.dispatches.end(written=written)
             if written:
                 way.emitter.wake()
+        if leaves:
+            passing("outbox.released")
 
 
 def _is_near(emitter: Emitter, lane: Lane) -> bool:

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -31,13 +32,17 @@ from s4node.stream import InputStream, OutputStream, Stream
 
 log = structlog.get_logger("s4node.container")
 
+Send = Callable[[str, int, int, list[Any]], None]
+"""Puts events on a stream: from the task of a partition, to that of another."""
+
 
 class Inputs:
     """The ports of ``app``: ``ports`` to everybody, ``inner`` to the other members.
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
     ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
-    producers' numbers; ``on_full`` asks the task of a partition to do that soon.
+    producers' numbers; ``on_full`` asks the task of a partition to do that soon, and ``send`` puts
+    events of one task on the way to another.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Inputs:
         shared: bool,
         durable: Collection[str] = (),
         on_full: Callable[[int], None] = lambda _: None,
+        send: Send | None = None,
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -67,7 +73,7 @@ class Inputs:
         self._waiting: list[tuple[wire.Hello, Connection]] = []
 
         def port(stream: Stream) -> InputPort:
-            return InputPort(
+            made = InputPort(
                 stream,
                 {},
                 partitioner,
@@ -79,6 +85,9 @@ class Inputs:
                 on_full if stream.name in durable else None,
                 on_demand=not config[settings.TASK_COMMIT_MS],
             )
+            if send is not None:
+                made.pass_on = partial(send, stream.name)
+            return made
 
         for stream in app.streams.values():
             if isinstance(stream, InputStream) and stream.is_live:

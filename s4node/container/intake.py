@@ -10,11 +10,11 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from s4node.progress.input_progress import InputProgress, InputReceipt, PartReceipt
-from s4node.routing import key_failure
+from s4node.container.mixed import MixedPart, Send, sorted_out
+from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.systems.system import InputBatch
 
 Reject = Callable[[InputReceipt, int, str, Any], None]
@@ -61,10 +61,6 @@ class TaskBatch(InputBatch):
         self.receipt = whole.part(self.numbers)
 
 
-Send = Callable[[int, list[Any]], None]
-"""Puts events on the way to the task of a partition."""
-
-
 class MixedBatch(TaskBatch):
     """A batch in which there may be events of other tasks than ``partition``, which reads it."""
 
@@ -87,71 +83,15 @@ class MixedBatch(TaskBatch):
     def load(self) -> None:
         """Decode, and keep what is the task's own; an event whose key is not found is rejected."""
         super().load()
-        whole, home = self._whole, self.partition
-        events, numbers = self.events, self.numbers or range(whole.first, whole.end)
-        strays: list[tuple[int, int, Any]] = []
-        mine: list[Any] = []
-        my_numbers: list[int] = []
-        good: list[int] = []
-        for number, event in zip(numbers, events, strict=True):
-            try:
-                partition = self._partition_of(event)
-            except Exception as error:  # a KeyFinder of the app's may raise anything
-                reason = f"{key_failure(error)} (event {event!r})"
-                self._reject(whole, number, reason, event)
-                continue
-            good.append(number)
-            if partition == home:
-                mine.append(event)
-                my_numbers.append(number)
-            else:
-                strays.append((number, partition, event))
-        self.events, self.numbers = mine, my_numbers
-        self.receipt = MixedReceipt(whole, good, strays, self._send)
+        whole = self._whole
+        numbers = self.numbers or range(whole.first, whole.end)
 
+        def refuse(number: int, reason: str, event: Any) -> None:
+            self._reject(whole, number, reason, event)
 
-class MixedReceipt(PartReceipt):
-    """Sends ``strays`` (number, partition, event) as the task comes past them; they are done then.
-
-    ``numbers`` are those of all events of the batch that are anybody's.
-    """
-
-    __slots__ = ("_at", "_next", "_send", "_strays")
-
-    def __init__(
-        self,
-        whole: InputReceipt,
-        numbers: Sequence[int],
-        strays: Sequence[tuple[int, int, Any]],
-        send: Send,
-    ) -> None:
-        super().__init__(whole, numbers)
-        self._strays = strays
-        self._next = 0
-        self._at = whole.first
-        self._send = send
-
-    def passed(self, first: int, end: int) -> None:  # noqa: ARG002 - where it is, is known
-        """The task has processed its own below ``end``; it says so in order."""
-        at, self._at = self._at, end
-        shares: dict[int, list[Any]] = {}
-        strays = self._strays
-        while self._next < len(strays) and strays[self._next][0] < end:
-            _, partition, event = strays[self._next]
-            shares.setdefault(partition, []).append(event)
-            self._next += 1
-        for partition, events in shares.items():
-            self._send(partition, events)
-        super().passed(at, end)
-
-    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> MixedReceipt:  # noqa: ARG002
-        """Events are left out, and done as the task comes past them."""
-        return self
-
-    def done(self) -> None:
-        """The task has processed all of its own."""
-        self.passed(self._at, self._whole.end)
-        super().done()
+        found = sorted_out(numbers, self.events, self._partition_of, self.partition, refuse)
+        self.events, self.numbers = found.events, found.numbers
+        self.receipt = MixedPart(whole, found, self._send)
 
 
 def load(source: InputBatch) -> None:

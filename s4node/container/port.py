@@ -10,19 +10,22 @@ Rules
   decoding fails, the culprits are found and refused; the others go on.
 - A port takes frames for the partitions that its container owns.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
-  same key, each event is decoded and hashed at once and goes to its own partition.
+  same key, each event is decoded and hashed at once and goes to its own partition. On a durable
+  stream it is the task of the partition that sends on what is not its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.comm.decoder import FrameDecoder
-from s4node.comm.durable import DurableAdmission
+from s4node.comm.durable import DurableAdmission, DurableReceipt
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane
+from s4node.container.mixed import MixedFramePart, sorted_out
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
@@ -88,6 +91,28 @@ class FrameBatch(EventBatch):
         self.numbers = [first + index for index in good]
 
 
+class MixedFrameBatch(FrameBatch):
+    """A frame of a durable stream in which there may be events of other tasks."""
+
+    __slots__ = ()
+
+    def load(self) -> None:
+        """Decode, and keep what is the task's own."""
+        super().load()
+        port, whole = self._port, self.frame
+        assert isinstance(whole, DurableReceipt)
+        assert port.partition_of is not None
+        numbers = self.numbers or range(self.first, self.first + len(self.events))
+
+        def refuse(number: int, reason: str, _: Any) -> None:
+            whole.refuse(number, reason)
+
+        found = sorted_out(numbers, self.events, port.partition_of, self.partition, refuse)
+        self.events, self.numbers = found.events, found.numbers
+        port.redispatched += len(found.strays)
+        self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))
+
+
 _NOTHING = memoryview(b"")
 
 
@@ -133,6 +158,7 @@ class InputPort:
         if deserializer is not None:
             self.admission.deserializer = deserializer
         self.redispatched = 0
+        self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
         self._headers = headers
@@ -270,13 +296,20 @@ class InputPort:
             return ""
         if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
             body = memoryview(bytes(body))
-        batch = FrameBatch(self, data, body, admitted)
         routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)
         if self._find is None or routed:
-            self._deliver(batch)
+            self._deliver(FrameBatch(self, data, body, admitted))
+        elif self.durable is not None:
+            self._deliver(MixedFrameBatch(self, data, body, admitted))
         else:
-            self._redispatch(batch, now)
+            self._redispatch(FrameBatch(self, data, body, admitted), now)
         return ""
+
+    @property
+    def partition_of(self) -> Callable[[Any], int] | None:
+        """Finds the partition of an event; None where it is as its producer says."""
+        find, memo = self._find, self._memo
+        return None if find is None else lambda event: memo[find(event)]
 
     def _redispatch(self, batch: FrameBatch, now: float) -> None:
         """Send each event of a frame to its own partition; done when all parts are."""

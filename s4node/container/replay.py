@@ -159,7 +159,6 @@ class Replay:
         self.committer = Committer(
             folder,
             self.consumers.progress,
-            outputs.sent,
             self._startpoints.consumed,
             producers,
             hasher=hasher_named(config[settings.HASHER]),

@@ -30,6 +30,7 @@ PURE = [
     "comm.admission", "comm.durable", "comm.producer_lane", "comm.coalescer", "comm.decoder",
     "comm.dispatches", "comm.reading", "comm.subscriber",
     "container.gate", "container.chooser", "container.grouper", "container.broadcast",
+    "container.mixed",
     "container.binding", "container.intake", "container.model", "container.pace",
     "container.task", "container.port", "container.producers",
     "container.hooks", "container.dispatch", "container.statistics", "container.processor",
