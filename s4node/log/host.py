@@ -221,7 +221,7 @@ class LogHost:
             len(hosted.partitions),
             positions,
             error,
-            {**self._headers, wire.LOG: True},
+            {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer},
         )
         connection.answer(wire.encode_frame(answer))
 
