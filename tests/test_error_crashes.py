@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections import Counter
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import free_port, plain_errors, s4_process, until
+from harness import free_port, plain_errors, run_s4, s4_process, until
 
 from s4node import Event, GenericEvent
 from s4node.keys import Partitioner, crc32
@@ -49,7 +50,7 @@ class Sum(Event):
 
 def look_at(click, slow):
     time.sleep(slow)
-    if click.what == "bad":
+    if click.what == "bad" and "MENDED" not in os.environ:
         raise ValueError(f"click {click.number} is bad")
     if click.what == "kills":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -284,3 +285,65 @@ async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_p
         assert it.counted() == it.truth()
         letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters())
         assert letters == sorted(set(bad))
+
+
+# -- s4 dead-letter -------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_listed_shown_and_sent_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as it:
+
+        async def s4(*words: str) -> str:
+            done = await run_s4("dead-letter", *words, *it.settings(), cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            return done.stdout + done.stderr
+
+        clicks = clicks_of(200)
+        for number in (3, 50, 51):
+            clicks[number] = Click(clicks[number].user, number, "bad")
+        await it.append(clicks)
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == it.truth())
+
+        [group] = json.loads(await s4("list", "counts", "--json"))
+        what = (group["stream"], group["reason"], group["pe"], group["letters"])
+        assert what == ("log.clicks", "ValueError", "Count", 3)
+        assert "3  log.clicks: ValueError in Count, the first is " in await s4("list", "counts")
+        lines = (await s4("list", "counts", "--all")).splitlines()
+        assert sorted(line.split("  ")[2] for line in lines) == [
+            f"ValueError: click {number} is bad" for number in (3, 50, 51)
+        ]
+        told = await s4("show", "counts", group["first"])
+        assert "reason: ValueError: click" in told
+        assert 'event: Click {"user": "user-' in told
+        assert "in look_at" in told
+        shown = json.loads(await s4("show", "counts", group["first"], "--json"))
+        assert shown["event"]["what"] == "bad"
+
+        assert "3 letters: 3 sent" in await s4("replay", "counts")
+        assert "1 letter: 1 sent before" in await s4("replay", "counts", group["first"])
+        assert "3 letters: 3 sent before" in await s4("replay", "counts", "--stream", "log.clicks")
+        monkeypatch.setenv("MENDED", "1")
+        truth = Counter(click.user for click in clicks)
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == truth)
+
+
+async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(10))
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == it.truth())
+        for words, told in {
+            ("show", "counts", "0:99"): "counts has no dead letter 0:99",
+            ("show", "counts", "first"): "'first' is no id of a dead letter",
+            ("list", "none"): "no app 'none' of cluster 'default'",
+            ("list", "counts", "-p", "task.dead.letter.stream="): "is not set",
+        }.items():
+            done = await run_s4("dead-letter", *words[:2], *it.settings(), *words[2:], cwd=tmp_path)
+            assert done.returncode in (1, 2)
+            assert told in done.stderr
+        done = await run_s4("dead-letter", "list", "counts", *it.settings(), cwd=tmp_path)
+        assert done.stderr == "no dead letters\n"

@@ -291,7 +291,10 @@ class Replay:
         system, _, rest = name.partition(".")
         home = self.systems[system]
         partition = letter.partition % await home.partitions(rest)
-        await home.append_once(rest, partition, letter, self._letter_name(letter))
+        if hasattr(home, "append_once"):
+            await home.append_once(rest, partition, letter, self._letter_name(letter))
+        else:  # a system of one's own may be without; then a crash may have it there twice
+            await home.append(rest, partition, [letter])
 
     def _letter_name(self, letter: GenericEvent) -> str:
         """What a letter is known by, whoever sends it: so after a crash it is not sent twice."""

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, S4Error
 from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds
-from s4node.ops.job_commands import checkpoint_commands, startpoint_commands, state_commands
+from s4node.ops.job_commands import (
+    checkpoint_commands,
+    dead_letter_commands,
+    startpoint_commands,
+    state_commands,
+)
 from s4node.ops.log_command import log_commands
 
 if TYPE_CHECKING:
@@ -184,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     startpoint_commands(commands, _load)
     checkpoint_commands(commands, _load)
     state_commands(commands, _load)
+    dead_letter_commands(commands, _load)
 
     new_app = command(
         commands, "new-app", _new_app, "make the folder of a new app, with a test",

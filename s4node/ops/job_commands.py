@@ -1,4 +1,4 @@
-"""The commands behind ``s4 startpoint``, ``s4 checkpoint`` and ``s4 state``, as
+"""The commands behind ``s4 startpoint``, ``s4 checkpoint``, ``s4 state`` and ``s4 dead-letter``, as
 :mod:`s4node.ops.cli` has the others."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s4node.ops.arguments import command, whole
+from s4node.ops.arguments import DEFAULT_ADDRESS, command, whole
 
 if TYPE_CHECKING:
     from s4node.config import Config
@@ -121,6 +121,44 @@ def state_commands(commands: Parsers, load: Load) -> None:
     for action in (get, scan):
         action.add_argument("--table", metavar="NAME", default="", help="this PE or store only")
         _task(action, "this task only, such as 'Partition 0'")
+        _options(action)
+
+
+def dead_letter_commands(commands: Parsers, load: Load) -> None:
+    """``s4 dead-letter``, and what comes behind it."""
+    actions = _group(
+        commands,
+        "dead-letter",
+        "show the events that an app could not process, and send them again",
+        "s4 dead-letter list clicks --config clicks.properties",
+    )
+    list_ = command(
+        actions, "list", partial(_list_letters, load), "count them by stream and reason",
+        "s4 dead-letter list clicks -p task.dead.letter.stream=log.dead "
+        "-p systems.log.address=tcp://127.0.0.1:12000",
+    )  # fmt: skip
+    _app(list_)
+    list_.add_argument("--all", dest="every", action="store_true", help="a line for each, with its "
+                       "id")  # fmt: skip
+    show = command(
+        actions, "show", partial(_show_letters, load), "show some with event, place and traceback",
+        "s4 dead-letter show clicks 0:17 --config clicks.properties",
+    )  # fmt: skip
+    _app(show)
+    show.add_argument("ids", metavar="ID", nargs="+", help="as list shows it, such as 0:17")
+    replay = command(
+        actions, "replay", partial(_replay_letters, load), "send their events again to where they "
+        "came from, each once", "s4 dead-letter replay clicks --stream log.clicks --config "
+        "clicks.properties",
+    )  # fmt: skip
+    _app(replay)
+    replay.add_argument("ids", metavar="ID", nargs="*", help="as list shows it (default: all)")
+    replay.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="where the app "
+                        "listens, for events of live streams (default %(default)s)")  # fmt: skip
+    for action in (list_, replay):
+        action.add_argument("--stream", metavar="STREAM", default="", help="those that came from "
+                            "it, such as log.clicks")  # fmt: skip
+    for action in (list_, show, replay):
         _options(action)
 
 
@@ -268,5 +306,37 @@ def _scan_state(load: Load, parsed: argparse.Namespace) -> int:
         table=parsed.table,
         task=parsed.task,
         limit=parsed.limit,
+        as_json=parsed.json,
+    )
+
+
+def _list_letters(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import dead_letter
+
+    return dead_letter.list_(
+        parsed.app,
+        _configured(load, parsed),
+        every=parsed.every,
+        stream=parsed.stream,
+        as_json=parsed.json,
+    )
+
+
+def _show_letters(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import dead_letter
+
+    config = _configured(load, parsed)
+    return dead_letter.show(parsed.app, parsed.ids, config, as_json=parsed.json)
+
+
+def _replay_letters(load: Load, parsed: argparse.Namespace) -> int:
+    from s4node.ops import dead_letter
+
+    return dead_letter.replay(
+        parsed.app,
+        parsed.ids,
+        _configured(load, parsed),
+        parsed.to,
+        stream=parsed.stream,
         as_json=parsed.json,
     )
