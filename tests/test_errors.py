@@ -281,6 +281,61 @@ async def test_other_tasks_go_on_while_one_goes_back(
         assert stored(container) == {"joe": 1, users[0]: 1, users[1]: 1}
 
 
+# -- streams inside of the app ---------------------------------------------------------------------
+
+
+class Hop(Event):
+    page: str
+    number: int = 0
+    bad: bool = False
+
+
+class First(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.hops.put(Hop(f"page-{event.number % 11}", event.number, event.bad))
+
+
+class Second(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Hop) -> None:
+        self.clicks += 1
+        if event.bad:
+            raise ValueError(f"hop {event.number} is bad")
+
+
+class Hops(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(First), key="user", system="memory")
+        self.hops = self.create_stream("hops", self.create_pe(Second), key="page")
+
+
+@pytest.mark.parametrize("where", PLACES)
+async def test_events_fail_behind_a_stream_of_the_app_and_nothing_else_counts_twice_or_not_at_all(
+    system: MemorySystem, settings: dict[str, str], where: str
+) -> None:
+    settings["s4.stream.hops.onError"] = "skip"
+    settings["task.commit.ms"] = "50"
+    clicks = fill(system, 500, PLACES[where])
+    bad = sum(click.bad for click in clicks)
+    async with running(Hops("hops"), settings, partitions=2) as container:
+        await processed(container, system)
+        await until(lambda: container.statistics().replay.left_out == {"hops": bad})
+        await until(lambda: container.exchange.idle)
+    async with running(Hops("hops"), settings, partitions=2) as container:
+        more = [Click(f"user-{n % 17}", n) for n in range(17 * 11)]  # so that all are in memory
+        for click in more:
+            system.put("clicks", Partitioner(2).partition_of(click.user), click)
+        await processed(container, system)
+        every = clicks + more
+        firsts = Counter(click.user for click in every)
+        seconds = Counter(f"page-{click.number % 11}" for click in every if not click.bad)
+        await until(lambda: counted(container) == firsts + seconds)
+
+
 # -- what producers send --------------------------------------------------------------------------
 
 

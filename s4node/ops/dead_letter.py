@@ -144,7 +144,7 @@ def replay(
         for one in letters:
             try:
                 sent["sent" if await _send_again(one, systems, address) else "sent before"] += 1
-            except _Not as error:
+            except (_Not, S4Error) as error:
                 sent["not sent"] += 1
                 print(f"{one.id}: {error}", file=sys.stderr)
         if as_json:
@@ -153,7 +153,8 @@ def replay(
         else:
             said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
             count = len(letters)
-            print(f"{count} {'letter' if count == 1 else 'letters'}: {said or 'nothing to send'}", file=sys.stderr)
+            what = "letter" if count == 1 else "letters"
+            print(f"{count} {what}: {said or 'nothing to send'}", file=sys.stderr)
         return 1 if sent["not sent"] else 0
 
     return _with_letters(target, config, ids, stream, work)
