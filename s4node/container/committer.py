@@ -243,19 +243,22 @@ class Committer:
 
     # -- asking ------------------------------------------------------------------------------
 
-    def commit(self, task: Task) -> None:
-        """Take the task's state and offsets as they are now, to be written soon."""
+    def commit(self, task: Task) -> bool:
+        """Take the task's state and offsets as they are now, to be written soon; whether they were
+        taken, or else are going to be."""
         if self._ending:  # all is being cancelled, and a task has taken one more step
-            return
+            return False
         kept = self._tasks.get(task.partition)
         if kept is None:  # a member that stops is just taking it over, and has done nothing of it
-            return
+            return False
         if kept.writing:
             kept.again = True
-            if not self._keeps(kept):
-                kept.pending = self._taken(kept)
+            if self._keeps(kept):
+                return False
+            kept.pending = self._taken(kept)
         elif self._changed(kept):
             self._begin(kept, self._taken(kept))
+        return True
 
     async def finish(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""

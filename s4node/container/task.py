@@ -63,9 +63,9 @@ class Task:
     that limit how fast the events of some streams may leave their stages. ``parallel`` says of
     which streams more than one handler may be outstanding. Without a ``processor`` it runs the
     app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
-    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment; ``starts``
-    is where its inputs begin, by its own wish. Without an ``isolation`` a failure at an
-    event stops the app.
+    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
+    whether it has; ``starts`` is where its inputs begin, by its own wish. Without an ``isolation``
+    a failure at an event stops the app.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Task:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
-        self.on_commit: Callable[[Task], None] | None = None
+        self.on_commit: Callable[[Task], bool | None] | None = None
         self.isolation: Isolation | None = None
         self.broken = False  # it has failed at an event, and another will take its place
         self._begins = False  # it takes the place of such a one, and has not started
@@ -417,9 +417,8 @@ class Task:
         if op is Op.PROCESS:
             return self.processor.process(*self._slice(limit))
         if op is Op.COMMIT:
-            if self.on_commit is not None:
-                self.on_commit(self)
-            if self.isolation is not None:
+            taken = self.on_commit is not None and self.on_commit(self)
+            if taken and self.isolation is not None:
                 self.isolation.committed()
             return 1
         return self.processor.run(op, limit)
