@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from harness import free_port, running, until
@@ -17,6 +18,7 @@ from kept import kept_instances, kept_producers
 
 from s4node import App, Client, Config, Container, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, EventError
+from s4node.schema import JsonText
 
 
 class Click(Event):
@@ -423,3 +425,68 @@ async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
             assert last.seen[user] == list(range(at, 600, 4))
     kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
     assert {key: each["count"] for key, each in kept.items()} == dict.fromkeys(USERS, 150)
+
+
+async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commits(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
+    redispatched = 0
+    async with lives(often) as node:
+        await node.begin(Counting())
+        async with Client(often["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as("Click")
+            for part in range(6):
+                texts = [
+                    JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                    for click in clicks_of(part * 100, part * 100 + 100)
+                ]
+                await clicks.send_many(texts)
+                await trio.sleep(0.05 * part)
+                redispatched += node.container.ports["clicks"].redispatched
+                await node.crash()
+                await node.begin(Counting())
+            assert await clicks.flush() == []
+            await until(lambda: node.container.exchange.idle)  # type: ignore[union-attr]
+            redispatched += node.container.ports["clicks"].redispatched
+    assert redispatched
+    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    assert {key: each["seen"] for key, each in kept.items()} == {
+        user: list(range(at, 600, 4)) for at, user in enumerate(USERS)
+    }
+
+
+async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alone(
+    settings: dict[str, str],
+) -> None:
+    class Keyless(Counting):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Count), key=key_of)
+
+    def key_of(click: Click) -> str:
+        if click.number == 7:
+            raise ValueError("seven")
+        return click.user
+
+    app = Keyless()
+    often = settings | {"task.commit.ms": "20"}
+    async with running(app, often) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(clicks_of(0, 100))
+        (refusal,) = await clicks.flush()
+        assert "seven" in refusal.reason
+        await until(lambda: processed(app) == 99)
+
+
+async def test_who_sends_much_for_other_tasks_waits_until_they_have_committed_it(
+    settings: dict[str, str],
+) -> None:
+    small = settings | {"task.commit.ms": "20", "s4.state.changesBytes": "2000"}
+    app = Counting()
+    async with running(app, small) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks", key=lambda click: "all to one")
+        await clicks.send_many(clicks_of(0, 20_000))
+        assert await clicks.flush() == []
+        await until(lambda: processed(app) == 20_000)
+    assert {user: len(seen) for user, seen in app.seen.items()} == dict.fromkeys(USERS, 5_000)

@@ -46,9 +46,11 @@ app = Clicks("counting")
 
 # sends the same events in every life, some at a time; says how many, and that all are committed
 PRODUCER = """
+import json
 import sys
 import trio
 from s4node import Client, Event
+from s4node.schema import JsonText
 
 class Click(Event):
     user: str
@@ -57,8 +59,14 @@ class Click(Event):
 async def main(address, name, count, pause):
     async with Client(address, producer=name, timeout=60) as client:
         clicks = await client.stream("clicks", again=True)
+        if name.startswith("json"):  # which the client cannot route
+            clicks.read_as("Click")
         for n in range(count):
-            await clicks.send(Click(f"{name} {n % USERS}", n // USERS))
+            user, number = f"{name} {n % USERS}", n // USERS
+            if name.startswith("json"):
+                await clicks.send(JsonText(json.dumps({"user": user, "number": number}).encode()))
+            else:
+                await clicks.send(Click(user, number))
             if n % 50 == 49:
                 print(n, flush=True)
                 await trio.sleep(pause)
@@ -136,7 +144,8 @@ class Lives:
         for rows in kept_producers(self.state / "default" / "counting").values():
             for (stream, name), row in rows.items():
                 assert stream == "clicks"
-                numbers[name] += row.number
+                if not name.startswith("~"):  # what tasks have sent each other
+                    numbers[name] += row.number
         assert numbers == sent
 
 
@@ -152,7 +161,7 @@ async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_r
 ) -> None:
     random = Random(seed)
     lives = Lives(tmp_path, {})
-    sent = {"one": 20_000, "two": 15_000}
+    sent = {"one": 15_000, "two": 15_000, "json": 10_000}
     done: list[str] = []
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
@@ -179,7 +188,7 @@ async def test_events_count_once_when_containers_of_several_are_killed_and_taken
 ) -> None:
     random = Random(3)
     lives = Lives(tmp_path, {"s4.session.timeout": "1000", "s4.container.restartDelay": "50"})
-    sent = {"one": 30_000, "two": 20_000}
+    sent = {"one": 25_000, "json": 20_000}
     done: list[str] = []
     kills = 0
     with trio.fail_after(150):

@@ -158,10 +158,6 @@ class DurableReceipt(Pieces):
         if self._counts:
             self.lane.complete(first, end)
 
-    def part(self, numbers: Sequence[int], /) -> DurablePart:
-        """For the part that holds these numbers, in order."""
-        return DurablePart(self, numbers)
-
     def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> DurablePart:
         """Events are left out and done with, and their producer is told why."""
         for number, reason in sorted(reasons.items()):
@@ -259,15 +255,19 @@ class DurableAdmission(StreamAdmission):
 
     ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit.
     Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
+    Programs get no more credit while a partition is ``held``: much waits of what they have sent to
+    it and others are to process. Tasks do, for they may wait for each other.
     """
 
     partitions: int = 1
     on_full: Callable[[int], None] = lambda _: None
     on_demand: bool = False
+    held: Callable[[int], bool] = lambda _: False
     window_events: int = WINDOW_EVENTS
     _known: dict[tuple[str, int], Known] = field(default_factory=dict)
     _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
     _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
+    _stopped: dict[DurableLane, None] = field(default_factory=dict)
     _next_look: float = 0.0
 
     @property
@@ -404,6 +404,9 @@ class DurableAdmission(StreamAdmission):
     def new_limit(self, lane: ProducerLane) -> int:
         """How far the lane may send now."""
         assert isinstance(lane, DurableLane)
+        if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
+            self._stopped[lane] = None
+            return lane.limit
         limit = super().new_limit(lane)
         window = lane.window
         most = lane.committed + window
@@ -411,6 +414,14 @@ class DurableAdmission(StreamAdmission):
             return limit
         grows = (most - lane.limit) * 4 >= min(window, self.share(lane))
         return most if grows else lane.limit
+
+    def released(self) -> None:
+        """Room has been made: serve whom lack of it held back."""
+        super().released()
+        for lane in [each for each in self._stopped if not self.held(each.partition)]:
+            del self._stopped[lane]
+            lane.urgent = True
+            self.touched(lane)
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
         known = self._found(producer, partition)

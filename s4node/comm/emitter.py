@@ -130,7 +130,10 @@ class Emitter:
                 self._start(address, link)
             self._settle()
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # a task may yet take a step, and all is being cancelled
 
     def _start(self, address: str, link: Link) -> None:
         assert self._nursery is not None

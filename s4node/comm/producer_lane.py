@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -267,10 +267,6 @@ class LaneReceipt(Protocol):
         """These numbers are done, while their batch goes on."""
         ...
 
-    def part(self, numbers: Sequence[int], /) -> Receipt:
-        """For the part of the frame that holds these numbers, in order."""
-        ...
-
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""
         ...
@@ -315,10 +311,6 @@ class FrameReceipt:
 
     def passed(self, first: int, end: int) -> None:
         """A producer hears of whole frames only."""
-
-    def part(self, _numbers: Sequence[int], /) -> FrameReceipt:
-        """All parts have the frame's own."""
-        return self
 
     def refuse(self, number: int, reason: str) -> None:
         """One event was not processed."""

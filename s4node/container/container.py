@@ -612,6 +612,7 @@ class Container:
             durable=durable if self.exchange is None else durable | self._inner,
             on_full=self._commit_soon,
             send=self._send,
+            full=self._full,
         )
         if self.replay is not None and self.exchange is not None:
             producers = Producers(
@@ -634,6 +635,10 @@ class Container:
     def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
         """Put events that a task has got on the way to the task of their keys."""
         self.partitions.send(self.tasks[home], stream, partition, events)
+
+    def _full(self, stream: str, home: int) -> bool:
+        """Whether much of what a task has sent on waits for others to commit it."""
+        return self.partitions.full(self.tasks[home], stream)
 
     def _commit_soon(self, partition: int) -> None:
         """A producer of a partition needs a commit."""
@@ -704,6 +709,7 @@ class Container:
             self.members.heard()
         if self.exchange is not None:
             self.exchange.heard()
+            self.inputs.released()
         if self.replay is not None:
             self.replay.consumers.released()
         self._room()

@@ -41,8 +41,9 @@ class Inputs:
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
     ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
-    producers' numbers; ``on_full`` asks the task of a partition to do that soon, and ``send`` puts
-    events of one task on the way to another.
+    producers' numbers; ``on_full`` asks the task of a partition to do that soon. ``send`` puts
+    events of one task on the way to another, and ``full`` (of a stream, for a partition's task)
+    says whether much of that waits.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Inputs:
         durable: Collection[str] = (),
         on_full: Callable[[int], None] = lambda _: None,
         send: Send | None = None,
+        full: Callable[[str, int], bool] = lambda *_: False,
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -84,6 +86,7 @@ class Inputs:
                 deserializers[stream.name],
                 on_full if stream.name in durable else None,
                 on_demand=not config[settings.TASK_COMMIT_MS],
+                held=partial(full, stream.name),
             )
             if send is not None:
                 made.pass_on = partial(send, stream.name)
@@ -216,6 +219,11 @@ class Inputs:
                     )
                     word = wire.Verdict(port.stream.name, lane.producer, (last,))
                     lane.connection.answer(wire.encode_frame(word))
+
+    def released(self) -> None:
+        """Room has been made somewhere: let go on who was held back."""
+        for port in self._all:
+            port.admission.released()
 
     def tick(self, now: float) -> None:
         """Between two turns: let go on who was held back, forget who is long gone."""

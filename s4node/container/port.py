@@ -123,7 +123,7 @@ class InputPort:
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
     nothing more but from ``members``, the connections of the app's other containers: the producers
     keep it. The stream is durable where there is an ``on_full``, which asks for commits;
-    ``on_demand`` tells that there are no others.
+    ``on_demand`` tells that there are no others, and programs wait while a partition is ``held``.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class InputPort:
         on_full: Callable[[int], None] | None = None,
         *,
         on_demand: bool = False,
+        held: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.stream = stream
         self.closed = False
@@ -154,6 +155,7 @@ class InputPort:
                 partitions=partitioner.partitions,
                 on_full=on_full,
                 on_demand=on_demand,
+                held=held,
             )
         if deserializer is not None:
             self.admission.deserializer = deserializer
@@ -343,15 +345,14 @@ class InputPort:
                 if not mine:
                     receipt.done()
                     continue
-            of_mine = [numbers[i] for i in indices]
             self._deliver(
                 EventBatch(
                     self.stream.name,
                     partition,
                     mine,
-                    receipt.part(of_mine),
+                    receipt,
                     batch.first,
-                    of_mine,
+                    [numbers[i] for i in indices],
                     size,
                 )
             )

@@ -11,7 +11,7 @@ from lanes import NODE, Tick, way
 from test_both_ends import World, happen
 
 from s4node.comm import frame as wire
-from s4node.comm.durable import WINDOW_BYTES, DurableAdmission, DurableReceipt, Taken
+from s4node.comm.durable import WINDOW_BYTES, DurableAdmission, DurablePart, DurableReceipt, Taken
 from s4node.comm.frame import Frame
 from s4node.comm.outbox import Outbox
 from s4node.comm.producer_lane import LaneReceipt
@@ -448,7 +448,8 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     node.greet()
     frame = node.take(0, 6)
     frame.parts = 2
-    even, odd = frame.part([0, 2, 4]), frame.part([1, 3, 5])
+    assert isinstance(frame, DurableReceipt)
+    even, odd = DurablePart(frame, [0, 2, 4]), DurablePart(frame, [1, 3, 5])
     even.passed(0, 3)
     assert node.commit() == {"p": KeptProducer(1)}
     odd.passed(1, 4)
@@ -457,3 +458,22 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     assert node.commit() == {}
     even.done()
     assert node.commit() == {"p": KeptProducer(6)}
+
+
+def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_process() -> None:
+    held: set[int] = set()
+    node = Node(held=held.__contains__)
+    for peer in ("p", "~t"):
+        node.greet(peer=peer, fence=1)
+        node.take(0, 400, peer=peer).done()
+    node.commit()
+    held.add(0)
+    assert node.ruling().limit == 1000
+    assert node.ruling("~t").limit == 900  # tasks wait for each other
+    node.admission.released()
+    assert not node.admission.lanes["p", 0].pressing
+    held.clear()
+    node.admission.released()
+    assert node.admission.lanes["p", 0].pressing
+    node.take(400, 600).done()
+    assert node.ruling().limit == 1500
