@@ -430,6 +430,12 @@ STATE_FOLDER = Setting(
     "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
     "must be on a disk of this machine, and yours alone.",
 )
+STATE_URL = Setting(
+    _PROGRESS, "s4.state.url", "", kinds.TEXT,
+    "Where tasks keep what they keep beside s4.state.folder, for nodes that share no folder: a URL "
+    "that fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts when it is "
+    "there, so each takes as long as that; a node without a task's folder fetches it from there.",
+)
 STATE_SYNC = Setting(
     _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
     "What a power cut may take of what tasks keep: with full nothing that was committed, for a "

@@ -43,7 +43,7 @@ class Owner:
         self.state.end_commit(written=True)
 
     def keep(self, now: float = NOW) -> None:
-        epochs.keep(self.folder, self.epoch, self.state.database, self.state.number, now)
+        epochs.keep(self.folder, self.epoch, self.state.database, self.state.last[1], now)
 
     def die(self) -> None:
         self.state.close()
@@ -58,7 +58,7 @@ class Owner:
     @property
     def found(self) -> tuple[set[int], dict[str, int], int]:
         """The numbers, the position that goes with them, and how many commits there were."""
-        return set(dict(self.counts.all()).values()), self.state.positions(), self.state.number
+        return set(dict(self.counts.all()).values()), self.state.positions(), self.state.last[1]
 
 
 def at(n: int, commits: int = 0) -> tuple[set[int], dict[str, int], int]:
@@ -239,7 +239,7 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     owner = Owner(tmp_path / "t", 1)
     owner.commit(1)
     clock = [100.0]
-    keeping = Keeping(tmp_path / "t", 1, Policy(60, 2, 0), lambda: clock[0], lambda: NOW)
+    keeping = Keeping(tmp_path / "t", 1, Policy(60, 2, 0), None, lambda: clock[0], lambda: NOW)
     assert not keeping.due
     clock[0] = 160.0
     assert keeping.due
@@ -247,13 +247,13 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     assert not keeping.due
     assert [one.commit for one in kept_of(tmp_path / "t")] == [1]
     clock[0] = 221.0
-    blocked = Keeping(tmp_path / "other", 1, Policy(60, 2, 0), lambda: clock[0])
+    blocked = Keeping(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder
     blocked.keep(owner.state)
     assert "a checkpoint could not be kept; it is tried again" in capsys.readouterr().out
     assert not blocked.due
     owner.die()
-    never = Keeping(tmp_path / "t", 1, Policy(0, 2, 0), lambda: clock[0])
+    never = Keeping(tmp_path / "t", 1, Policy(0, 2, 0), None, lambda: clock[0])
     clock[0] = 1e9
     assert not never.due
 

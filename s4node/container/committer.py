@@ -46,6 +46,7 @@ from s4node.state.database import Database
 from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
 from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import OUTBOX
+from s4node.state.shipping import Depot
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
@@ -130,6 +131,7 @@ class Committer:
         hasher: Hasher,
         timeout: float,
         policy: Policy,
+        depot: Depot | None = None,
         sync: bool = False,
         changes_bytes: int = 64 << 20,
         exchange: Exchange,
@@ -146,6 +148,7 @@ class Committer:
         self._database = partial(Database, sync=sync)
         self._changes_bytes = changes_bytes
         self._policy = policy
+        self._depot = depot
         self._exchange = exchange
         self._wake = wake
         self._tasks: dict[int, _Kept] = {}
@@ -163,6 +166,8 @@ class Committer:
         """Open the store for a job; raises CheckpointError where its progress fits another one."""
         self._store = await self._claims(ProgressStore, self._folder)
         await self._claims(self._store.admit, job)
+        if self._depot is not None:
+            await self._claims(self._depot.admit, job)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write commits until cancelled; raises what stops the container."""
@@ -190,15 +195,23 @@ class Committer:
         passing("claim.begin")
         folder = task_folder(self._folder, name)
         above = await self._in_thread(epochs.highest, folder)
+        shipment = None if self._depot is None else self._depot.task(folder.name)
+        if shipment is not None:
+            above = max(above, await self._in_thread(shipment.highest))
         claim = await self._claims(self._store.claim, name, origin, epoch, above)
         passing("claim.fenced")
-        database = await self._in_thread(epochs.claim, folder, claim.fence, self._database)
+        if shipment is not None:
+            await self._in_thread(shipment.claim, claim.fence, origin, epoch)
+        database = await self._in_thread(
+            epochs.claim, folder, claim.fence, self._database, shipment
+        )
         try:
-            state = TaskState(database, self._hasher, fence=claim.fence)
+            state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
+            keeping = Keeping(folder, claim.fence, self._policy, shipment)
+            await self._in_thread(keeping.begin, state)
         except BaseException:
             database.close()
             raise
-        keeping = Keeping(folder, claim.fence, self._policy)
         kept = self._tasks[task.partition] = _Kept(task, claim, state, keeping)
         _tell_missing(claim, state)
         passing("claim.whole")
@@ -328,7 +341,9 @@ class Committer:
             await self._written(kept, what)
             passing("commit.told")
             if kept.keeping.due:
-                await self._in_thread(kept.keeping.keep, kept.state)
+                upload = await self._in_thread(kept.keeping.keep, kept.state)
+                if upload is not None:
+                    self._nursery.start_soon(self._in_thread, upload)
         else:
             await trio.sleep(RETRY_SECONDS)
             kept.again = True  # with the newest
@@ -356,7 +371,7 @@ class Committer:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
         try:
-            await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.number + 1)
+            await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.last[1] + 1)
             passing("commit.write")
             await self._in_thread(kept.state.write)
             passing("commit.written")
@@ -439,10 +454,10 @@ class Committer:
 
 def _tell_missing(claim: Claim, state: TaskState) -> None:
     """Say where a database does not have all commits that were written."""
-    if state.number < claim.commit - 1:  # the last one may have been about to be written
+    if state.last[1] < claim.commit - 1:  # the last one may have been about to be written
         log.error("commits of a task are missing; what they had done is done again from its "
                   "inputs, and what producers were told is safe may be lost",
-                  task=claim.task, found=state.number, written=claim.commit)  # fmt: skip
+                  task=claim.task, found=state.last[1], written=claim.commit)  # fmt: skip
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

@@ -39,6 +39,7 @@ from s4node.progress.fan_out import Request
 from s4node.progress.presence import Presence
 from s4node.progress.startpoint import Oldest, Startpoint
 from s4node.state.keeping import Policy
+from s4node.state.shipping import depot_of
 from s4node.stream import InputStream, OutputStream
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
@@ -165,6 +166,7 @@ class Replay:
             timeout=config[settings.COMMIT_TIMEOUT],
             sync=config[settings.STATE_SYNC] == "full",
             changes_bytes=config[settings.STATE_CHANGES_BYTES],
+            depot=depot_of(config, folder),
             policy=Policy(
                 config[settings.STATE_CHECKPOINT_INTERVAL],
                 config[settings.STATE_CHECKPOINTS],

@@ -25,6 +25,7 @@ from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.job import replace, task_folder
+from s4node.state.shipping import depot_of
 from s4node.systems.system import SystemStreamPartition
 
 _FORMAT = 1
@@ -93,7 +94,7 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
         try:
             if guard is not None:
                 store.admit(guard)
-            replace(job.folder, store, merged)
+            replace(job.folder, store, merged, depot_of(config, job.folder))
         finally:
             store.close()
     if as_json:

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -99,12 +99,32 @@ def copied(folder: Path) -> Iterator[Database]:
             database.close()
 
 
-def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Database:
+class Elsewhere(Protocol):
+    """Where what is true is kept beside this folder."""
+
+    def restored(
+        self,
+        own: Path,
+        local: Callable[[], Database | None],
+        make: Callable[[Path], Database],
+        /,
+    ) -> Database:
+        """The true database in ``own``: the ``local`` one with what it lacks, or a new one."""
+        ...
+
+
+def claim(
+    folder: Path,
+    epoch: int,
+    make: Callable[[Path], Database],
+    elsewhere: Elsewhere | None = None,
+) -> Database:
     """Take the task of ``folder`` over under ``epoch``, with all that was committed before.
 
-    ``epoch`` 0 takes the next free one. Raises TaskFenced where somebody has a higher epoch or
-    this one already, StateError where the folder cannot be written, StoreCorrupt where nothing
-    whole is left.
+    ``epoch`` 0 takes the next free one. With ``elsewhere``, that says what is true.
+
+    Raises TaskFenced where somebody has a higher epoch or this one already, StateError where the
+    folder cannot be written, StoreCorrupt where nothing whole is left.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +149,11 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
         ) from error
     passing("claim.copy")
     earlier = _candidates(folder, epoch)
+    if elsewhere is not None:
+        database = elsewhere.restored(own, lambda: _newest(earlier, own, make), make)
+        passing("claim.copied")
+        (own / _DONE).touch()
+        return database
     damaged = False
     for candidate in earlier:
         try:
@@ -152,6 +177,19 @@ def claim(folder: Path, epoch: int, make: Callable[[Path], Database]) -> Databas
     passing("claim.copied")
     (own / _DONE).touch()
     return database
+
+
+def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) -> Database | None:
+    """The newest of these databases, as a copy; None where there is none, or it is damaged."""
+    if not earlier:
+        return None
+    try:
+        return _inherited(earlier[0], own, make, suspicious=False)
+    except StoreCorrupt as error:
+        log.error("a state folder is damaged; going on from what is shipped",
+                  folder=str(earlier[0]), reason=str(error))  # fmt: skip
+        _emptied(own)
+        return None
 
 
 def _candidates(folder: Path, below: int) -> list[Path]:

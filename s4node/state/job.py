@@ -15,6 +15,8 @@ from s4node.progress.checkpoint import Checkpoint
 from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
+from s4node.state.keeping import Keeping, Policy
+from s4node.state.shipping import Depot
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
@@ -48,17 +50,29 @@ def checkpoints_of(folder: Path, store: ProgressStore) -> dict[str, Checkpoint]:
     return found
 
 
-def replace(folder: Path, store: ProgressStore, checkpoints: Mapping[str, Checkpoint]) -> None:
+def replace(
+    folder: Path,
+    store: ProgressStore,
+    checkpoints: Mapping[str, Checkpoint],
+    depot: Depot | None = None,
+) -> None:
     """Have tasks of a stopped job go on elsewhere, one after the other; their state stays."""
     for task, checkpoint in checkpoints.items():
         place = task_folder(folder, task)
-        claim = store.claim(task, "", 0, epochs.highest(place))
-        database = epochs.claim(place, claim.fence, Database)
-        state = TaskState(database, crc32, fence=claim.fence)
+        above = epochs.highest(place)
+        shipment = None if depot is None else depot.task(place.name)
+        if shipment is not None:
+            above = max(above, shipment.highest())
+        claim = store.claim(task, "", 0, above)
+        if shipment is not None:
+            shipment.claim(claim.fence, "", 0)
+        database = epochs.claim(place, claim.fence, Database, shipment)
+        state = TaskState(database, crc32, fence=claim.fence, ship=shipment)
         try:
+            Keeping(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.begin_commit(checkpoint.positions())
-            store.renew(claim, checkpoint.written_ms, state.number + 1)
+            store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
             state.write()
             state.end_commit(written=True)
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import structlog
 from s4node.errors import StateError, StoreCorrupt
 from s4node.faults import passing
 from s4node.state import epochs
+from s4node.state.shipping import Shipment
 from s4node.state.task_state import TaskState
 
 log = structlog.get_logger("s4node.state")
@@ -39,6 +41,7 @@ class Keeping:
         folder: Path,
         epoch: int,
         policy: Policy,
+        shipment: Shipment | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -48,22 +51,42 @@ class Keeping:
         self._clock = clock
         self._now = now
         self._last = clock()
+        self._shipment = shipment
 
     @property
     def due(self) -> bool:
         """Whether one is to be kept behind the next commit."""
+        if self._shipment is not None and self._shipment.due:
+            return True
         return 0 < self._policy.interval <= self._clock() - self._last
 
-    def keep(self, state: TaskState) -> None:
-        """Keep one as of the last commit; blocks, and nobody commits meanwhile."""
+    def keep(self, state: TaskState) -> Callable[[], None] | None:
+        """Keep one as of the last commit; blocks, and nobody commits meanwhile.
+
+        Returns what is to be called to have it shipped; commits may go on by then.
+        """
         self._last = self._clock()
         try:
-            epochs.keep(self._folder, self._epoch, state.database, state.number, self._now())
+            folder = self._kept(state)
             passing("checkpoint.kept")
             self.sweep()
         except (OSError, StateError, StoreCorrupt) as error:
             log.warning("a checkpoint could not be kept; it is tried again when the next is due",
                         folder=str(self._folder), reason=str(error))  # fmt: skip
+            return None
+        if self._shipment is None or self._shipment.uploading:
+            return None
+        self._shipment.uploading = True
+        return partial(self._shipment.upload, folder, state.last)
+
+    def begin(self, state: TaskState) -> None:
+        """Have it known, before the first commit, what is gone on from."""
+        if self._shipment is not None:
+            self._shipment.begin(state.last, lambda: self._kept(state))
+
+    def _kept(self, state: TaskState) -> Path:
+        one = epochs.keep(self._folder, self._epoch, state.database, state.last[1], self._now())
+        return self._folder / one.name
 
     def sweep(self) -> None:
         """Remove what is too old, and what is too much."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -51,10 +51,19 @@ _COMMIT_ROW = task_row(META, b"commit")
 _NOBODY: KeptProducers = {}
 
 
+class Ship(Protocol):
+    """Where commits are kept beside the database."""
+
+    def commit(self, number: int, rows: list[tuple[bytes, bytes | None]], /) -> None:
+        """Keep a commit; raises StateError where that is not possible for now."""
+        ...
+
+
 class TaskState:
     """What a task keeps in ``database``. ``groups`` are the key groups of its keys.
 
-    ``fence`` is that of who writes. ``number`` is that of the last commit, 0 before the first.
+    ``fence`` is that of who writes, and each commit is given to ``ship`` before it is written.
+    ``last`` is the last commit: the fence of who wrote it, and its number, 0 before the first.
     """
 
     def __init__(
@@ -64,10 +73,12 @@ class TaskState:
         groups: range = range(KEY_GROUPS),
         now: Callable[[], float] = time.time,
         fence: int = 0,
+        ship: Ship | None = None,
     ) -> None:
         self.database = database
         self.fence = fence
-        self.number: int = (self.meta("commit") or (0, 0))[1]
+        self.ship = ship
+        self.last: tuple[int, int] = tuple(self.meta("commit") or (0, 0))
         self.changes = Changes()
         self._hasher = hasher
         self._groups = groups
@@ -84,7 +95,9 @@ class TaskState:
 
     def reloaded(self) -> TaskState:
         """The state as of the last commit, in place of this one; the same owner writes it."""
-        return TaskState(self.database, self._hasher, self._groups, self._now, self.fence)
+        return TaskState(
+            self.database, self._hasher, self._groups, self._now, self.fence, self.ship
+        )
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
@@ -184,10 +197,13 @@ class TaskState:
         self._write(self.changes.rows())
 
     def _write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        number = self.number + 1
-        commit = (_COMMIT_ROW, _encode((self.fence, number)))
-        self.bytes_written += self.database.write(chain(rows, (commit,)))
-        self.number = number
+        last = self.fence, self.last[1] + 1
+        rows = chain(rows, ((_COMMIT_ROW, _encode(last)),))
+        if self.ship is not None:
+            rows = list(rows)
+            self.ship.commit(last[1], rows)
+        self.bytes_written += self.database.write(rows)
+        self.last = last
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""

@@ -16,7 +16,7 @@ APPS = ROOT / "apps"
 PURE = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",
     "app", "stores", "stream", "graph", "flow", "tasks",
-    "state.ordered", "state.rows",
+    "state.lineage", "state.ordered", "state.rows",
     "systems.system", "log.ledger", "log.retention", "log.split",
     "pe.codec", "pe.element", "pe.instances", "pe.prototype",
     "executors.credit", "executors.order", "executors.parallel", "executors.policy",
