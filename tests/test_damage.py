@@ -29,14 +29,21 @@ class Flow:
 
     def __init__(self, it: Bench) -> None:
         self.total = 0
-        self.over = trio.Event()
+        self._over = trio.Event()
+        self._ended = trio.Event()
         self._it = it
 
     async def run(self) -> None:
-        while not self.over.is_set():
+        while not self._over.is_set():
             await append_by_key(self._it.log, self.total, self.total + 40)
             self.total += 40
             await trio.sleep(0.01)
+        self._ended.set()
+
+    async def end(self) -> None:
+        """Let no more come; ``total`` is final."""
+        self._over.set()
+        await self._ended.wait()
 
 
 @asynccontextmanager
@@ -45,7 +52,7 @@ async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
         flow = Flow(it)
         nursery.start_soon(flow.run)
         yield it, flow
-        flow.over.set()
+        await flow.end()
 
 
 def folders(it: Bench) -> list[Path]:
@@ -59,7 +66,7 @@ def done(it: Bench) -> int:
 
 async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
     """Let it end, and look what was counted."""
-    flow.over.set()
+    await flow.end()
     await until(lambda: done(it) == flow.total, "all is committed")
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0

@@ -78,7 +78,7 @@ async def test_killed_at_any_step_of_a_commit_or_a_take_over_every_event_counts_
         arguments = counting(it)
 
         total = 0
-        over = trio.Event()
+        over, ended = trio.Event(), trio.Event()
 
         async def flow() -> None:
             nonlocal total
@@ -86,6 +86,7 @@ async def test_killed_at_any_step_of_a_commit_or_a_take_over_every_event_counts_
                 await append_by_key(it.log, total, total + 40)
                 total += 40
                 await trio.sleep(0.01)
+            ended.set()
 
         nursery.start_soon(flow)
         async with s4_process(*arguments, cwd=tmp_path) as process:
@@ -97,6 +98,7 @@ async def test_killed_at_any_step_of_a_commit_or_a_take_over_every_event_counts_
                 assert await process.wait() == -signal.SIGKILL
         async with s4_process(*arguments, cwd=tmp_path) as process:
             over.set()
+            await ended.wait()
             await until(lambda: sum(it.offsets("counting").values()) == total)
             process.signal(signal.SIGTERM)
             assert await process.wait() == 0

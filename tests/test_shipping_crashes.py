@@ -39,7 +39,7 @@ async def goes_on(it: Bench, name: str, more: int = 400) -> None:
 
 
 async def all_is_counted(it: Bench, flow: Flow, name: str, process: NodeProcess) -> None:
-    flow.over.set()
+    await flow.end()
     await until(lambda: done(it, name) == flow.total, "all is committed")
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0, process.errors
