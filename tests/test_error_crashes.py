@@ -121,6 +121,27 @@ app = Counts("counts", Count)
 """
 )
 
+OUTPUTS = (
+    COMMON
+    + """
+class Tell:
+    def init(self, config, context):
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        collector.send("seen", envelope.message)
+        look_at(envelope.message, self.slow)
+
+class Outputs(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_output_stream("seen", types=Click)
+        self.create_output_stream("letters")
+
+app = Outputs("outputs", Tell)
+"""
+)
+
 APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
 
 
@@ -155,7 +176,7 @@ class Bench:
 
     def run(self, app: str, **more: str) -> list[str]:
         path = self.folder / "app.py"
-        path.write_text(APPS[app])
+        path.write_text(OUTPUTS if app == "outputs" else APPS[app])
         return ["run", str(path), *self.settings(**more)]
 
     async def append(self, clicks: list[Click]) -> None:
@@ -182,10 +203,11 @@ class Bench:
                         found[key] = value["clicks"] if isinstance(value, dict) else value[0]
         return found
 
-    async def letters(self) -> list[GenericEvent]:
+    async def letters(self, stream: str = "dead") -> list[GenericEvent]:
+        """All that is in a stream of the log."""
         found: list[GenericEvent] = []
         for partition in range(2):
-            at = SystemStreamPartition("log", "dead", partition)
+            at = SystemStreamPartition("log", stream, partition)
             upcoming = (await self.log.bounds(at)).upcoming
             reader = await self.log.open(at, 0, [GenericEvent])
             while reader.position < upcoming:
@@ -285,6 +307,42 @@ async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_p
         assert it.counted() == it.truth()
         letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters())
         assert letters == sorted(set(bad))
+
+
+async def test_output_streams_show_each_event_once_and_nothing_of_those_that_were_left_out(
+    tmp_path: Path,
+) -> None:
+    dice = random.Random(5)
+    async with bench(tmp_path) as it:
+        for stream in ("seen", "letters"):
+            await it.log.create(stream, 2)
+        bad = {300, 301, 302, 700, 1500}
+        await it.append([
+            Click(click.user, click.number, "bad" if click.number in bad else "")
+            for click in clicks_of(2000)
+        ])  # fmt: skip
+        settings = {
+            "s4.stream.seen.consumers": "keeper",
+            "s4.stream.letters.consumers": "keeper",
+            "s4.cluster.keeper.address": it.log.address,
+            "task.dead.letter.stream": "letters",
+        }
+        run = it.run("outputs", **settings)
+        for _ in range(3):
+            async with s4_process(*run, "-p", "s4.app.slow=0.0003", cwd=tmp_path) as process:
+                await trio.sleep(0.3 + dice.random())
+                await process.kill()
+        async with s4_process(*run, cwd=tmp_path) as process:
+            while len(await it.letters("seen")) < 2000 - len(bad):
+                await trio.sleep(0.1)
+            while len(await it.letters("letters")) < len(bad):
+                await trio.sleep(0.1)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        seen = sorted(event.number for event in await it.letters("seen"))
+        assert seen == [number for number in range(2000) if number not in bad]
+        letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters("letters"))
+        assert letters == sorted(bad)
 
 
 # -- s4 dead-letter -------------------------------------------------------------------------------

@@ -319,6 +319,8 @@ class Committer:
 
     def _begin(self, kept: _Kept, what: Taken) -> None:
         """Take the state as it is now, with progress that belongs to it."""
+        if kept.task.isolation is not None:
+            kept.task.isolation.taken()
         kept.state.set_meta(WRITTEN, now_ms())
         self._exchange.begin(kept.task)
         kept.state.begin_commit(*what.rows)

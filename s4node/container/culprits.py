@@ -67,9 +67,11 @@ KILLS = Fault(f"the process was killed {DEATHS} times while this event was proce
 
 
 class LeftOut(NamedTuple):
-    """An event that was left out, as it stands in a dead letter."""
+    """An event that was left out, as it stands in a dead letter; ``at`` is the index of the event
+    which has followed it in its batch."""
 
     place: Place
+    at: int
     stream: str
     reason: str
     letter: GenericEvent
@@ -130,7 +132,9 @@ class Culprits:
         for index in faults:
             place = place_of(batch, index)
             fault = faults[index]
-            found.append(LeftOut(place, batch.stream, fault.reason, _letter(batch, index, fault)))
+            letter = _letter(batch, index, fault)
+            behind = index - len(found)
+            found.append(LeftOut(place, behind, batch.stream, fault.reason, letter))
             if place.own:
                 del self._own[place.origin][place.number]
                 self._gone.append((place, faults[index]))

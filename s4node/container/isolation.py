@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.container.culprits import KILLS, Culprits, Leash, LeftOut, Place, origin_of, place_of
 from s4node.errors import ProcessingError
-from s4node.event import EventBatch
+from s4node.event import EventBatch, GenericEvent
 from s4node.progress.suspects import ALL, Suspect, Suspects
 
 if TYPE_CHECKING:
     from s4node.container.flights import Flight
     from s4node.container.task import Task
     from s4node.state.under_way import UnderWay
+    from s4node.stream import Stream
 
 
 class Recovery(Protocol):
@@ -32,8 +33,8 @@ class Recovery(Protocol):
         """Nothing of a task that goes back is under way any more."""
         ...
 
-    def left_out(self, task: Task, found: list[LeftOut], /) -> None:
-        """The task leaves these out."""
+    def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut], /) -> None:
+        """The task leaves these out, which were in a batch."""
         ...
 
     def may(self, task: Task, /) -> bool:
@@ -54,6 +55,7 @@ class Isolation:
         "_suspects",
         "_task",
         "_under_way",
+        "_untold",
         "culprits",
         "recovery",
     )
@@ -66,6 +68,7 @@ class Isolation:
         self._leash: Leash | None = None
         self._under_way: UnderWay | None = None
         self._suspects: Suspects | None = None
+        self._untold: list[tuple[EventBatch, int, Stream, GenericEvent]] = []
 
     # -- life --------------------------------------------------------------------------------
 
@@ -100,7 +103,23 @@ class Isolation:
         """A batch is about to be processed."""
         found = self.culprits.leave_out(batch)
         if found:
-            self.recovery.left_out(self._task, found)
+            self.recovery.left_out(self._task, batch, found)
+
+    def tell(self, batch: EventBatch, index: int, stream: Stream, letter: GenericEvent) -> None:
+        """Have a letter put on a stream with the first commit that covers its event: the one before
+        ``batch.events[index]``."""
+        self._untold.append((batch, index, stream, letter))
+
+    def taken(self) -> None:
+        """A commit is about to be taken."""
+        left = []
+        for untold in self._untold:
+            batch, index, stream, letter = untold
+            if batch.at >= index:
+                self._task.tell(stream, letter)
+            else:
+                left.append(untold)
+        self._untold = left
 
     @property
     def may(self) -> bool:

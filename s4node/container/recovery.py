@@ -81,9 +81,9 @@ class Recovery:
         """Nothing of a task that goes back is under way any more."""
         self._go_back(task)
 
-    def left_out(self, task: Task, found: list[LeftOut]) -> None:
-        """The task leaves these out."""
-        for place, stream, reason, letter in found:
+    def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
+        """The task leaves these out, which were in a batch."""
+        for place, index, stream, reason, letter in found:
             said = self.said(stream)
             if reason == KILLS.reason:
                 self._kills(place, stream, said)
@@ -93,7 +93,8 @@ class Recovery:
                 letter.put("app", task.app.name)
                 letter.put("task", task.name)
                 letter.freeze()
-                task.tell(self._letters, letter)
+                assert task.isolation is not None
+                task.isolation.tell(batch, index, self._letters, letter)
             else:
                 self._rejects.bury(task, place, letter)
 
