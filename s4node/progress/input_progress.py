@@ -34,10 +34,13 @@ class InputProgress:
     is the id of the one that is consumed by the first event that is read, if there is one.
     """
 
-    __slots__ = ("_low", "committed", "on_refused", "on_safe", "ssp", "start", "startpoint")
+    __slots__ = (
+        "_low", "committed", "on_refused", "on_safe", "origin", "ssp", "start", "startpoint",
+    )  # fmt: skip
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp
+        self.origin = str(ssp)
         self.start = start
         self.committed: int | None = None
         self.on_refused = on_refused
@@ -185,7 +188,7 @@ class InputReceipt(Pieces):
     @property
     def origin(self) -> str:
         """What has the offsets."""
-        return str(self.progress.ssp)
+        return self.progress.origin
 
     def describe(self, number: int) -> str:
         """The offset, for messages."""

@@ -25,8 +25,9 @@ SLOTS = 64
 """Ranges that are told apart; of what is under way beyond that nothing is known."""
 
 _ORIGIN_BYTES = 238
-_SLOT = struct.Struct(f"<QQH{_ORIGIN_BYTES}s")
-_EMPTY = bytes(_SLOT.size)
+_SLOT = struct.Struct(f"<HQQ{_ORIGIN_BYTES}s")
+_BUSY = struct.Struct("<HQQ")
+_NONE = bytes(2)
 _FILE, _SUSPECTS = "under-way-", "suspects-"
 _decode = msgspec.json.Decoder(list[Suspect]).decode
 
@@ -38,7 +39,8 @@ class UnderWay:
         self.suspects = suspects
         self._path = folder / f"{_FILE}{epoch}"
         self._suspects_path = folder / f"{_SUSPECTS}{epoch}"
-        self._origins: dict[str, bytes] = {}
+        self._named = [""] * SLOTS
+        self._lengths = [0] * SLOTS
         self._free = list(range(1, SLOTS))
         with self._path.open("wb+") as file:
             file.truncate(_SLOT.size * SLOTS)
@@ -47,15 +49,18 @@ class UnderWay:
 
     def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
         """These events begin."""
-        name = self._origins.get(origin)
-        if name is None:
-            name = self._origins[origin] = origin.encode()[:_ORIGIN_BYTES]
-        _SLOT.pack_into(self._map, slot * _SLOT.size, first, last, len(name), name)
+        at = slot * _SLOT.size
+        if self._named[slot] == origin:
+            _BUSY.pack_into(self._map, at, self._lengths[slot], first, last)
+            return
+        name = origin.encode()[:_ORIGIN_BYTES]
+        self._named[slot], self._lengths[slot] = origin, len(name)
+        _SLOT.pack_into(self._map, at, len(name), first, last, name)
 
     def end(self, slot: int = 0) -> None:
         """They have ended."""
         at = slot * _SLOT.size
-        self._map[at : at + _SLOT.size] = _EMPTY
+        self._map[at : at + 2] = _NONE
 
     def take(self) -> int:
         """A free slot; -1 if there is none."""
@@ -125,7 +130,7 @@ def _under_way(path: Path) -> list[Suspect]:
         return []
     found = []
     for at in range(0, len(data) - _SLOT.size + 1, _SLOT.size):
-        first, last, length, origin = _SLOT.unpack_from(data, at)
+        length, first, last, origin = _SLOT.unpack_from(data, at)
         if 0 < length <= _ORIGIN_BYTES:
             found.append(Suspect(origin[:length].decode(errors="replace"), first, last))
     return found

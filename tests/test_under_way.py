@@ -1,0 +1,58 @@
+"""What a task has under way is known to who takes over from a process that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from s4node.errors import StateError
+from s4node.progress.suspects import Suspect
+from s4node.state.under_way import SLOTS, enter
+
+CLICKS, VIEWS = "log.clicks[0]", "views[0]@a producer"
+
+
+def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: Path) -> None:
+    first = enter(tmp_path, 1, {})
+    assert first.suspects == []
+    slot = first.take()
+    first.begin(CLICKS, 10, 19)
+    first.begin(VIEWS, 7, 7, slot)
+    first.begin(CLICKS, 20, 29)  # and that is the end of it
+    second = enter(tmp_path, 2, {CLICKS: 15})
+    assert second.suspects == [Suspect(CLICKS, 20, 29), Suspect(VIEWS, 7, 7)]
+    first.end()  # it was only paused, and writes where nobody looks any more
+    second.begin(CLICKS, 23, 23)
+    third = enter(tmp_path, 3, {CLICKS: 20, VIEWS: 8})
+    assert Suspect(CLICKS, 23, 23, 2) in third.suspects
+    assert all(one.origin == CLICKS for one in third.suspects)
+
+
+def test_a_process_that_ends_by_itself_leaves_only_the_suspects_that_it_had(tmp_path: Path) -> None:
+    first = enter(tmp_path, 1, {})
+    first.begin(CLICKS, 10, 19)
+    second = enter(tmp_path, 2, {})
+    second.begin(CLICKS, 11, 11)
+    second.close(second.suspects)
+    third = enter(tmp_path, 3, {})
+    assert third.suspects == [Suspect(CLICKS, 10, 19)]
+    third.close([])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path) -> None:
+    first = enter(tmp_path, 1, {})
+    slots = [first.take() for _ in range(SLOTS)]
+    assert slots[-1] == -1  # of which nothing is known
+    for slot in slots:
+        if slot > 0:
+            first.begin(CLICKS, slot, slot, slot)
+    for slot in slots:
+        first.give(slot)
+    assert enter(tmp_path, 2, {}).suspects == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be written"):
+        enter(tmp_path / "none", 1, {})
