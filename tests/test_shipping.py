@@ -137,6 +137,20 @@ def test_a_folder_that_has_missed_a_checkpoint_is_filled_anew(url: str, tmp_path
     again.close()
 
 
+def test_a_damaged_folder_is_filled_anew_and_nothing_is_missing(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    for n in range(1, 4):
+        first.commit(n)
+    first.close()
+    (tmp_path / "one" / str(first.fence) / "CURRENT").write_bytes(b"MANIFEST-9999\n")
+    again = Owner(url, tmp_path / "one")
+    assert again.found == at(3)
+    assert "a state folder is damaged; going on from what is shipped" in capsys.readouterr().out
+    again.close()
+
+
 def test_state_that_was_there_before_the_url_is_shipped_first(url: str, tmp_path: Path) -> None:
     state = TaskState(epochs.claim(tmp_path / "one", 1, Database), crc32, fence=1)
     state.store(COUNTS).put("key-0", 7)
