@@ -71,6 +71,41 @@ class Clicks(App):
 app = Clicks("counter")
 """
 
+LOOPS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+class Turn(Event):
+    place: int
+    left: int
+
+class Begin(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.app.streams["turns"].put(Turn(event.number % 7, 20))
+
+class Spin(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Turn) -> None:
+        self.count += 1
+        if event.left:
+            step = event.left % 2  # every other stays where it is
+            self.app.streams["turns"].put(Turn((event.place + step) % 7, event.left - 1))
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_stream("turns", self.create_pe(Spin), key="place")
+        self.create_input_stream("clicks", self.create_pe(Begin), key="user", system="log")
+
+app = Clicks("counter")
+"""
+
 PARTITIONS = 3
 USERS = 97
 
@@ -262,3 +297,23 @@ async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
             await it.wait_done()
             await ends(process)
         await it.check()
+
+
+async def test_what_goes_round_and_finds_no_room_is_counted_once_after_kills(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(3)
+    async with bench(tmp_path) as it:
+        (tmp_path / "counter.py").write_text(LOOPS)
+        arguments = it.arguments(**{"s4.stream.turns.workQueueSize": "10"})
+        kept = tmp_path / "state" / "default" / "counter"
+        for _ in range(5):
+            async with s4_process(*arguments, cwd=tmp_path) as process:
+                await it.append(300)
+                await trio.sleep(chance.random() * 0.3)
+                await process.kill()
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: counted(kept, "Spin").total() == it.appended * 21)
+            await ends(process)
+        assert counted(kept, "Begin").total() == it.appended
+        assert counted(kept, "Spin").total() == it.appended * 21

@@ -10,7 +10,8 @@ Rules
 - An earlier life's frames are sent as they are, under their numbers, and told of by the types that
   they were written with.
 - What the task has put for itself waits in its own stage. It is saved with each commit as it is
-  then, and given back after a restart.
+  then, and given back after a restart. What finds no room there is spilled into rows at once, and
+  comes back in order.
 - Of a stream that leads to another app nobody knows the partitions before that has answered. They
   are kept then; what was put before is saved as what the task has put for itself.
 """
@@ -31,10 +32,14 @@ from s4node.errors import EventError, StateError
 from s4node.schema import EventType, TypeDecl
 from s4node.state.rows import OUTBOX, Changes, task_row
 
-_FRAME, _LANES, _NEXT, _OWN, _TYPE = b"f", b"l", b"n", b"o", b"t"
+_FRAME, _LANES, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"n", b"o", b"s", b"t"
 _FRAME_AT = struct.Struct(">IQI")  # partition, first, count
 _NEXT_AT = struct.Struct(">I")
 _OWN_AT = struct.Struct(">I")
+_SPILL_AT = struct.Struct(">Q")
+_SPILLED = 512
+"""Events in a row of what was spilled, about."""
+
 _TYPE_AT = struct.Struct(">Q")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,8 +62,8 @@ def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
 class Dispatches:
     """The lanes of ``outbox``, which sends what is committed only, with their rows in ``changes``.
 
-    ``way`` names them in the database; ``clock`` gives Unix time in ms. ``bytes`` is what all
-    frames take that are not committed at their receivers.
+    ``way`` names them in the database, of which ``read`` gives a row; ``clock`` gives Unix time in
+    ms. ``bytes`` is what all frames take that are not committed at their receivers.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Dispatches:
         changes: Changes,
         way: str,
         clock: Callable[[], int] = lambda: 0,
+        read: Callable[[bytes], bytes | None] = lambda _: None,
     ) -> None:
         self.outbox = outbox
         self.bytes = 0
@@ -74,6 +80,10 @@ class Dispatches:
         self._changes = changes
         self._way = way.encode() + b"\0"
         self._clock = clock
+        self._read_row = read
+        self._versions: dict[int, TypeDecl] = {}
+        self._spilled: deque[tuple[int, int]] = deque()  # rows, and how many events are in each
+        self._tail: list[Any] = []
         self._rows: defaultdict[int, deque[tuple[int, int, int]]] = defaultdict(deque)
         self._waiting: set[int] = set()  # lanes with events that are in no frame
         self._taken: dict[int, int] = {}  # so many of these belong to the commit under way
@@ -120,7 +130,7 @@ class Dispatches:
     @property
     def changed(self) -> bool:
         """Whether a commit would write more than the rows that are in the changes already."""
-        return bool(self.outbox.pending)
+        return bool(self.outbox.pending or self._tail)
 
     @property
     def idle(self) -> bool:
@@ -144,6 +154,7 @@ class Dispatches:
                 self._learned = True
                 answer = self.outbox.answer.partitions, self.outbox.answer.routing
                 self._changes.put(self._row(_LANES, b""), _encode(answer))
+        self._spill()
         lanes = self.outbox.lanes
         self._leaving = {at: lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
@@ -233,6 +244,45 @@ class Dispatches:
             self._changes.put(self._row(_FRAME, at), None)
             self.bytes -= size
 
+    # -- what finds no room in memory --------------------------------------------------------
+
+    def spill(self, events: Sequence[Any]) -> None:
+        """Keep events that the task has put for itself, behind those that are kept already."""
+        self._tail += events
+        if len(self._tail) >= _SPILLED:
+            self._spill()
+
+    def _spill(self) -> None:
+        if not self._tail:
+            return
+        index = self._spilled[-1][0] + 1 if self._spilled else 0
+        data = self.outbox.frame(0, self._tail)
+        self._changes.put(self._row(_SPILL, _SPILL_AT.pack(index)), data)
+        self._declare(self._changes.put)
+        self._spilled.append((index, len(self._tail)))
+        self._tail = []
+
+    def unspill(self) -> list[Any]:
+        """The oldest of them, some hundreds; empty if there are none."""
+        if not self._spilled:
+            tail, self._tail = self._tail, []
+            return tail
+        row = self._row(_SPILL, _SPILL_AT.pack(self._spilled.popleft()[0]))
+        data = self._changes.find(row, None) or self._read_row(row)
+        assert isinstance(data, bytes), "a row of what was spilled is gone"
+        self._changes.put(row, None)
+        return list(self._read([data], self._versions))
+
+    @property
+    def spilled(self) -> int:
+        """How many of them there are."""
+        return sum(count for _, count in self._spilled) + len(self._tail)
+
+    def forget_spilled(self) -> None:
+        """They come again."""
+        self._spilled.clear()
+        self._tail = []
+
     # -- after a restart ---------------------------------------------------------------------
 
     def restore(self, rows: Rows) -> list[Any]:
@@ -241,6 +291,7 @@ class Dispatches:
         Raises StateError if that cannot be read any more.
         """
         kept, following, versions, own = self._sorted(rows)
+        self._versions = versions
         if self._learned:
             self._open_lanes(rows)
         for partition, number in following.items():
@@ -265,6 +316,7 @@ class Dispatches:
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
         self._own.clear()
+        self.forget_spilled()
         self._learned = False
         self.bytes = 0
         kept, _, versions, own = self._sorted(rows)
@@ -311,6 +363,10 @@ class Dispatches:
                 versions[_TYPE_AT.unpack(at)[0]] = _declaration(value)
             elif kind == _OWN:
                 own.append(value)
+            elif kind == _SPILL:
+                header = _data_of(value).header
+                assert isinstance(header, wire.Data)
+                self._spilled.append((_SPILL_AT.unpack(at)[0], header.count))
             else:
                 self._learned = True
         return kept, following, versions, own
@@ -320,7 +376,7 @@ class Dispatches:
         ours = {declared.fingerprint for declared in self.outbox.declarations}
         self._declared = versions.keys() & ours
         others = versions.keys() - ours
-        if not others:
+        if not others or self._spilled:
             return
         used = {
             section.fingerprint

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from s4node import config as settings
@@ -32,6 +33,7 @@ from s4node.container.pipeline import Pipeline
 from s4node.container.task import Task
 from s4node.errors import EventError, S4Error
 from s4node.event import EventBatch, footprint
+from s4node.executors.stage import Overflow
 from s4node.faults import passing
 from s4node.progress.store import now_ms
 from s4node.state.rows import OUTBOX
@@ -82,6 +84,30 @@ class Way:
         return self.dispatches.size >= self._bound
 
 
+class _Spilled:
+    """What finds no room in a task's own stage, as rows of the task."""
+
+    def __init__(self, stream: str, partition: int, way: Callable[[], Dispatches]) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._way = way
+
+    def append(self, batch: EventBatch) -> None:
+        """Put a batch behind the others."""
+        self._way().spill(batch.events)
+
+    def pop(self) -> EventBatch | None:
+        """The oldest events, or None."""
+        events = self._way().unspill()
+        if not events:
+            return None
+        return EventBatch(self._stream, self._partition, events, weight=footprint(events))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._way().forget_spilled()
+
+
 class Exchange:
     """The ways between the tasks of ``app``, which is kept under ``name``.
 
@@ -108,6 +134,7 @@ class Exchange:
         self._pipeline = pipeline
         self._outputs = outputs
         outputs.on_consumer = self.consumer
+        pipeline.overflow_of = self._overflow_of
         self._name = name
         self._incarnation = incarnation
         self._partitions = partitions
@@ -159,6 +186,18 @@ class Exchange:
         left, side.left = side.left, {}
         for stream, events in left.items():
             task.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
+        for stream, way in side.ways.items():
+            if way.dispatches.spilled:
+                overflow = self._overflow_of(stream, task.partition)
+                task.resume(stream, overflow, way.dispatches.spilled)
+
+    def _overflow_of(self, stream: str, partition: int) -> Overflow:
+        """Where a task keeps what its own stage of a stream has no room for."""
+        return _Spilled(stream, partition, partial(self._own_way, stream, partition))
+
+    def _own_way(self, stream: str, partition: int) -> Dispatches:
+        side = self._sides[partition]
+        return (side.ways.get(stream) or self._way(side, stream)).dispatches
 
     def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
         """Make the way of this name, which is that of a stream, or of one and a consumer."""
@@ -185,7 +224,7 @@ class Exchange:
             emitter = self._outputs.senders[stream].emitters[consumer]
         else:
             outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = Dispatches(outbox, state.changes, name, now_ms)
+        dispatches = Dispatches(outbox, state.changes, name, now_ms, state.database.get)
         own = dispatches.restore(rows)
         if own:
             side.left[stream] = own

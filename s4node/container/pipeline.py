@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ from s4node.executors.policy import (
     StageSettings,
     executor_of,
 )
-from s4node.executors.stage import Gauge, Stage
+from s4node.executors.stage import Gauge, Overflow, Stage
 from s4node.stream import InputStream, OutputStream
 
 log = structlog.get_logger("s4node.pipeline")
@@ -66,6 +66,7 @@ class Pipeline:
         self._full: dict[tuple[str, Hashable], Holder] = {}
         self._queues: dict[str, list[Stage]] = {}
         self._spills: list[Spill] = []
+        self.overflow_of: Callable[[str, int], Overflow] | None = None  # of stages of tasks
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
             name: Gauge(self.settings(DESERIALIZER, name))
@@ -193,7 +194,11 @@ class Pipeline:
                     self._attach(stream, queue)
 
     def _attach(self, stream: str, queue: Stage) -> None:
-        if queue.overflow is None and queue.executor.waits_from <= 1:
+        if queue.overflow is not None or queue.executor.waits_from > 1:
+            return
+        if self.overflow_of is not None and queue.partition is not None:
+            queue.overflow = self.overflow_of(stream, queue.partition)
+        else:
             folder = self._config[keys.SPILL_FOLDER]
             spill = Spill(self._app.streams[stream], Path(folder) if folder else None)
             queue.overflow = spill

@@ -41,7 +41,7 @@ from s4node.container.tick import Tick
 from s4node.errors import CallbackError, ProcessingError
 from s4node.event import EventBatch
 from s4node.executors.policy import UNLIMITED, Executor
-from s4node.executors.stage import Stage
+from s4node.executors.stage import Overflow, Stage
 from s4node.metrics.registry import MetricsRegistry
 from s4node.state.rows import Changes
 from s4node.stream import InputStream, OutputStream, Stream
@@ -125,6 +125,7 @@ class Task:
         self.bootstrap = bootstrap
         self.metrics: MetricsRegistry | None = None  # those of one's own task
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
+        self._loaded: dict[Any, EventBatch] = {}  # those that were chosen, maybe to be put aside
         self._streams = list(app.streams.values())
         self._batch: EventBatch | None = None
         self._slicing = False
@@ -224,9 +225,16 @@ class Task:
         if source not in self._offered:
             self._update(source)
 
+    def resume(self, source: Any, overflow: Overflow, events: int) -> None:
+        """So many events of an earlier life are in the overflow of a stage."""
+        self.stages[source].resume(overflow, events)
+        if source not in self._offered:
+            self._update(source)
+
     def _update(self, source: Any) -> None:
         """Let the stage offer its next batch to its chooser."""
         batch = self.stages[source].take(self._clock())
+        self._loaded.pop(source, None)
         if batch is None:
             self._offered.pop(source, None)
             return
@@ -366,7 +374,8 @@ class Task:
             source, batch = chosen
             if self._offered.get(source) is not batch:
                 continue  # it was given back
-            if not batch.at:
+            if not batch.at and self._loaded.get(source) is not batch:
+                self._loaded[source] = batch
                 batch.load()
                 if self.isolation is not None:
                     self.isolation.loaded(batch)
@@ -641,6 +650,7 @@ class Task:
         for batch in self._offered.values():
             batch.discard()
         self._offered.clear()
+        self._loaded.clear()
         for stage in self.stages.values():
             stage.clear()
 

@@ -229,6 +229,12 @@ class Stage(Gauge):
         self.waited(now - batch.offered_at)
         return batch
 
+    def resume(self, overflow: Overflow, events: int) -> None:
+        """So many events are in the overflow, from an earlier life."""
+        self.overflow = overflow
+        self.came(events, 0)
+        self.spilled += events
+
     @property
     def own(self) -> list[EventBatch]:
         """What the app itself has put and nobody has taken, apart from the overflow."""

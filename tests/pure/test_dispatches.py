@@ -61,14 +61,17 @@ class Database:
 class Life:
     """A task's process, from a start to a crash."""
 
-    def __init__(self, database: Database, frame: int = 4, cls: type = Click) -> None:
+    def __init__(
+        self, database: Database, frame: int = 4, cls: type = Click, partitions: int = PARTITIONS
+    ) -> None:
         self.database = database
         self.changes = Changes()
         outbox = Outbox("digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame,
                         committed=True)  # fmt: skip
-        outbox.open_lanes(PARTITIONS, wire.ROUTED)
+        if partitions:
+            outbox.open_lanes(partitions, wire.ROUTED)
         self.outbox = outbox
-        self.dispatches = Dispatches(outbox, self.changes, "digits")
+        self.dispatches = Dispatches(outbox, self.changes, "digits", read=database.rows.get)
         rows = ways_of(database.outbox)
         assert rows.keys() <= {"digits"}
         self.own = self.dispatches.restore(rows.get("digits", ()))
@@ -225,6 +228,86 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
     again.commit()
     receiver.receive(again)
     assert receiver.taken[1] == [0, 1, 2, 3, 4, 5]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("spill"), st.integers(1, 700)),
+            st.sampled_from([("unspill",), ("commit",), ("fail",), ("crash",)]),
+        ),
+        max_size=30,
+    )
+)
+def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[Any]) -> None:
+    database = Database()
+    life = Life(database)
+    there: list[int] = []
+    safe: list[int] = []
+    count = 0
+    for move, *arguments in [*moves, ("commit",), ("crash",)]:
+        if move == "spill":
+            there += range(count, count + arguments[0])
+            life.dispatches.spill([Click(n) for n in range(count, count + arguments[0])])
+            count += arguments[0]
+        elif move == "unspill":
+            came = [event.number for event in life.dispatches.unspill()]
+            assert came == there[: len(came)]
+            assert bool(came) == bool(there)
+            del there[: len(came)]
+        elif move in ("commit", "fail"):
+            life.begin()
+            life.end(written=move == "commit")
+            safe = list(there) if move == "commit" else safe
+        else:
+            life, there = Life(database), list(safe)
+        assert life.dispatches.spilled == len(there)
+
+
+def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belongs() -> None:
+    database = Database()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(n) for n in range(3)])
+    life.commit()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(3)])
+    receiver = Receiver()
+    receiver.open(life)
+    life.commit()
+    receiver.receive(life)
+    assert sorted(n for taken in receiver.taken for n in taken) == [0, 1, 2, 3]
+    receiver.commit(life)
+    life.commit()
+    again = Life(database, partitions=0)
+    assert len(again.outbox.lanes) == PARTITIONS  # they are known now
+    assert sum(lane.next_number for lane in again.outbox.lanes) == 4
+    again.dispatches.send([Click(4)])
+    again.commit()
+    for row in again.dispatches.rows():
+        database.rows.pop(row, None)
+    assert not database.outbox
+
+
+def test_going_back_forgets_what_no_commit_holds() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(n) for n in range(6)])
+    life.commit([Click(100)])
+    receiver.receive(life)
+    receiver.commit(life)  # the rows are still there
+    life.dispatches.put(0, [Click(n) for n in range(20, 27)])
+    life.dispatches.put(1, [Click(30)])
+    life.changes = Changes()
+    rows = ways_of(life.database.outbox)["digits"]
+    assert life.dispatches.go_back(life.changes, rows) == [Click(100)]
+    life.dispatches.validate()
+    life.dispatches.put(0, [Click(6)])
+    life.commit()
+    receiver.receive(life)
+    assert receiver.taken[0] == [0, 1, 2, 3, 4, 5, 6]
+    receiver.commit(life)
+    life.commit()
+    assert not [key for key, _ in life.database.outbox if key[:1] in b"fo"]
 
 
 def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
