@@ -33,8 +33,9 @@ class Enrolment:
     node: str = ""
     version: str = ""
 
-    def membership(self, address: str, partitions: int) -> Membership:
-        """The container's part in the app, reached at ``address``."""
+    def membership(self, address: str, partitions: int, *, anywhere: bool = False) -> Membership:
+        """The container's part in the app, reached at ``address``; what it keeps may be had
+        ``anywhere``, or on its host only."""
         return Membership(
             self.session,
             cluster=self.cluster,
@@ -45,6 +46,7 @@ class Enrolment:
             expected=self.expected,
             containers=self.containers,
             gather_timeout=self.gather_timeout,
+            anywhere=anywhere,
             node=self.node,
             version=self.version,
         )

@@ -53,7 +53,8 @@ class Membership:
 
     ``member`` must be unique among the app's living members, ``address`` is where peers reach it,
     ``expected`` how many members the first assignment waits for, ``gather_timeout`` (seconds) for
-    how long at most. ``node`` and ``version`` are for those who look.
+    how long at most. ``anywhere`` says that what a member's tasks keep can be had on other hosts as
+    well. ``node`` and ``version`` are for those who look.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Membership:
         expected: int = 1,
         containers: int = 0,
         gather_timeout: float = GATHER_SECONDS,
+        anywhere: bool = False,
         node: str = "",
         version: str = "",
     ) -> None:
@@ -85,6 +87,7 @@ class Membership:
         )
         self._expected = expected
         self._containers = containers
+        self._anywhere = anywhere
         self._gather_timeout = gather_timeout
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
@@ -210,6 +213,21 @@ class Membership:
             if member.value.partitions == self._info.partitions
         ]
 
+    def _owed(self, group: Group) -> dict[int, Member]:
+        """Who is to have which partition instead of its owner, where what it keeps can be had."""
+        if group.assignment is None:
+            return {}
+        hosts = {
+            candidate.key: member.value.host
+            for candidate, member in zip(group.candidates, group.members, strict=True)
+        }
+        heirs = moves(group.assignment.value, self._equals(group), self._containers)
+        return {
+            partition: heir
+            for partition, heir in heirs.items()
+            if self._anywhere or hosts[heir.key] == self._info.host
+        }
+
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Let others have these of ``mine``, which have been stopped with: those whom they are owed
         to by now, or ourselves anew where nobody is."""
@@ -219,11 +237,11 @@ class Membership:
             before = group.assignment
             if before is None:
                 return
-            members = {member.key: member for member in self._equals(group)}
-            heirs = moves(before.value, list(members.values()), self._containers)
+            us = next(member for member in self._equals(group) if member.key == self._key)
+            heirs = self._owed(group)
             owners = before.value.owners
             to = {
-                partition: heirs.get(partition, members[self._key])
+                partition: heirs.get(partition, us)
                 for partition in given
                 if owners[partition].key == self._key
             }
@@ -244,7 +262,7 @@ class Membership:
         if gathered and len(assignment.owners) == self._info.partitions:
             owners = enumerate(assignment.owners)
             mine = frozenset(index for index, owner in owners if owner.key == self._key)
-            owed = mine & moves(assignment, self._equals(group), self._containers).keys()
+            owed = mine & self._owed(group).keys()
             view = View(group.epoch, group.owners, group.epochs, mine, group.addresses, owed)
         else:
             view = replace(self._nothing, members=group.addresses)

@@ -317,6 +317,19 @@ class StreamAdmission:
             credit.tick()
         self.expire(now - expiry)
 
+    def leave(self, partition: int) -> None:
+        """The partition is another node's from here on, with all of its producers' lanes."""
+        for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
+            self._credit(partition).leave(lane)
+            self._held.pop(lane, None)
+            self._away.pop(lane, None)
+            lane.connection = None  # which has nothing more to tell of it
+            del self.lanes[lane.producer, partition]
+
+    def enter(self, partition: int) -> None:
+        """The partition is ours from here on."""
+        self._credits.pop(partition, None)  # of when it was ours before
+
     def expire(self, before: float) -> int:
         """Forget the producers that have been away since ``before``; returns how many lanes."""
         stale = []

@@ -290,6 +290,14 @@ class DurableAdmission(StreamAdmission):
             silence = max(0, written_ms - kept.seen_ms) / 1000
             self._known[producer, partition] = Known(kept, now - silence)
 
+    def leave(self, partition: int) -> None:
+        """The partition is another node's from here on, and so are its rows."""
+        super().leave(partition)
+        self._moved.pop(partition, None)
+        self._forgotten.pop(partition, None)
+        for known in [known for known in self._known if known[1] == partition]:
+            del self._known[known]
+
     def has_moved(self, partition: int) -> bool:
         """Whether a commit would write anything of these producers."""
         return bool(self._moved.get(partition) or self._forgotten.get(partition))

@@ -181,10 +181,7 @@ class Committer:
     def close(self) -> None:
         """Give all files back, when nothing runs any more; what was not committed is gone."""
         for kept in self._tasks.values():
-            if kept.under_way is not None:
-                assert kept.task.isolation is not None
-                kept.under_way.close(kept.task.isolation.suspects)
-            kept.state.close()
+            self._give_back(kept)
         self._tasks.clear()
         if self._store is not None:
             self._store.close()
@@ -230,6 +227,24 @@ class Committer:
         left = await self._in_thread(state.rows, OUTBOX)
         self._exchange.open(task, state, claim.fence, left)
         return kept.checkpoint
+
+    async def release(self, task: Task) -> None:
+        """Write what is not yet written of a task that has retired, and give its files back."""
+        kept = self._tasks[task.partition]
+        while kept.writing or self._changed(kept):
+            if kept.writing:
+                await self._quiet.park()
+            else:
+                self._begin(kept, self._taken(kept))
+        del self._tasks[task.partition]
+        await self._in_thread(self._give_back, kept)
+
+    @staticmethod
+    def _give_back(kept: _Kept) -> None:
+        if kept.under_way is not None:
+            assert kept.task.isolation is not None
+            kept.under_way.close(kept.task.isolation.suspects)
+        kept.state.close()
 
     async def wait_written(self, task: Task) -> None:
         """Return when no commit of a task is under way; it must not ask for another."""

@@ -224,6 +224,14 @@ class Consumers:
             self._beginning += takers
             self._nursery.start_soon(self._begin, takers)
 
+    async def leave(self, partition: int) -> None:
+        """Feed the task of a partition no more; another container is about to."""
+        await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
+        for feed in self._feeds.values():
+            if feed.takers.pop(partition, None) is not None:
+                feed.anew = True
+                feed.scope.cancel()
+
     def go_back(self, old: Task, new: Task) -> None:
         """Feed ``new`` in the place of ``old``, from where that has committed last."""
         for taker in self._beginning:
@@ -387,7 +395,7 @@ class Consumers:
         types = [kind.cls for kind in self._streams[feed.ssp.stream].types]
         reader: PartitionReader | None = None
         try:
-            while not self._stopped and not feed.ended:
+            while not self._stopped and not feed.ended and feed.takers:
                 feed.scope = trio.CancelScope()
                 ended: EndOfStream | None = None
                 if feed.anew:

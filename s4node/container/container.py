@@ -9,6 +9,8 @@ Rules
   view gives it, and passes what belongs to others on to them.
 - A member that was stopped (a SIGSTOP, a handler that blocks) for long goes on only when it knows
   that it still is one: neither does it take what came meanwhile, nor process what waits.
+- Where tasks keep what they do, a member with more partitions than its share hands some over: it
+  stops with one after the other, and another goes on from its last commit.
 - What the app reads from systems is known before anything is made of it: it says how many tasks
   there are. A task claims its progress before it starts, and its inputs are read when it has.
 - A task that goes back for an event at which it failed is closed, and another takes its place; the
@@ -114,6 +116,7 @@ class Container:
         self._closings: list[Closing] = []
         self._closings_of: dict[Task, Closing] = {}
         self._going: trio.Nursery  # where tasks go back
+        self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
         self._began = False  # on_start was called
         self._made_at = time.monotonic()
         self._started_after = 0.0
@@ -378,7 +381,11 @@ class Container:
 
     async def _join(self, enrolment: Enrolment, nursery: trio.Nursery) -> None:
         """Own our partitions from the first view on that says who owns any."""
-        self._membership = enrolment.membership(self.address, self.partitioner.partitions)
+        self._membership = enrolment.membership(
+            self.address,
+            self.partitioner.partitions,
+            anywhere=bool(self.config[settings.STATE_URL]),
+        )
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
@@ -396,6 +403,37 @@ class Container:
             if self._stopping.is_set() and view.mine < self.tasks.keys():
                 return  # we are leaving, and others have taken over
             await self._own(view)
+            if self.replay is not None:
+                for partition in sorted(view.owed & self.tasks.keys()):
+                    if not self._stopping.is_set():
+                        await self._hand_over(partition)
+
+    async def _hand_over(self, partition: int) -> None:
+        """Stop with a task, and let another member have its partition, with all that it keeps."""
+        assert self.replay is not None
+        assert self.exchange is not None
+        assert self._membership is not None
+        self.inputs.refrain(partition)
+        await self.replay.consumers.leave(partition)
+        task = self.tasks[partition]
+        while not task.has_retired:  # it may fail meanwhile, and another be in its place
+            task = self.tasks[partition]
+            task.retire()
+            self.loop.wake(task)
+            await self.replay.consumers.wait(partial(self._may_leave, task))
+        await self.replay.release(task)
+        closing = self._closings_of.pop(task)
+        self._closings.remove(closing)
+        await self._lifecycle.close(closing)
+        self.exchange.leave(task)
+        self.partitions.remove(task)
+        self._left[partition] = self.view.epochs[partition]
+        self.inputs.leave_one(partition)
+        log.info("hands a partition over", app=self.app.name, node=self.node, partition=partition)
+        await self._membership.hand_over([partition])
+
+    def _may_leave(self, task: Task) -> bool:
+        return task.has_retired or self.tasks[task.partition] is not task
 
     async def _own(self, view: View) -> None:
         """Take over what ``view`` gives us, and tell everybody who owns what."""
@@ -405,7 +443,9 @@ class Container:
                 f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
                 f"members while it was running them; it stops, for two owners would count twice"
             )
-        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys())]
+        left = {p for p, epoch in self._left.items() if view.epochs[p] == epoch}  # others' soon
+        self._left = {p: self._left[p] for p in left}
+        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys() - left)]
         gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
         if self.replay is not None:
             await self.replay.claim(gained, *await self._ownership(view))
@@ -768,6 +808,8 @@ class Container:
             return
         if not port.is_open(data.partition) and 0 <= data.partition < len(self.view.owners):
             owner = self.view.owners[data.partition]
+            if owner == self.address:  # it was ours until now, and whose it is will be told
+                return
             ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
             verdict = wire.Verdict(data.stream, data.producer, (ruling,))
             connection.answer(wire.encode_frame(verdict))

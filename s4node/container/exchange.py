@@ -178,6 +178,12 @@ class Exchange:
                 side.left[stream] = own
                 side.own_rows = True
 
+    def leave(self, task: Task) -> None:
+        """Another container goes on for a task, with the rows of its last commit."""
+        side = self._sides.pop(task.partition)
+        for way in side.ways.values():
+            way.emitter.remove(way.dispatches.outbox)
+
     def resume(self, task: Task) -> None:
         """Give a task that has started what it had put for itself."""
         side = self._sides.get(task.partition)

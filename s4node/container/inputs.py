@@ -22,6 +22,7 @@ from s4node.app import App
 from s4node.comm import frame as wire
 from s4node.comm.durable import DurableAdmission
 from s4node.comm.listener import Connection
+from s4node.comm.producer_lane import ProducerLane
 from s4node.config import Config
 from s4node.container.port import InputPort
 from s4node.container.statistics import InputStatistics
@@ -115,6 +116,18 @@ class Inputs:
         """Take frames for a partition from now on, into these stages by stream."""
         for port in self._all:
             port.open(partition, stages[port.stream.name])
+
+    def refrain(self, partition: int) -> None:
+        """Take no more frames for a partition that is about to be another member's."""
+        for port in self._all:
+            port.refrain(partition)
+
+    def leave_one(self, partition: int) -> None:
+        """A partition is another member's; tell its producers that these were our last words."""
+        for port in self._all:
+            _say_last(port, [lane for lane in port.admission.lanes.values()
+                             if lane.partition == partition])  # fmt: skip
+            port.leave(partition)
 
     def go_back(self, partition: int) -> None:
         """The task of a partition has gone back to its last commit."""
@@ -212,13 +225,7 @@ class Inputs:
     def give_up(self) -> None:
         """Tell the producers that these were our last words, so that they go on with others."""
         for port in self._all:
-            for lane in port.admission.lanes.values():
-                if isinstance(lane.connection, Connection):
-                    last = wire.Ruling(
-                        lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), ""
-                    )
-                    word = wire.Verdict(port.stream.name, lane.producer, (last,))
-                    lane.connection.answer(wire.encode_frame(word))
+            _say_last(port, port.admission.lanes.values())
 
     def released(self) -> None:
         """Room has been made somewhere: let go on who was held back."""
@@ -257,6 +264,14 @@ def close(ports: Iterable[InputPort]) -> None:
     """Admit nothing more; the producers keep it."""
     for port in ports:
         port.closed = True
+
+
+def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:
+    for lane in lanes:
+        if isinstance(lane.connection, Connection):
+            last = wire.Ruling(lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), "")
+            word = wire.Verdict(port.stream.name, lane.producer, (last,))
+            lane.connection.answer(wire.encode_frame(word))
 
 
 def _notify(lane: Any) -> None:

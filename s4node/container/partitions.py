@@ -129,6 +129,12 @@ class Partitions:
         old.discard()
         return self.make(old.partition, old.name, inputs, old.stages)
 
+    def remove(self, task: Task) -> None:
+        """Run a task that has retired no more."""
+        self._loop.drop(task)
+        task.discard()
+        del self.tasks[task.partition]
+
     # -- what consumers feed -----------------------------------------------------------------
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:

@@ -144,6 +144,7 @@ class InputPort:
         self.stream = stream
         self.closed = False
         self.members: set[Hashable] = set()
+        self._leaving: set[int] = set()  # partitions
         self._stages = dict(stages)
         self.admission = StreamAdmission(stream.name, self._stages, notify)
         self.durable: DurableAdmission | None = None
@@ -179,7 +180,18 @@ class InputPort:
 
     def open(self, partition: int, stage: Stage) -> None:
         """Take frames for a partition that the container owns now."""
+        self._leaving.discard(partition)
+        self.admission.enter(partition)
         self._stages[partition] = stage
+
+    def refrain(self, partition: int) -> None:
+        """Take no more frames for a partition that is about to be another's."""
+        self._leaving.add(partition)
+
+    def leave(self, partition: int) -> None:
+        """The partition is another's; the producers will hear whose."""
+        self.admission.leave(partition)
+        del self._stages[partition]
 
     def go_back(self, partition: int) -> None:
         """The task of a partition has gone back: its producers are to do so as well."""
@@ -292,6 +304,8 @@ class InputPort:
         if problem:
             return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
         if self.closed and connection not in self.members:
+            return ""
+        if data.partition in self._leaving:  # the producer keeps it, for the next owner
             return ""
         admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
         if admitted is None:

@@ -243,6 +243,11 @@ class Replay:
         self.consumers.go_back(old, new)
         return new
 
+    async def release(self, task: Task) -> None:
+        """Commit what a task that has retired has done, and be no longer the one who writes it."""
+        await self.committer.release(task)
+        self.consumers.progress.pop(task.partition, None)
+
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""
         gained = [

@@ -104,6 +104,7 @@ class Task:
         self.on_commit: Callable[[Task], bool | None] | None = None
         self.isolation: Isolation | None = None
         self.broken = False  # it has failed at an event, and another will take its place
+        self._retired = False
         self._begins = False  # it takes the place of such a one, and has not started
         self.requests: Requests
         self.slow_window = False  # a window has taken longer than the time between two
@@ -302,6 +303,8 @@ class Task:
                 self.land(flight, error)
         if self._slicing or self.broken or self._begins:
             return Op.NOTHING
+        if self._retired and not (self.flights is not None and self.flights.busy):
+            return Op.DONE
         if self._closes_ranks:
             flights = self.flights
             assert flights is not None
@@ -644,6 +647,17 @@ class Task:
         if not self.gate.in_flight:
             assert self.isolation is not None
             self.isolation.recovery.rests(self)
+
+    def retire(self) -> None:
+        """Begin nothing more, for another container is about to have the partition."""
+        self._retired = True
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether nothing of a task that retires is under way."""
+        gate = self.gate
+        busy = gate.in_flight or gate.running or gate.committing or self._slicing
+        return self._retired and not (busy or self.broken or self._begins or self.letters_wait)
 
     def discard(self) -> None:
         """Forget all that waits; it comes again, to the task that takes the place of this one."""

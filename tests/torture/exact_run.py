@@ -1,8 +1,8 @@
 """One run of exactly once: everything is killed, at random and at named points, and all is exact.
 
 Rules
-- Producers ask the log's node, which knows who takes what. That node, the containers and the
-  producers are killed all the time, and come back; half of them are told at their start to die at a
+- Containers have one of a few addresses, which producers know. Containers, producers and the log's
+  node are killed all the time, and come back; half of them are told at their start to die at a
   point of a commit, a claim, an outbox or an append.
 - A step of the app that misses or sees twice an event raises, and its container says so and ends.
 - In the end everybody is left alone. What comes out, and the state that is left, must be the truth.
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from harness import run_s4
+from harness import free_port, run_s4
 
 from s4node import Client, Oldest
 from s4node.faults import POINTS
@@ -34,6 +34,7 @@ MOST = 3
 PARTITIONS = 4
 OF_LOG = [point for point in POINTS if point.startswith("log.")]
 OF_CONTAINERS = [p for p in POINTS if p not in OF_LOG and not p.startswith("startpoint.")]
+PATIENCE_SECONDS = 1800.0
 FEW = 3
 """So often at most a container passes a point before it dies there."""
 
@@ -46,11 +47,12 @@ class ExactTorture(LogTorture):
     ) -> None:
         super().__init__(folder, seed, 0, say=say)
         self.kills = kills
+        self.first = MOST  # containers at the beginning
         self.hits: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()  # what, or at which point
         self.faults: dict[str, str] = {}
         self._wanted = hits
-        self.door = ["default", "--folder", str(folder / "cluster")]
+        self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
             "s4.state.folder": str(folder / "state"),
@@ -59,6 +61,7 @@ class ExactTorture(LogTorture):
             "s4.stream.done.consumers": "log",
             "s4.cluster.log.address": self.address,
             "s4.stream.calls.grade": "durable",
+            "s4.state.checkpointInterval": "500",
             "task.commit.ms": self._chance.choice(["20", "50", "200"]),
         }
 
@@ -69,8 +72,8 @@ class ExactTorture(LogTorture):
         for name, count in (("orders", 3), ("done", 2)):
             await self._s4("log", "create", name, "--partitions", str(count), "--key", "user")
         async with trio.open_nursery() as starting:
-            for _ in range(MOST):
-                starting.start_soon(self._start, "exact", self._name("exact"), MOST)
+            for _ in range(self.first):
+                starting.start_soon(self._start, "exact", self._name("exact"), self.first)
         for name in STREAM_OF:
             await self._start_producer(name)
         await self._torment_all()
@@ -150,7 +153,9 @@ class ExactTorture(LogTorture):
     # -- processes ---------------------------------------------------------------------------
 
     async def _start_producer(self, name: str) -> None:
-        command = [sys.executable, "-m", "torture.exact_producer", self.address, STREAM_OF[name],
+        stream = STREAM_OF[name]
+        to = self.address if stream == "orders" else ",".join(self.addresses)
+        command = [sys.executable, "-m", "torture.exact_producer", to, stream,
                    name, str(self._notes(name))]  # fmt: skip
         await self._open(name, command)
         self.busy.discard(name)
@@ -159,12 +164,20 @@ class ExactTorture(LogTorture):
         """Half of the containers, and of the log's nodes, die at a point that is most wanted."""
         found = super()._environment_of(name)
         points = OF_LOG if name == "log" else OF_CONTAINERS
-        if name in STREAM_OF or self._enough or self._chance.random() < 0.4:
-            return found
         fewest = min(self.hits[point] for point in points)
+        often = self.kills <= 0 and fewest >= self._wanted
+        if name in STREAM_OF or often or self._chance.random() < 0.4:
+            return found
         point = self._chance.choice([p for p in points if self.hits[p] <= fewest + 1])
         self.faults[name] = point
         return found | {"S4_FAULT": f"{point}:{self._chance.randint(1, FEW)}"}
+
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """With an address that nobody has any more."""
+        ended = {m.name for m in self.members.values() if m.process.returncode is not None} | {""}
+        free = [place for place, holder in self.addresses.items() if holder in ended]
+        self.addresses[free[0]] = name
+        return self.settings | {"s4.listener.address": free[0]}
 
     def _was_to_die(self, name: str) -> bool:
         point = self.faults.pop(name, "")
@@ -198,7 +211,8 @@ class ExactTorture(LogTorture):
 
     async def _torment_all(self) -> None:
         async with trio.open_nursery() as under_way:
-            while not self._enough:
+            until = trio.current_time() + PATIENCE_SECONDS
+            while not self._enough and trio.current_time() < until:
                 await trio.sleep(self._chance.choice([0.1, 0.3, 0.6]))
                 deed = self._chance.choice(DEEDS)
                 running = self._in("running")
@@ -227,6 +241,8 @@ class ExactTorture(LogTorture):
                         under_way.start_soon(self._pause, victim, SESSION_SECONDS * 0.3)
                     else:
                         under_way.start_soon(self._freeze, victim)
+        if not self._enough:
+            self.complaints.append(f"{self.kills} kills or some points are still missing")
         self.log("the adversary is done")
         while any(m.state in ("paused", "starting") for m in self.members.values()):
             await trio.sleep(0.05)
@@ -280,6 +296,9 @@ def main(seed: int, kills: int, hits: int, folder: Path) -> bool:
     print(f"EXACT SEED={seed} KILLS={kills} HITS={hits}  logs in {folder}", flush=True)
     say = partial(print, flush=True)
     run = trio.run(partial(torture_exact, folder, seed, kills, hits, say))
+    missed = [point for point in OF_CONTAINERS + OF_LOG if run.hits[point] < hits]
+    if missed:
+        print(f"hit less than {hits} times: {', '.join(missed)}")
     print(f"{run.total} events came out; {run.killed.total()} kills:")
     for where, count in sorted(run.killed.items()):
         print(f"  {count:4} {where}")

@@ -70,7 +70,6 @@ class LogTorture(Torture):
         self.saved: list[Saved] = []
         self.total = 0
         self.dead_at_the_end = False
-        self.door = ["torture", "--folder", str(folder / "nodes")]  # whose node the log's is
         self._log_starts = 0
 
     async def _run(self) -> None:
@@ -181,7 +180,7 @@ class LogTorture(Torture):
 
     async def _start_log(self) -> None:
         command = [
-            *s4("node", *self.door, "--name", "keeper"),
+            *s4("node", "torture", "--name", "keeper", "--folder", self.folder / "nodes"),
             "-p", f"s4.log.folder={self.folder / 'log'}",
             "-p", f"s4.listener.address={self.address}",
             "-p", f"s4.state.folder={self.folder / 'state-of-node'}",

@@ -164,7 +164,7 @@ class Torture:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "torture.member", str(self.folder / "cluster"), app, name,
                  str(expected), str(self.folder / f"{name}.notes"),
-                 *(f"{key}={value}" for key, value in self.settings.items())],
+                 *(f"{key}={value}" for key, value in self._settings_of(name).items())],
                 stdout=subprocess.PIPE, stderr=log, env=self._environment_of(name),
             )  # fmt: skip
         member = self.members[name] = Member(name, app, process)
@@ -183,6 +183,10 @@ class Torture:
     def _environment_of(self, name: str) -> dict[str, str]:
         """Of a process that is to start."""
         return environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """Of a member that is to start."""
+        return self.settings
 
     def _was_to_die(self, name: str) -> bool:
         """Whether a process that was killed has been told to at its start; asked once."""
