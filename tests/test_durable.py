@@ -328,9 +328,10 @@ async def test_an_app_with_stores_has_durable_streams_unless_they_are_set_to_fas
 
     app = TaskApp("tally", Tally)
     app.create_input_stream("words")
+    app.create_output_stream("told")
     app.create_store("counts", key=str, value=int)
     async with running(app, settings) as container:
-        assert container.statistics().grades == {"words": "durable"}
+        assert container.statistics().grades == {"words": "durable", "told": "durable"}
 
 
 async def test_without_an_interval_a_producer_that_flushes_has_a_commit_made(

@@ -183,9 +183,11 @@ async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_r
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("paused", [False, True])
 async def test_events_count_once_when_containers_of_several_are_killed_and_taken_over(
-    tmp_path: Path,
+    tmp_path: Path, *, paused: bool
 ) -> None:
+    """A paused one is taken over as well, and then wakes up."""
     random = Random(3)
     lives = Lives(tmp_path, {"s4.session.timeout": "1000", "s4.container.restartDelay": "50"})
     sent = {"one": 25_000, "json": 20_000}
@@ -204,10 +206,16 @@ async def test_events_count_once_when_containers_of_several_are_killed_and_taken
                 await trio.sleep(0.3 + random.random())
                 containers = children(process.pid)
                 if kills < 8 and containers:
-                    os.kill(random.choice(containers), signal.SIGKILL)
+                    victim = random.choice(containers)
+                    if paused:
+                        os.kill(victim, signal.SIGSTOP)
+                        await trio.sleep(2)  # twice as long as others wait for it
+                        os.kill(victim, signal.SIGCONT)
+                    else:
+                        os.kill(victim, signal.SIGKILL)
                     kills += 1
             await stop(process)
-    assert kills >= 6
+    assert kills >= (2 if paused else 6)
     lives.check(sent)
 
 

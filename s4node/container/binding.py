@@ -92,12 +92,15 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
 
 
 def grades_of(app: App, config: Config) -> dict[str, str]:
-    """What is promised for each input stream: fast or durable."""
+    """What is promised for each stream: fast or durable.
+
+    What tasks put on streams leaves with their commits, where they have any.
+    """
     durable = durable_of(app, config)
-    inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
+    kept = bool(durable or replayable(app))
     return {
-        stream.name: "fast" if stream.is_live and stream.name not in durable else "durable"
-        for stream in inputs
+        name: "durable" if (name in durable if name in live_of(app) else kept) else "fast"
+        for name in app.streams
     }
 
 

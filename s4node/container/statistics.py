@@ -98,7 +98,7 @@ class ContainerStatistics:
 
     ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
     many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
-    ``grades`` say of each input stream what is promised: fast or durable.
+    ``grades`` say of each stream what is promised: fast or durable.
     """
 
     tasks: tuple[TaskStatistics, ...]

@@ -41,7 +41,7 @@ class Row(msgspec.Struct):
     level: int = 0
     """How many streams lie before this one."""
     grade: str = ""
-    """What is promised for the stream: fast or durable; empty where it is no input."""
+    """What is promised for the stream: fast or durable."""
     rate: float | None = None
     """Events admitted a second; None where there is no snapshot to compare with."""
 
