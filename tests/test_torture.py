@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torture.exact_run import torture_exact
 from torture.log_run import torture_log
 from torture.run import torture
 
@@ -39,3 +40,10 @@ async def test_what_is_copied_from_a_log_under_an_adversary_skips_nothing(
     run = await torture_log(tmp_path, seed, seconds=5, say=print)
     assert run.complaints == []
     assert run.total > 300
+
+
+async def test_what_is_killed_at_any_step_counts_exactly(tmp_path: Path) -> None:
+    run = await torture_exact(tmp_path, 3, kills=8, hits=0, say=print)
+    assert run.complaints == []
+    assert run.killed.total() >= 8
+    assert run.total > 1000

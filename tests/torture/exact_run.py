@@ -33,7 +33,7 @@ DEEDS = ("member", "member", "member", "member", "log", "producer", "stop", "pau
 MOST = 3
 PARTITIONS = 4
 OF_LOG = [point for point in POINTS if point.startswith("log.")]
-OF_CONTAINERS = [p for p in POINTS if p not in OF_LOG and not p.startswith("startpoint.")]
+OF_CONTAINERS = [p for p in POINTS if p.startswith(("claim.", "commit.", "outbox.", "checkpoint."))]
 PATIENCE_SECONDS = 1800.0
 FEW = 3
 """So often at most a container passes a point before it dies there."""
