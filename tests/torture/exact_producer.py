@@ -1,7 +1,8 @@
 """A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES``.
 
-It sends the orders 0, 1, 2... of its name, all of them again in each of its lives. SIGTERM ends it
-after a flush; then it notes ``sent N``. What is refused it notes, too.
+It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how far
+it may have come. SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes,
+too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torture.exact import Order, order
 
 async def main(addresses: str, stream: str, name: str, notes: str) -> None:
     file = os.open(Path(notes), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    lines = Path(notes).read_text().splitlines()
+    least = max((int(line.split()[1]) for line in lines if line.startswith("to ")), default=0)
     chance = random.Random(os.getpid())
     with trio.open_signal_receiver(signal.SIGTERM) as received:
         async with trio.open_nursery() as nursery:
@@ -35,7 +38,7 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
             while True:
                 address = chance.choice(addresses.split(","))
                 try:
-                    sent = await produce(address, stream, name, chance, over, file)
+                    sent = await produce(address, stream, name, least, chance, over, file)
                     break
                 except ConnectionRefused as error:  # that one may be down
                     os.write(file, f"again: {error}\n".encode())
@@ -44,18 +47,26 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
 
 
 async def produce(
-    address: str, stream: str, name: str, chance: random.Random, over: trio.Event, file: int
+    address: str,
+    stream: str,
+    name: str,
+    least: int,
+    chance: random.Random,
+    over: trio.Event,
+    file: int,
 ) -> int:
-    """Send until it is over; returns how many orders were sent in all lives."""
+    """Send until it is over, as many as earlier lives at the least; returns how many."""
     async with Client(address, producer=name, timeout=10) as client:
         out = await client.stream(stream, types=Order, again=True)
-        os.write(file, b"begins\n")
         number = 0
-        while not over.is_set():
-            size = chance.choice([1, 5, 40, 300])
-            await out.send_many([order(name, n) for n in range(number, number + size)])
-            number += size
-            await trio.sleep(chance.choice([0.002, 0.01, 0.05]))
+        while not over.is_set() or number < least:
+            end = number + chance.choice([1, 5, 40, 300])
+            if end > least:
+                os.write(file, f"to {end}\n".encode())  # before any of them is sent
+            await out.send_many([order(name, n) for n in range(number, end)])
+            number = end
+            if number > least:
+                await trio.sleep(chance.choice([0.002, 0.01, 0.05]))
         for refusal in await out.flush():
             os.write(file, f"refused {refusal}\n".encode())
     return number
