@@ -1,8 +1,8 @@
 """A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES``.
 
-It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how far
-it may have come. SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes,
-too.
+It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how
+far it may have come. After a while it goes to another address, for the first may be nobody's by now.
+SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes, too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from s4node.ops import logging
 from torture.exact import Order, order
 
 
+PATIENCE_SECONDS = 6.0
+
+
+def farthest(notes: Path) -> int:
+    """How far earlier lives may have come."""
+    lines = notes.read_text().splitlines()
+    return max((int(line.split()[1]) for line in lines if line.startswith("to ")), default=0)
+
+
 async def main(addresses: str, stream: str, name: str, notes: str) -> None:
     file = os.open(Path(notes), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    lines = Path(notes).read_text().splitlines()
-    least = max((int(line.split()[1]) for line in lines if line.startswith("to ")), default=0)
     chance = random.Random(os.getpid())
     with trio.open_signal_receiver(signal.SIGTERM) as received:
         async with trio.open_nursery() as nursery:
@@ -37,9 +44,13 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
             nursery.start_soon(wait_term)
             while True:
                 address = chance.choice(addresses.split(","))
+                least = farthest(Path(notes))
+                scope = trio.CancelScope(deadline=trio.current_time() + PATIENCE_SECONDS)
                 try:
-                    sent = await produce(address, stream, name, least, chance, over, file)
-                    break
+                    with scope:
+                        sent = await produce(address, stream, name, least, chance, over, file)
+                    if not scope.cancelled_caught:
+                        break
                 except ConnectionRefused as error:  # that one may be down
                     os.write(file, f"again: {error}\n".encode())
             os.write(file, f"sent {sent}\n".encode())

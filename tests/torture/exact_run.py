@@ -146,8 +146,9 @@ class ExactTorture(LogTorture):
             rows = [json.loads(line) for line in told.stdout.splitlines()]
             kept = {row["key"]: row["value"]["wanted"] for row in rows}
             truth = {f"{user}{behind}": count for user, count in users.items()}
-            if kept != truth:
-                found.append(f"{step} has counted {kept}, and not {truth}")
+            for key in sorted(kept.keys() | truth.keys()):
+                if kept.get(key) != truth.get(key):
+                    found.append(f"{step} {key} is {kept.get(key)}, and not {truth.get(key)}")
         return found
 
     # -- processes ---------------------------------------------------------------------------

@@ -173,6 +173,9 @@ class Torture:
         with trio.move_on_after(30) as patience:
             member.address = (await process.stdout.receive_some(200)).decode().strip()
         if patience.cancelled_caught or not member.address:
+            with trio.move_on_after(1):  # what has become of it is about to be seen
+                while member.state == "starting":
+                    await trio.sleep(0.01)
             if member.state != "dead":
                 self.complaints.append(f"{name} does not start")
             return
