@@ -20,7 +20,6 @@ from s4node.errors import ConnectionRefused
 from s4node.ops import logging
 from torture.exact import Order, order
 
-
 PATIENCE_SECONDS = 6.0
 
 
