@@ -636,7 +636,7 @@ class Container:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.of(config, durable=bool(durable), exchanging=self._exchanging),
+            TaskSettings.of(config, durable=self._awaited, exchanging=self._exchanging),
             self._choosers,
         )
         self.inputs = Inputs(
@@ -700,6 +700,13 @@ class Container:
         streams = self.app.streams.values()
         fed = {stream.name for stream in streams if not isinstance(stream, OutputStream)}
         return fed.difference(live_of(self.app))
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether producers or consumers wait for commits."""
+        streams = self.app.streams.values()
+        sends = any(isinstance(stream, OutputStream) for stream in streams)
+        return bool(durable_of(self.app, self.config)) or (self.exchange is not None and sends)
 
     @property
     def _exchanging(self) -> bool:

@@ -28,8 +28,8 @@ class TaskSettings:
 
     @classmethod
     def of(cls, config: Config, *, durable: bool = False, exchanging: bool = False) -> TaskSettings:
-        """As configured. Where durable streams lead to tasks their producers wait for commits, and
-        where tasks are ``exchanging`` events, those leave with commits."""
+        """As configured. Where durable streams lead to tasks, or out of the app, others wait for
+        commits; and where tasks are ``exchanging`` events, those leave with commits."""
         commit = config[keys.TASK_COMMIT_MS]
         if (durable or exchanging) and config.origin(keys.TASK_COMMIT_MS) == "default":
             commit = DURABLE_COMMIT
