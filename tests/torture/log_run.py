@@ -62,7 +62,7 @@ class LogTorture(Torture):
             "streams.taps.samza.offset.default": "oldest",
             "s4.stream.copies.consumers": "log",
             "s4.cluster.log.address": self.address,
-            "task.commit.ms": chance.choice(["50", "300", "60000"]),
+            "task.commit.ms": chance.choice(["50", "300", "2000"]),
             "task.window.ms": chance.choice(["0", "20", "200"]),
         }  # fmt: skip
         self.processes: dict[str, trio.Process] = {}
