@@ -79,9 +79,12 @@ def copied(
     copies: Sequence[Sequence[Tap]],
     notes: Sequence[Note],
     saved: Sequence[Saved],
+    *,
+    keyed: bool,
 ) -> list[str]:
     """What is not true of the tasks: events by partition of both streams, what the tasks noted,
-    and what their progress was."""
+    and what their progress was. Where the input is ``keyed`` its events go on to the tasks of their
+    keys, and progress may be ahead of them: what is on its way is kept with it."""
     found: list[str] = []
     order: dict[Id, tuple[str, int]] = {}
     at_key: Counter[str] = Counter()
@@ -129,7 +132,7 @@ def copied(
                 early = [
                     (tap.producer, tap.number)
                     for tap in taps[partition][last:offset]
-                    if noted[tap.producer, tap.number] > at
+                    if noted[tap.producer, tap.number] > at and not keyed
                 ]
                 complain(f"saved by {task} before it was processed", early)
                 newest[task, partition] = offset

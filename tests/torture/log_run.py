@@ -107,7 +107,10 @@ class LogTorture(Torture):
         copies = await self._read("copies", counts["copies"])
         self.total = sum(map(len, taps))
         notes = {name: self.folder / f"{name}.appended" for name in PRODUCERS}
-        return appended(taps, notes) + copied(taps, copies, read(self.folder), self.saved)
+        keyed = self.way.endswith("-keyed")
+        return appended(taps, notes) + copied(
+            taps, copies, read(self.folder), self.saved, keyed=keyed
+        )
 
     def _complaints(self) -> list[str]:
         return []
