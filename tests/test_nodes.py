@@ -255,7 +255,7 @@ async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> Non
     async with nodes(tmp_path, clicks, 1, partitions=4) as (all_nodes, nursery):
         late = await all_nodes.start("late", nursery)
         assert len(late.tasks) == 0
-        await until(lambda: late.address in all_nodes.containers["n0"].view.members)
+        await until(lambda: late.address in all_nodes.containers["n0"].ownership.view.members)
         async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
             stream = await client.stream("clicks")
             await stream.send_many([Click(user) for user in USERS])

@@ -402,10 +402,11 @@ class Consumers:
                     await _close(reader)
                     reader, feed.anew = None, False
                 with self._until_stopped(feed.scope):
-                    if reader is None:
+                    if reader is None and feed.takers:
                         at = min(taker.next for taker in feed.takers.values())
                         reader = feed.reader = await system.open(feed.ssp, at, types)
-                    ended = await self._read(feed, system, reader)
+                    if reader is not None and not feed.stale():  # takers come and go meanwhile
+                        ended = await self._read(feed, system, reader)
                 if ended is None:
                     feed.anew = True
                 else:

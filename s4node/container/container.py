@@ -25,7 +25,6 @@ Rules
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import time
@@ -40,10 +39,7 @@ from s4node import config as settings
 from s4node import flow, graph
 from s4node.app import App
 from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.membership import Membership
-from s4node.cluster.view import View
-from s4node.comm import frame as wire
-from s4node.comm.listener import Connection, Listener, check_reachable, no_log
+from s4node.comm.listener import check_reachable
 from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
@@ -52,27 +48,28 @@ from s4node.container.binding import durable_of, grades_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.exchange import Exchange
+from s4node.container.front import Front
 from s4node.container.inputs import Inputs, close
-from s4node.container.lifecycle import Closing, Lifecycle, Step, listeners_of
+from s4node.container.lifecycle import Closing, Lifecycle, listeners_of
 from s4node.container.loop import EventLoop
-from s4node.container.members import Members, told
+from s4node.container.members import Members
 from s4node.container.metrics import snapshots_of
 from s4node.container.model import JobModel, model_of
 from s4node.container.outputs import Outputs
+from s4node.container.ownership import Ownership
 from s4node.container.partitions import Partitions
 from s4node.container.pipeline import Pipeline
 from s4node.container.port import InputPort
 from s4node.container.producers import Producers
+from s4node.container.quiescence import Quiescence
 from s4node.container.readers import Readers
 from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
-from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
-from s4node.log.host import LogHost
 from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
@@ -80,8 +77,6 @@ from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.stream import InputStream, OutputStream
 
 log = structlog.get_logger("s4node.container")
-
-_LOOK_SECONDS = 0.005
 
 _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
@@ -113,36 +108,33 @@ class Container:
         self._lifecycle = Lifecycle(
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
-        self._closings: list[Closing] = []
-        self._closings_of: dict[Task, Closing] = {}
+        self._closing: Closing  # of the app
         self._going: trio.Nursery  # where tasks go back
-        self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
         self._began = False  # on_start was called
         self._made_at = time.monotonic()
         self._started_after = 0.0
         self._process = ProcessUse()
         self._reporters = reporters_of(config)
         self._reporting: trio.Nursery | None = None
-        self.view = View.alone(0)
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._prepared = False
-        self._drain_word = b""
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # the systems of the inputs
-        self._told: wire.Headers = {}  # with every answer to a hello
         self._refusing: set[str] = set()  # streams of which a consumer has refused events
-        self._membership: Membership | None = None
-        self._opened = False  # to producers and readers of the app
-        self._looping = False
-        self._early: list[tuple[wire.Frame, Connection]] = []  # hellos that came before that
-        self._answering = trio.lowlevel.ParkingLot()
-        self._told[wire.MAX_FRAME_BYTES] = config[settings.LISTENER_MAX_FRAME_BYTES]
-        self._told[wire.MAX_ENVELOPE_BYTES] = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
-        self.log = LogHost.of(config, self.node, self.incarnation, self._told, self._has_stream)
-        self.listener = Listener.configured(config, self, self._nudge, held=self._in_doubt)
+        self.front = Front(
+            config,
+            node=self.node,
+            incarnation=self.incarnation,
+            taken=self._has_stream,
+            held=self._in_doubt,
+        )
+        self.listener = self.front.listener
+        self.log = self.front.log
+        self.ownership: Ownership
+        self.quiescence: Quiescence
         self.pipeline: Pipeline
         self.loop: EventLoop
         self.readers: Readers
@@ -196,7 +188,6 @@ class Container:
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
-        self.view = View.alone(app.partitions)
         await check_live(app, config)
         durable = durable_of(app, config)
         fast = [name for name in live_of(app) if name not in durable]
@@ -221,9 +212,7 @@ class Container:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             if self.log is not None:
-                await outer.start(self.log.run)
-                await outer.start(self.listener.serve)
-                outer.start_soon(self._answer_early)
+                await self.front.serve_log(outer)
                 await self.prepare()
                 if self._reaching.cancelled_caught:
                     outer.cancel_scope.cancel()
@@ -233,7 +222,7 @@ class Container:
             self._lifecycle.closes("files", self.pipeline.close)
             if self.replay is not None:
                 self._lifecycle.closes("state", self.replay.close)
-            self._closings.append(self._lifecycle.closes("on_close", self._close_app))
+            self._closing = self._lifecycle.closes("on_close", self._close_app)
             await self.outputs.start(outer)
             if self.replay is not None:
                 await self.replay.start(outer)
@@ -248,13 +237,16 @@ class Container:
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
                     if self.enrolment is None:
-                        await self._own(self.view)
+                        await self.ownership.own_all()
                         await self._open(outer)
                         if self.exchange is not None:
                             owners = [self.address] * self.partitioner.partitions
                             self.exchange.assign(owners, 0)
                     else:
-                        await self._join(self.enrolment, inner)
+                        anywhere = bool(self.config[settings.STATE_URL])
+                        await self.ownership.join(
+                            self.enrolment, inner, self.outputs, anywhere=anywhere
+                        )
                     patience = trio.CancelScope()
                     with patience:
                         async with trio.open_nursery() as sources:
@@ -263,6 +255,7 @@ class Container:
                             await self._stopping.wait()
                             patience.deadline = trio.current_time() + grace
                             sources.cancel_scope.cancel()
+                        self.ownership.keep()
                         self._stop_accepting()
                         if self.replay is not None:
                             await self.replay.consumers.stop()
@@ -273,7 +266,7 @@ class Container:
                         if self.replay is not None:
                             await self.outputs.settle()
                             await self.replay.commit(self.tasks.values())
-                        await self._leave()
+                        await self.ownership.leave()
                         await self.outputs.settle()
                         if self.log is not None:
                             self.log.close()
@@ -313,7 +306,7 @@ class Container:
 
     async def _close_tasks(self) -> None:
         """Have the tasks and then the app close; after a failure the lifecycle does it."""
-        for closing in reversed(self._closings):
+        for closing in reversed([self._closing, *self.ownership.closings.values()]):
             await closing()
 
     async def _close_app(self) -> None:
@@ -336,32 +329,12 @@ class Container:
 
     async def _open(self, nursery: trio.Nursery) -> None:
         """Let producers and readers of the app come."""
-        self._opened = True
-        if self.log is None:
-            await nursery.start(self.listener.serve)
-        early, self._early = self._early, []
-        for frame, connection in early:
-            if connection.live:
-                self.on_frame(frame, connection)
-
-    async def _answer_early(self) -> None:
-        """Send what the log has to say, until the loop does it."""
-        while not self._looping:
-            due = self.listener.flush(trio.current_time())
-            with trio.move_on_at(math.inf if due is None else due):
-                await self._answering.park()
-
-    def _nudge(self) -> None:
-        """The listener has something to send."""
-        if self._looping:
-            self.loop.nudge()
-        else:
-            self._answering.unpark_all()
+        await self.front.open(
+            nursery, self.inputs, self.readers, lambda: self.ownership.view.owners
+        )
 
     async def _run_loop(self, ended: trio.Event) -> None:
-        self._looping = True
-        self._answering.unpark_all()
-        self.loop.nudge()  # what came before has been waiting
+        self.front.begin(self.loop)
         await self.loop.run()
         ended.set()
 
@@ -372,190 +345,22 @@ class Container:
             self.members.emitter.insist()
         if self.exchange is not None:
             self.exchange.emitter.insist()
-        self._drain_word = wire.encode_frame(wire.Drain(f"{self.node} is stopping"))
-        self.listener.broadcast(self._drain_word)
+        self.front.drain()
         close(self.ports.values())
         self.listener.flush(float("inf"))
-
-    # -- as a member of a cluster ------------------------------------------------------------
-
-    async def _join(self, enrolment: Enrolment, nursery: trio.Nursery) -> None:
-        """Own our partitions from the first view on that says who owns any."""
-        self._membership = enrolment.membership(
-            self.address,
-            self.partitioner.partitions,
-            anywhere=bool(self.config[settings.STATE_URL]),
-        )
-        send, views = trio.open_memory_channel[View](math.inf)
-        nursery.start_soon(self._membership.run, send.send_nowait)
-        view = await views.receive()
-        while not view.epoch:  # nothing is assigned before all are here
-            view = await views.receive()
-        directory = enrolment.directory(self.ports, self.senders)
-        await directory.register()
-        nursery.start_soon(directory.run, self.outputs.consumed)
-        await directory.learned.wait()  # what is put before would go nowhere
-        await self._own(view)
-        nursery.start_soon(self._follow, views)
-
-    async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
-        async for view in views:
-            if self._stopping.is_set() and view.mine < self.tasks.keys():
-                return  # we are leaving, and others have taken over
-            await self._own(view)
-            if self.replay is not None:
-                for partition in sorted(view.owed & self.tasks.keys()):
-                    if not self._stopping.is_set():
-                        await self._hand_over(partition)
-
-    async def _hand_over(self, partition: int) -> None:
-        """Stop with a task, and let another member have its partition, with all that it keeps."""
-        assert self.replay is not None
-        assert self.exchange is not None
-        assert self._membership is not None
-        self.inputs.refrain(partition)
-        await self.replay.consumers.leave(partition)
-        task = self.tasks[partition]
-        while not task.has_retired:  # it may fail meanwhile, and another be in its place
-            task = self.tasks[partition]
-            task.retire()
-            self.loop.wake(task)
-            await self.replay.consumers.wait(partial(self._may_leave, task))
-        await self.replay.release(task)
-        closing = self._closings_of.pop(task)
-        self._closings.remove(closing)
-        await self._lifecycle.close(closing)
-        self.exchange.leave(task)
-        self.partitions.remove(task)
-        self._left[partition] = self.view.epochs[partition]
-        self.inputs.leave_one(partition)
-        log.info("hands a partition over", app=self.app.name, node=self.node, partition=partition)
-        await self._membership.hand_over([partition])
-
-    def _may_leave(self, task: Task) -> bool:
-        return task.has_retired or self.tasks[task.partition] is not task
-
-    async def _own(self, view: View) -> None:
-        """Take over what ``view`` gives us, and tell everybody who owns what."""
-        lost = self.tasks.keys() - view.mine
-        if lost:
-            raise S4Error(
-                f"{self.node} has lost partitions {sorted(lost)} of app {self.app.name!r} to other "
-                f"members while it was running them; it stops, for two owners would count twice"
-            )
-        left = {p for p, epoch in self._left.items() if view.epochs[p] == epoch}  # others' soon
-        self._left = {p: self._left[p] for p in left}
-        models = [self.model.tasks[each] for each in sorted(view.mine - self.tasks.keys() - left)]
-        gained = [self.partitions.make(one.index, one.name, one.ssps) for one in models]
-        if self.replay is not None:
-            await self.replay.claim(gained, *await self._ownership(view))
-        await self._lifecycle.reached(Step.READERS)
-        await self._report()
-        await self._lifecycle.reached(Step.WINDOW_TIMER)
-        for task in gained:
-            await self._start_task(task)
-        await self._lifecycle.reached(Step.TASKS)
-        for task in gained:  # not before all have started: events of a frame may go to any of them
-            if self.exchange is not None:
-                self.exchange.resume(task)
-            self.inputs.open(task.partition, task.stages)
-            self.loop.wake(task)
-        if self.replay is not None:
-            await self.replay.read(gained)
-        await self._lifecycle.reached(Step.LOOP)
-        self.view = view
-        if self.members is None:
-            return
-        if gained:
-            log.info("owns partitions", app=self.app.name, node=self.node,
-                     partitions=[task.partition for task in gained], epoch=view.epoch)  # fmt: skip
-        self._told |= told(view, self.address)
-        self.inputs.tell_owners()
-        self.readers.tell_owners()
-        self.members.assign(view, self.tasks.keys())
-        if self.exchange is not None:
-            self.exchange.assign(view.owners, view.epoch)
-        self.loop.nudge()
-
-    async def _start_task(self, task: Task) -> None:
-        closing = self._lifecycle.closes(f"task {task.name}", task.close)
-        self._closings.append(closing)
-        self._closings_of[task] = closing
-        await task.start()
-
-    async def _go_back(self, old: Task) -> None:
-        """Have a task begin anew at its last commit."""
-        assert self.replay is not None
-        closing = self._closings_of.pop(old)
-        self._closings.remove(closing)
-        await self._lifecycle.close(closing)
-        new = await self.replay.replaced(old)
-        self.inputs.go_back(new.partition)
-        await self._start_task(new)
-        if self.exchange is not None:
-            self.exchange.resume(new)
-        self.loop.wake(new)
-
-    async def _ownership(self, view: View) -> tuple[str, tuple[int, ...]]:
-        """Who gave us our partitions, and in which epoch each."""
-        if self._membership is None:
-            return self.incarnation, view.epochs
-        membership = self._membership
-        return await membership.registry.origin(membership.app), view.epochs
 
     async def _quiesce(self) -> None:
         """Work off what tasks, and the members, still send each other."""
         if self.exchange is not None:
             self.loop.end_windows()
-            await self._work_off()
-        if self.members is not None and self._membership is not None:
+            await self.quiescence.wait()
+        if self.members is not None:
             self.loop.end_windows()
             await self.members.drain(self.loop, self.partitions)
             if self.exchange is not None:  # what the others have sent meanwhile
-                await self._work_off()
+                await self.quiescence.wait()
             self.inputs.leave()
         self.listener.stop_accepting()
-
-    async def _work_off(self) -> None:
-        """Return when no task has anything to do, and all that they have sent each other is
-        committed where it went; what nobody can take now is kept."""
-        assert self.exchange is not None
-        while (  # noqa: ASYNC110 - any of many things may end it
-            self._ask_commits() or self.exchange.moving or not self._at_rest
-        ):
-            await trio.sleep(_LOOK_SECONDS)
-
-    @property
-    def _at_rest(self) -> bool:
-        return self.loop.idle and all(task.at_rest for task in self.tasks.values())
-
-    def _arrived(self) -> bool:
-        """Whether nothing is on its way between tasks; what is, leaves and stays by commits."""
-        if self.exchange is None or self.exchange.idle:
-            return True
-        self._ask_commits()
-        return False
-
-    def _ask_commits(self) -> bool:
-        """Have tasks commit that have something to commit; False if none has."""
-        assert self.replay is not None
-        found = False
-        for task in self.tasks.values():
-            if task.on_commit is not None and self.replay.committer.changed(task):
-                found = True
-                if not self.replay.committer.writes(task):
-                    task.want_commit()
-                    self.loop.wake(task)
-        return found
-
-    async def _leave(self) -> None:
-        """Let others own our partitions."""
-        if self._membership is not None:
-            with trio.move_on_after(_FAREWELL_SECONDS):
-                await self.listener.tell()
-                self.inputs.give_up()
-                await self.listener.tell()
-            await self._membership.leave()
 
     def _in_doubt(self) -> bool:
         """Whether we were stopped for so long that others may own our partitions by now."""
@@ -577,7 +382,7 @@ class Container:
             after_turn=self._after_turn,
             held=self._in_doubt,
             on_shutdown=self.stop,
-            arrived=self._arrived,
+            arrived=lambda: self.quiescence.arrived(),
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
         )
@@ -585,7 +390,7 @@ class Container:
             app,
             node=self.node,
             incarnation=self.incarnation,
-            headers=self._told,
+            headers=self.front.headers,
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
         )
         self.outputs = Outputs(
@@ -645,7 +450,7 @@ class Container:
             self.partitioner,
             node=self.node,
             incarnation=self.incarnation,
-            headers=self._told,
+            headers=self.front.headers,
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
             shared=self.members is not None or self.exchange is not None,
@@ -668,6 +473,23 @@ class Container:
                 self.exchange,
                 self._goes_back,
             )
+        self.quiescence = Quiescence(self.loop, self.partitions.tasks, self.replay, self.exchange)
+        self.ownership = Ownership(
+            app,
+            self.node,
+            self.incarnation,
+            model=self.model,
+            lifecycle=self._lifecycle,
+            loop=self.loop,
+            front=self.front,
+            partitions=self.partitions,
+            inputs=self.inputs,
+            readers=self.readers,
+            members=self.members,
+            replay=self.replay,
+            exchange=self.exchange,
+            report=self._report,
+        )
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
         self.senders = self.outputs.senders
@@ -689,10 +511,10 @@ class Container:
     def _committed(self) -> None:
         """More of what producers have sent is committed: tell them."""
         self.inputs.committed()
-        self._nudge()
+        self.front.nudge()
 
     def _goes_back(self, task: Task) -> None:
-        self._going.start_soon(self._go_back, task)
+        self._going.start_soon(self.ownership.go_back, task)
 
     @property
     def _inner(self) -> set[str]:
@@ -773,72 +595,6 @@ class Container:
     def _unhandled(self, pe: str, cls: type) -> None:
         log.warning("no handler for an event type; further ones are only counted",
                     app=self.app.name, pe=pe, event_type=cls.__name__)  # fmt: skip
-
-    # -- what stands behind the listener -----------------------------------------------------
-
-    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Take a frame from a peer."""
-        header = frame.header
-        if self.log is not None and self.log.on_frame(frame, connection):
-            if self._drain_word and isinstance(header, wire.Hello):
-                connection.answer(self._drain_word)
-        elif isinstance(header, wire.Drain):
-            connection.silent.set()
-        elif isinstance(header, wire.Query):
-            connection.answer(no_log(header))
-        elif not self._opened:
-            if isinstance(header, wire.Hello):
-                self._early.append((frame, connection))
-        elif isinstance(header, wire.Data):
-            self._on_data(header, frame.body, connection)
-        elif isinstance(header, wire.Hello):
-            peers = self.readers if header.headers.get(wire.SUBSCRIBE) else self.inputs
-            answer = peers.hello(header, connection)
-            if answer is not None:
-                connection.answer(wire.encode_frame(answer))
-            if self._drain_word:
-                connection.answer(self._drain_word)
-        elif isinstance(header, wire.Idle):
-            self.inputs.on_idle(header, connection)
-        elif isinstance(header, wire.EndOfStream):
-            self.inputs.on_end(header, connection)
-        elif isinstance(header, wire.Verdict):
-            if self.readers.on_verdict(header, connection):
-                self.loop.nudge()
-            else:
-                connection.bad_frame("a node takes no verdict frame but from its subscribers")
-
-    def _on_data(self, data: wire.Data, body: memoryview, connection: Connection) -> None:
-        port = self.inputs.port(data.stream)
-        if port is None:
-            connection.bad_frame(self.inputs.unknown(data.stream), data)
-            return
-        if not port.is_open(data.partition) and 0 <= data.partition < len(self.view.owners):
-            owner = self.view.owners[data.partition]
-            if owner == self.address:  # it was ours until now, and whose it is will be told
-                return
-            ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
-            verdict = wire.Verdict(data.stream, data.producer, (ruling,))
-            connection.answer(wire.encode_frame(verdict))
-            return
-        problem = port.on_data(data, body, connection, trio.current_time())
-        if problem:
-            connection.bad_frame(problem, data)
-
-    def on_drained(self) -> None:
-        """The frames that had arrived have been taken."""
-        if self._looping:
-            self.loop.take_turn()
-        else:
-            self._answering.unpark_all()
-
-    def on_gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
-        if self.log is not None:
-            self.log.gone(connection)
-        if self._opened:
-            self.readers.gone(connection)
-            self.inputs.gone(connection)
 
     # -- statistics --------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES``.
 
 It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how
-far it may have come. After a while it goes to another address, for the first may be nobody's by now.
+far it may have come. After a while it goes to another address, for the first may be nobody's now.
 SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes, too.
 """
 

@@ -1,0 +1,68 @@
+"""When nothing is left to do: no task is busy, and nothing is on its way between tasks.
+
+Rules
+- What tasks that keep what they do send each other leaves by commits, and stays until commits; so
+  whoever waits for it asks for those.
+- What nobody can take now, because its owner is away, is kept, and not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+
+from s4node.container.exchange import Exchange
+from s4node.container.loop import EventLoop
+from s4node.container.replay import Replay
+from s4node.container.task import Task
+
+_LOOK_SECONDS = 0.005
+
+
+class Quiescence:
+    """Of these ``tasks``, which change; only what is durable is waited for."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        tasks: Mapping[int, Task],
+        replay: Replay | None,
+        exchange: Exchange | None,
+    ) -> None:
+        self._loop = loop
+        self._tasks = tasks
+        self._replay = replay
+        self._exchange = exchange
+
+    async def wait(self) -> None:
+        """Return when no task has anything to do, and all that they have sent each other is
+        committed where it went."""
+        assert self._exchange is not None
+        while (  # noqa: ASYNC110 - any of many things may end it
+            self._ask_commits() or self._exchange.moving or not self._at_rest
+        ):
+            await trio.sleep(_LOOK_SECONDS)
+
+    def arrived(self) -> bool:
+        """Whether nothing is on its way between tasks; if something is, commits are asked for."""
+        if self._exchange is None or self._exchange.idle:
+            return True
+        self._ask_commits()
+        return False
+
+    @property
+    def _at_rest(self) -> bool:
+        return self._loop.idle and all(task.at_rest for task in self._tasks.values())
+
+    def _ask_commits(self) -> bool:
+        """Have tasks commit that have something to commit; False if none has."""
+        assert self._replay is not None
+        found = False
+        for task in self._tasks.values():
+            if task.on_commit is not None and self._replay.committer.changed(task):
+                found = True
+                if not self._replay.committer.writes(task):
+                    task.want_commit()
+                    self._loop.wake(task)
+        return found
