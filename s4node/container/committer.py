@@ -228,6 +228,12 @@ class Committer:
         self._exchange.open(task, state, claim.fence, left)
         return kept.checkpoint
 
+    async def check(self) -> None:
+        """Raise TaskFenced where one of the tasks is another container's by now."""
+        assert self._store is not None
+        for kept in list(self._tasks.values()):
+            await self._claims(self._store.check, kept.claim)
+
     async def release(self, task: Task) -> None:
         """Write what is not yet written of a task that has retired, and give its files back."""
         kept = self._tasks[task.partition]

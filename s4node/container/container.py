@@ -68,6 +68,7 @@ from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
+from s4node.errors import S4Error
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
 from s4node.metrics.process import ProcessUse
@@ -109,7 +110,7 @@ class Container:
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
         self._closing: Closing  # of the app
-        self._going: trio.Nursery  # where tasks go back
+        self._going: trio.Nursery  # where tasks go back, and what was heard is raised
         self._began = False  # on_start was called
         self._made_at = time.monotonic()
         self._started_after = 0.0
@@ -222,6 +223,7 @@ class Container:
             self._lifecycle.closes("files", self.pipeline.close)
             if self.replay is not None:
                 self._lifecycle.closes("state", self.replay.close)
+            self._going = outer
             self._closing = self._lifecycle.closes("on_close", self._close_app)
             await self.outputs.start(outer)
             if self.replay is not None:
@@ -573,17 +575,27 @@ class Container:
 
     def _heard(self) -> None:
         """A consumer or another member has ruled, come or gone."""
-        self.outputs.heard()
-        if self.members is not None:
-            self.members.heard()
-        if self.exchange is not None:
-            self.exchange.heard()
-            self.inputs.released()
+        try:
+            self.outputs.heard()
+            if self.members is not None:
+                self.members.heard()
+            if self.exchange is not None:
+                self.exchange.heard()
+                self.inputs.released()
+        except S4Error as error:  # not here, for whoever calls knows nothing of it
+            self._going.start_soon(self._fail, error)
+            return
         if self.replay is not None:
             self.replay.consumers.released()
         self._room()
         if self.members is not None and self.members.waiting:
             self.loop.nudge()  # there may be room for what waits
+
+    async def _fail(self, error: S4Error) -> None:
+        """Stop for what was heard: perhaps since our tasks are another container's by now."""
+        if self.replay is not None:
+            await self.replay.committer.check()
+        raise error
 
     def _refused(self, refusal: Refusal) -> None:
         name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"

@@ -113,9 +113,13 @@ def copied(
         skipped = _skipped(order, [(tap.producer, tap.number) for tap in events])
         complain(f"skipped in copies[{partition}]", skipped)
     runs: dict[tuple[str, str], int] = {}
+    holder: dict[str, str] = {}
     jumps: list[str] = []
     for note in timed:
         key, place = order[note.producer, note.number]
+        if holder.get(key) != note.process:  # the key may have been with others meanwhile
+            runs.pop((note.process, key), None)
+            holder[key] = note.process
         before = runs.get((note.process, key))
         if before is not None and place > before + 1:
             jumps.append(f"{note.process} from {before} of {key} to {place}")

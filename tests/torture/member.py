@@ -71,4 +71,6 @@ if __name__ == "__main__":
         for leaf in leaves(error):
             print(f"ended by {type(leaf).__name__}: {leaf}", file=sys.stderr, flush=True)
             traceback.print_tb(leaf.__traceback__)
+            if leaf.__cause__ is not None:
+                traceback.print_exception(leaf.__cause__)
         os._exit(1)
