@@ -16,10 +16,10 @@ install: ## install the package and its tools into .venv; leaves .venv/bin/s4
 install-spark: ## install Spark, a Java and the demo's data too
 	@bash tools/install spark
 
-# what has a target of its own, in short: benchmarks, torture, killing what reads from a log
+# what has a target of its own, for it takes long: benchmarks, torture, killing processes, deploying
 LONG := tests/test_bench.py tests/test_torture.py tests/test_input_crashes.py tests/test_faults.py \
 	tests/test_damage.py tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
-	tests/test_durable_crashes.py
+	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py
 
 test: install-spark ## run all tests but those of test-long
 	$(PYTHON_OF_VENV) -m pytest $(LONG:%=--ignore=%) $(ARGS)

@@ -375,6 +375,7 @@ def values(tmp_path: Path) -> dict[str, str]:
         "s4.state.folder": str(tmp_path / "state"),
         "task.window.ms": "10",
         "task.ignored.exceptions": "KeyError",
+        "s4.stream.ticks.grade": "fast",  # whose producers need no commits
     }
 
 

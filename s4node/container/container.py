@@ -582,6 +582,8 @@ class Container:
             if self.exchange is not None:
                 self.exchange.heard()
                 self.inputs.released()
+                if self.loop.ending:  # it may wait for what has just arrived
+                    self.loop.nudge()
         except S4Error as error:  # not here, for whoever calls knows nothing of it
             self._going.start_soon(self._fail, error)
             return

@@ -317,6 +317,10 @@ class Exchange:
 
     def heard(self) -> None:
         """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
+        for side in self._sides.values() if self._on_demand else ():
+            if any(way.dispatches.changed for way in side.ways.values()):
+                side.task.want_commit()  # it was put before the partitions of the stream were known
+                self._wake(side.task)
         for way in self._all():
             outbox = way.dispatches.outbox
             if way.dispatches.settled:

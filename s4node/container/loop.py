@@ -149,6 +149,11 @@ class EventLoop:
         self._on_shutdown()
 
     @property
+    def ending(self) -> bool:
+        """Whether inputs have ended of tasks that are to be told together."""
+        return self._requests.ending
+
+    @property
     def utilization(self) -> float:
         """Which part of the time since it began the loop was in turns, from 0 to 1."""
         elapsed = time.perf_counter() - self._running_since
