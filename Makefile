@@ -19,13 +19,14 @@ install-spark: ## install Spark, a Java and the demo's data too
 # what has a target of its own, for it takes long: benchmarks, torture, killing processes, deploying
 LONG := tests/test_bench.py tests/test_torture.py tests/test_input_crashes.py tests/test_faults.py \
 	tests/test_damage.py tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
-	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py
+	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py \
+	tests/test_startpoints.py tests/test_launch.py
 
 test: install-spark ## run all tests but those of test-long
 	$(PYTHON_OF_VENV) -m pytest $(LONG:%=--ignore=%) $(ARGS)
 
 test-long: install ## run every benchmark, the torture and crashes in short, with their checks
-	$(PYTHON_OF_VENV) -m pytest $(LONG) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest $(LONG) tests/test_semantics.py $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from semantics import Outcomes, function_of
 
@@ -13,7 +15,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEEN] = Outcomes(
         whole=config.args_source is not pytest.Config.ArgsSource.ARGS
         and not config.option.keyword
-        and not config.option.markexpr
+        and not config.option.markexpr,
+        left_out=frozenset(f"tests/{Path(each).name}" for each in config.option.ignore or ()),
     )
 
 

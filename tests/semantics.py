@@ -37,6 +37,13 @@ class Outcomes:
     of: dict[str, set[str]] = field(default_factory=dict)
     whole: bool = False
     """The whole suite was asked for: no path, no expression left anything out."""
+    left_out: frozenset[str] = frozenset()
+    """Files that were left out by name: they are asked for at another time, and judged then."""
+
+    def judges(self, test: str) -> bool:
+        """Whether the test should have run."""
+        left_out = test.partition("::")[0] in self.left_out
+        return (self.whole and not left_out) or test in self.selected
 
     def note(self, nodeid: str, outcome: str) -> None:
         """Take down how a test, or one set of its parameters, ended."""
@@ -129,6 +136,6 @@ def unproven(guarantees: list[Guarantee], outcomes: Outcomes) -> tuple[list[str]
                 continue
             elif "skipped" in ended:
                 skipped.append(f"{one.id}: {test} was skipped")
-            elif outcomes.whole or test in outcomes.selected:
+            elif outcomes.judges(test):
                 failed.append(f"{one.id}: {test} did not run")
     return failed, skipped

@@ -99,6 +99,14 @@ def test_what_was_selected_and_never_ran_is_no_proof_in_a_part_of_the_suite_eith
     assert failed == ["loop-01: tests/test_a.py::test_b did not run"]
 
 
+def test_what_is_in_a_file_that_was_left_out_by_name_is_judged_when_that_runs() -> None:
+    proof = guarantee("tests/test_a.py::test_b")
+    outcomes = Outcomes(whole=True, left_out=frozenset({"tests/test_a.py"}))
+    assert unproven([proof], outcomes) == ([], [])
+    outcomes.selected.add("tests/test_a.py::test_b")
+    assert unproven([proof], outcomes)[0] == ["loop-01: tests/test_a.py::test_b did not run"]
+
+
 @pytest.mark.parametrize(
     ("one", "told"),
     [
