@@ -34,7 +34,7 @@ from s4node.comm.producer_lane import origin_of
 from s4node.container.exchange import Exchange
 from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
-from s4node.errors import CheckpointError, ProgressUnwritten, StateError
+from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.faults import passing
 from s4node.keys import Hasher
 from s4node.progress.checkpoint import Checkpoint, JobGuard
@@ -250,7 +250,11 @@ class Committer:
         if kept.under_way is not None:
             assert kept.task.isolation is not None
             kept.under_way.close(kept.task.isolation.suspects)
-        kept.state.close()
+        try:
+            kept.state.close()
+        except (StateError, StoreCorrupt) as error:  # others go on, and have removed what is older
+            log.info("a task's files could not be closed; what was committed is safe",
+                     task=kept.claim.task, error=str(error))  # fmt: skip
 
     async def wait_written(self, task: Task) -> None:
         """Return when no commit of a task is under way; it must not ask for another."""

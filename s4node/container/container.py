@@ -68,7 +68,7 @@ from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
-from s4node.errors import S4Error
+from s4node.errors import S4Error, TaskFenced
 from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
 from s4node.metrics.process import ProcessUse
@@ -596,7 +596,12 @@ class Container:
     async def _fail(self, error: S4Error) -> None:
         """Stop for what was heard: perhaps since our tasks are another container's by now."""
         if self.replay is not None:
-            await self.replay.committer.check()
+            try:
+                await self.replay.committer.check()
+            except TaskFenced:
+                if self.ownership.left:  # and all was committed before
+                    return
+                raise
         raise error
 
     def _refused(self, refusal: Refusal) -> None:

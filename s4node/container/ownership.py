@@ -87,6 +87,7 @@ class Ownership:
         self._membership: Membership | None = None
         self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
         self._leaving = False
+        self.left = False  # others may go on with our tasks
 
     # -- alone, or as a member -----------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Ownership:
 
     async def leave(self) -> None:
         """Let others own our partitions, if we are a member."""
+        self.left = True
         if self._membership is not None:
             listener = self._front.listener
             with trio.move_on_after(_FAREWELL_SECONDS):

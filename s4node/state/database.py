@@ -236,8 +236,11 @@ class Database:
             Checkpoint(self._db).create_checkpoint(str(folder))
 
     def close(self) -> None:
-        """Give the folder back."""
-        self._db.close()
+        """Give the folder back; raises StateError or StoreCorrupt where that is gone."""
+        try:
+            self._db.close()
+        except Exception as error:
+            raise _meaning(self.folder, error) from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:
