@@ -17,6 +17,7 @@ import pytest
 import trio
 from harness import (
     NodeProcess,
+    RawPeer,
     data_frame,
     environment,
     free_port,
@@ -135,6 +136,30 @@ async def test_a_task_that_was_taken_over_appends_nothing_more(tmp_path: Path) -
                 told.append(answer.error)
         assert told[0] == ""
         assert "it has been taken over" in told[1]
+
+
+@pytest.mark.parametrize("stream", ["clicks", "live"])
+async def test_a_task_may_come_back_to_an_older_connection_and_is_told_apart_by_its_fence(
+    tmp_path: Path, stream: str
+) -> None:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 1)
+        async with raw_peer(node.address) as older, raw_peer(node.address) as newer:
+
+            async def told(peer: RawPeer, incarnation: str, fence: int) -> str:
+                hello = wire.Hello(
+                    "~here/job/Partition 0", incarnation, stream, headers={"fence": fence}
+                )
+                await peer.send_frames(hello)
+                answer = await peer.receive_until(lambda header: isinstance(header, wire.Hello))
+                assert isinstance(answer, wire.Hello)
+                return answer.error
+
+            # whoever says its first hello first has the older connection
+            assert await told(older, "a", 1) == ""
+            assert await told(newer, "b", 2) == ""
+            assert await told(older, "a", 3) == ""
+            assert "it has been taken over" in await told(newer, "b", 2)
 
 
 # -- reading --------------------------------------------------------------------------------------

@@ -115,13 +115,20 @@ class StreamAdmission:
                 f"stream {self.stream!r}: ids that begin with {wire.TASK} are those of tasks, and "
                 f"{hello.peer!r} tells no fence; give the producer another id"
             )
-        highest = max((self._fence(hello.peer, partition) for partition in self.stages), default=0)
+        highest = self._highest(hello.peer)
         if fence < highest:
             return (
                 f"stream {self.stream!r}: {hello.peer!r} is sent by a later owner of that task "
                 f"(fence {highest}) by now, and this one has fence {fence}: it has been taken over"
             )
         return ""
+
+    def is_later(self, hello: wire.Hello) -> bool:
+        """Whether a task says hello by an owner that came after all that were heard."""
+        return fence_of(hello) > self._highest(hello.peer)
+
+    def _highest(self, producer: str) -> int:
+        return max((self._fence(producer, partition) for partition in self.stages), default=0)
 
     def _fence(self, producer: str, partition: int) -> int:
         lane = self.lanes.get((producer, partition))

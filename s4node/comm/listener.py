@@ -101,7 +101,10 @@ class Connection:
         self._listener.has_news(self)
 
     def outdated(self, before: object, producer: str) -> str:
-        """Why a producer may not open a stream here that it has opened ``before``; else empty."""
+        """Why a producer may not open a stream here that it has opened ``before``; else empty.
+
+        Of a task the later owner is true, which may have the older connection: see admission.
+        """
         if isinstance(before, Connection) and before.serial > self.serial:
             return f"producer {producer!r} has a newer connection; this one is out of date"
         return ""
@@ -113,6 +116,8 @@ class Connection:
             return
         if hello.incarnation and before.incarnation == hello.incarnation:
             return  # the same process, by another of our names
+        if hello.peer.startswith(wire.TASK):
+            return  # its former owner can commit nothing, and may be its next one by now
         reason = (
             f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
             f"producer id of its own"

@@ -148,7 +148,8 @@ class Inputs:
             log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
             return self._refusal(hello, reason)
         before = port.admission.connection_of(hello.peer)
-        reason = connection.outdated(before, hello.peer)
+        later = port.admission.is_later(hello)
+        reason = "" if later else connection.outdated(before, hello.peer)
         if reason:
             return self._refusal(hello, reason)
         now = trio.current_time()

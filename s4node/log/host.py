@@ -206,7 +206,8 @@ class LogHost:
 
     def _on_hello(self, hosted: HostedStream, hello: wire.Hello, connection: Connection) -> None:
         before = hosted.admission.connection_of(hello.peer)
-        error = connection.outdated(before, hello.peer)
+        later = hosted.admission.is_later(hello)
+        error = "" if later else connection.outdated(before, hello.peer)
         positions: tuple[wire.Position, ...] = ()
         if not error:
             positions, error = hosted.hello(hello, connection, trio.current_time())
