@@ -107,7 +107,7 @@ async def test_what_is_told_behind_a_turn_that_a_sleeping_loop_took_at_once_has_
             told = False
             loop.nudge()
 
-    loop = EventLoop(max_events=1, max_seconds=1, clock=trio.current_time, after_turn=after_turn)
+    loop = EventLoop(max_events=1, max_seconds=1, after_turn=after_turn)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         await trio.testing.wait_all_tasks_blocked()

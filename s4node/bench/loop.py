@@ -166,7 +166,6 @@ async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
     loop = EventLoop(
         max_events=config[settings.STEP_MAX_EVENTS],
         max_seconds=config[settings.STEP_MAX_MS],
-        clock=trio.current_time,
         after_turn=refill,
     )
     feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]

@@ -266,6 +266,8 @@ class StreamAdmission:
 
     def released(self) -> None:
         """Room has been made in the stages: serve whom lack of it held back."""
+        if not (self._held or self._holding):
+            return
         if self._held and self.deserializer.roomy:
             for lane in [each for each in self._held if self.stages[each.partition].roomy]:
                 del self._held[lane]

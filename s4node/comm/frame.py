@@ -343,9 +343,8 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
                 f"truncated: a frame of {size} bytes at offset {at} has only {end - at}"
             )
         body_at = at + 8 + head_size
-        over = f"a frame of {size} bytes is over the limit of {max_frame_bytes}"
         if head_size > max_frame_bytes:
-            yield BadFrame(over)
+            yield BadFrame(_over(size, max_frame_bytes))
         else:
             try:
                 header = _decoder.decode(view[at + 8 : body_at])
@@ -353,10 +352,14 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
                 yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
             else:
                 if size > max_frame_bytes:
-                    yield BadFrame(over, header)
+                    yield BadFrame(_over(size, max_frame_bytes), header)
                 else:
                     yield Frame(header, view[body_at : at + size])
         at += size
+
+
+def _over(size: int, limit: int) -> str:
+    return f"a frame of {size} bytes is over the limit of {limit}"
 
 
 def check_sections(header: Data, body: memoryview) -> str:

@@ -380,7 +380,6 @@ class Container:
         self.loop = EventLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
-            clock=trio.current_time,
             after_turn=self._after_turn,
             held=self._in_doubt,
             on_shutdown=self.stop,
@@ -553,12 +552,14 @@ class Container:
 
     def _after_turn(self) -> float | None:
         """Between two turns: let held inputs and waiting sources go on, send verdicts."""
-        self.partitions.turned.unpark_all()
+        if self.partitions.turned:
+            self.partitions.turned.unpark_all()
         now = trio.current_time()
         dues = [self.listener.flush(now)]
         if self.members is not None:
             dues.append(self.members.pump(now))
-        dues.append(self.outputs.pump(now))
+        if self.senders:
+            dues.append(self.outputs.pump(now))
         self._room()
         self.inputs.tick(now)
         if self.replay is not None:

@@ -99,9 +99,8 @@ class Inputs:
             elif shared and not isinstance(stream, OutputStream):
                 self.inner[stream.name] = port(stream)
 
-    @property
-    def _all(self) -> list[InputPort]:
-        return [*self.ports.values(), *self.inner.values()]
+        self._all = [*self.ports.values(), *self.inner.values()]
+        self._expiry = config[settings.PRODUCER_EXPIRY]
 
     def port(self, stream: str) -> InputPort | None:
         """Where frames of a stream arrive; None if none may come."""
@@ -235,11 +234,9 @@ class Inputs:
 
     def tick(self, now: float) -> None:
         """Between two turns: let go on who was held back, forget who is long gone."""
-        expiry = self._config[settings.PRODUCER_EXPIRY]
-        for ports in (self.ports, self.inner):
-            for port in ports.values():
-                port.admission.released()
-                port.admission.tick(now, expiry)
+        for port in self._all:
+            port.admission.released()
+            port.admission.tick(now, self._expiry)
 
     # -- statistics --------------------------------------------------------------------------
 

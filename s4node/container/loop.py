@@ -47,7 +47,6 @@ class EventLoop:
         *,
         max_events: int,
         max_seconds: float,
-        clock: Callable[[], float],
         after_turn: Callable[[], float | None],
         held: Callable[[], bool] = lambda: False,
         on_shutdown: Callable[[], None] = lambda: None,
@@ -66,7 +65,6 @@ class EventLoop:
         self.step_began = 0.0
         self._max_events = max_events
         self._max_seconds = max_seconds
-        self._clock = clock
         self._after_turn = after_turn
         self._held = held
         self._ready: deque[Task] = deque()
@@ -246,7 +244,7 @@ class EventLoop:
         self.step_began = 0.0
 
     def _check_timers(self) -> None:
-        now = self._clock()
+        now = trio.current_time()
         for task in self.tasks:
             if (task.timed or task.tick_at <= now) and task.check_due(now):
                 self.wake(task)
@@ -256,14 +254,14 @@ class EventLoop:
 
     def _deadline(self, due: float | None) -> float:
         """When to wake at the latest, in trio's time."""
-        dues = [task.next_due for task in self.tasks]
-        dues += [task.resume_at for task in self.tasks if task.resume_at is not None]
-        if due is not None:
-            dues.append(due)
-        earliest = min(dues, default=math.inf)
-        if earliest == math.inf:
-            return math.inf
-        return trio.current_time() + max(0.0, earliest - self._clock())
+        earliest = math.inf if due is None else due
+        for task in self.tasks:
+            next_due = task.next_due
+            if next_due < earliest:
+                earliest = next_due
+            if task.resume_at is not None and task.resume_at < earliest:
+                earliest = task.resume_at
+        return earliest
 
 
 _RESTING = (Op.NOTHING, Op.DONE)

@@ -234,7 +234,8 @@ class Task:
 
     def _update(self, source: Any) -> None:
         """Let the stage offer its next batch to its chooser."""
-        batch = self.stages[source].take(self._clock())
+        stage = self.stages[source]
+        batch = stage.take(self._clock()) if stage.depth > stage.in_flight else None
         self._loaded.pop(source, None)
         if batch is None:
             self._offered.pop(source, None)
@@ -370,7 +371,7 @@ class Task:
 
     def _take(self, may: Callable[[Any], bool] | None) -> bool:
         """Take a batch from the choosers, of a source that may go now."""
-        while True:
+        while self._offered:
             chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
             if chosen is None:
                 return False
@@ -384,6 +385,7 @@ class Task:
                     self.isolation.loaded(batch)
             self._batch = batch
             return True
+        return False
 
     def _may_run(self, source: Any) -> bool:
         if self._stream_of[source] in self._held:
