@@ -155,6 +155,7 @@ class Committer:
         self._finishing = False
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
+        self._encoding = trio.Lock()
         self._store: ProgressStore | None = None
         self._nursery: trio.Nursery
         self._ending = False
@@ -387,12 +388,16 @@ class Committer:
     # -- writing -----------------------------------------------------------------------------
 
     async def _encode(self, kept: _Kept) -> None:
-        """Have the instances of a commit encoded, without holding up others for long."""
-        began = time.perf_counter()
-        while kept.state.encode(_ENCODED_AT_ONCE) or self._exchange.encode(kept.task):
-            if time.perf_counter() - began > _ENCODING_SECONDS:
-                await trio.lowlevel.checkpoint()
-                began = time.perf_counter()
+        """Have the instances of a commit encoded, without holding up others for long.
+
+        One task at a time, for all that they do between two turns of the loop is one pause.
+        """
+        async with self._encoding:
+            began = time.perf_counter()
+            while kept.state.encode(_ENCODED_AT_ONCE) or self._exchange.encode(kept.task):
+                if time.perf_counter() - began > _ENCODING_SECONDS:
+                    await trio.lowlevel.checkpoint()
+                    began = time.perf_counter()
 
     async def _write(self, kept: _Kept) -> bool:
         """Write in a thread; False if that failed and may be tried again."""

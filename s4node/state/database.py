@@ -2,6 +2,11 @@
 
 Rules
 - Writes are whole commits: one atomic batch each. Reads may come from any thread.
+- RocksDB holds the interpreter while it takes a batch, so one of many rows is written in pieces,
+  between which others go on. All of them are kept beside it first, and count from one small write
+  on: whoever opens the database after that writes what is missing. Readers do not see the pieces
+  as a whole, and need not: what a commit is about to write is read from memory until it has ended.
+  For the same reason the databases of a process are written one after the other.
 - A process that is killed loses no commit. What a power cut loses is the setting ``s4.state.sync``:
   without it up to the last moments that the system had not written to disk.
 - One process at a time; a folder that another one has open is refused.
@@ -15,12 +20,16 @@ Rules
 
 from __future__ import annotations
 
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from rocksdict import (
     BlockBasedOptions,
     Cache,
@@ -34,7 +43,8 @@ from rocksdict import (
 )
 
 from s4node.errors import StateError, StoreCorrupt
-from s4node.state.rows import META, task_row
+from s4node.faults import passing
+from s4node.state.rows import META, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
 """The version of what is in the rows; another one is refused."""
@@ -46,7 +56,21 @@ _VERSION_ROW = task_row(META, b"format")
 _CHUNK = 64
 _LOOKS = 5
 
+PIECE_ROWS = 4096
+"""Rows that are written at once; a few milliseconds."""
+
+_BREATH = 0.0002
+"""Seconds between two pieces, in which others get the interpreter. A thread that goes on and on
+takes it for 5 ms whenever the loop gives it away, which is at each call of a socket."""
+
+_PIECES_ROW = task_row(REDO, b"")
+_NUMBER = struct.Struct(">I")
+
+Row = tuple[bytes, bytes | None]
 R = TypeVar("R")
+_turn = threading.Lock()
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 class Database:
@@ -65,7 +89,8 @@ class Database:
         salvage: bool = False,
     ) -> None:
         self.folder = folder
-        self._broken = False  # by a write that failed
+        self._broken = False  # by a write that failed,
+        self._torn = False  # when some of a commit's rows were where they belong
         self._opening = threading.Lock()
         options = Options(raw_mode=True)
         options.create_if_missing(True)
@@ -101,9 +126,15 @@ class Database:
                 f"{folder} has the format {version!r}, which this version does not know; "
                 f"use the version of s4node that wrote it, or a newer one"
             )
+        try:
+            self._redo()
+        except BaseException:
+            self._db.close()
+            raise
 
     def get(self, row: bytes) -> bytes | None:
         """The row's value, None if there is none."""
+        self._whole()
         try:
             return self._db.get(row)
         except Exception as error:
@@ -111,6 +142,7 @@ class Database:
 
     def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
         """The values of several rows, in one call."""
+        self._whole()
         try:
             return self._db.get(list(rows))  # type: ignore[return-value]
         except Exception as error:
@@ -130,6 +162,7 @@ class Database:
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """Up to so many rows from ``start`` to before ``end``."""
+        self._whole()
         try:
             return self._chunk(start, end, rows)
         except Exception as error:
@@ -151,6 +184,13 @@ class Database:
             del it  # an error that is kept would keep it, and with it the database open
         return found
 
+    def _whole(self) -> None:
+        if self._torn and self._broken:
+            raise StateError(
+                f"{self.folder} could not be written, and holds a commit in part; it is made whole "
+                f"when it is opened again"
+            )
+
     def _again(self, error: Exception, read: Callable[[], R]) -> R:
         """Read once more where the database was just being opened again; else tell the error."""
         with self._told():
@@ -160,11 +200,28 @@ class Database:
                 pass
             return read()
 
-    def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> int:
+    def write(self, rows: Iterable[Row]) -> int:
         """Write all rows or none, deleting where the value is None; returns the bytes written.
 
         Call it in a thread: it may take long.
         """
+        rows = iter(rows)
+        first = list(islice(rows, PIECE_ROWS))
+        second = list(islice(rows, PIECE_ROWS))
+        with _turn, self._told():
+            if self._broken:
+                self._open_again()
+            try:
+                if not second:
+                    return self._write(first)
+                return self._write_in_pieces(chain((first, second), _pieces(rows)))
+            except BaseException:
+                self._broken = True
+                if self._torn and self._open_again():
+                    return 0  # it counted, and is whole now
+                raise
+
+    def _write(self, rows: Iterable[Row]) -> int:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for row, value in rows:
@@ -173,22 +230,51 @@ class Database:
             else:
                 put(row, value)
         size: int = batch.size_in_bytes()
-        with self._told():
-            if self._broken:
-                self._open_again()
-            try:
-                self._db.write(batch, self._write_options)
-            except BaseException:
-                self._broken = True
-                raise
+        self._db.write(batch, self._write_options)
         return size
 
-    def _open_again(self) -> None:
+    def _write_in_pieces(self, pieces: Iterable[list[Row]]) -> int:
+        kept: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            kept.append(_pack(piece))
+            size += self._write([(_piece_row(len(kept)), kept[-1])])
+        passing("pieces.prepared")
+        self._torn = True
+        size += self._write([(_PIECES_ROW, _NUMBER.pack(len(kept)))])
+        passing("pieces.count")
+        for number, rows in enumerate(kept, 1):
+            time.sleep(_BREATH)
+            size += self._write((*_unpack(rows), (_piece_row(number), None)))
+            passing("pieces.piece")
+        passing("pieces.done")
+        size += self._write([(_PIECES_ROW, None)])
+        self._torn = False
+        return size
+
+    def _redo(self) -> bool:
+        """Write what is missing of a commit that counts, and forget one that does not; returns
+        whether there was one that counts."""
+        with self._told():
+            counts = self._db.get(_PIECES_ROW) is not None
+            start, end = prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1)
+            while piece := [each for each in self._chunk(start, end, 2) if each[0] != _PIECES_ROW]:
+                row, rows = piece[0]
+                self._write((*(_unpack(rows) if counts else ()), (row, None)))
+            if counts:
+                self._write([(_PIECES_ROW, None)])
+        self._torn = False
+        return counts
+
+    def _open_again(self) -> bool:
+        """Open it once more; returns whether a commit was made whole by that."""
         with self._opening:
             with suppress(Exception):  # it tells of the write that failed once more
                 self._db.close()
             self._db = Rdict(str(self.folder), self._options)
+            counted = self._redo()
         self._broken = False
+        return counted
 
     def verify(self, *, rows: bool = False) -> None:
         """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened.
@@ -255,6 +341,15 @@ class Database:
                 with suppress(OSError):
                     (self.folder / DAMAGED).write_text(str(error))
             raise meaning from error
+
+
+def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while piece := list(islice(rows, PIECE_ROWS)):
+        yield piece
+
+
+def _piece_row(number: int) -> bytes:
+    return task_row(REDO, _NUMBER.pack(number))
 
 
 def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:

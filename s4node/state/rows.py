@@ -21,7 +21,7 @@ from s4node.keys import KEY_GROUPS
 TASK_GROUP = 0xFFFF
 """The group of what belongs to no key."""
 
-META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED = range(5)
+META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO = range(6)
 """Tables of every task."""
 
 FIRST_TABLE = 16

@@ -1,0 +1,119 @@
+"""Commits of many rows, which are written in pieces: all of one is there, or nothing of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s4node.state.database import PIECE_ROWS, Database
+from s4node.state.rows import FIRST_TABLE, REDO, TASK_GROUP, prefix
+
+PIECES = 3
+ROWS = PIECES * PIECE_ROWS - 5
+GONE = range(0, ROWS, 1000)  # of the second commit
+
+COMMITS = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_database import commit
+from s4node.state.database import Database
+database = Database(Path(sys.argv[1]))
+commit(database, 1)
+commit(database, 2)
+"""
+
+
+def row(number: int) -> bytes:
+    return prefix(number % 7, FIRST_TABLE) + b"%08d" % number
+
+
+def commit(database: Database, life: int) -> None:
+    """Write all rows; the second commit removes some instead."""
+    database.write((row(n), None if life == 2 and n in GONE else b"%d" % life) for n in range(ROWS))
+
+
+def lives(database: Database) -> set[bytes | None]:
+    """What the rows say that are not among ``GONE``, and that nothing else is left."""
+    found = database.get_many([row(n) for n in range(ROWS)])
+    gone = {found[n] for n in GONE}
+    kept = {value for n, value in enumerate(found) if n not in GONE}
+    assert gone == ({None} if kept == {b"2"} else kept)
+    assert database.chunk(prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1), 10) == []
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("fault", "life"),
+    [
+        ("pieces.prepared", None),
+        ("pieces.count", b"1"),
+        ("pieces.piece:2", b"1"),
+        ("pieces.done", b"1"),
+        ("pieces.prepared:2", b"1"),
+        ("pieces.count:2", b"2"),
+        (f"pieces.piece:{PIECES + 1}", b"2"),
+        (f"pieces.piece:{2 * PIECES}", b"2"),
+        ("pieces.done:2", b"2"),
+    ],
+)
+def test_a_commit_of_many_rows_is_whole_or_nothing_wherever_its_process_dies(
+    tmp_path: Path, fault: str, life: bytes | None
+) -> None:
+    folder = tmp_path / "task"
+    command = [sys.executable, "-c", COMMITS, str(folder)]
+    died = subprocess.run(command, env={**os.environ, "S4_FAULT": fault}, timeout=60, check=False)
+    assert died.returncode == -signal.SIGKILL
+    for _ in range(2):
+        database = Database(folder)
+        assert lives(database) == {life}
+        database.close()
+
+
+FULL = f"""
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_database import commit, lives, row
+from s4node.errors import StateError
+from s4node.state.database import Database
+
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for size in range(*map(int, sys.argv[2:])):
+    database = Database(Path(sys.argv[1]) / str(size))
+    commit(database, 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        commit(database, 2)
+        outcome = "written"
+    except StateError:
+        outcome = "failed"
+    try:
+        database.get(row(1))
+        outcome += ", read"
+    except StateError as error:
+        assert "in part" in str(error), error
+        outcome += ", in part"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    database.write([(b"any", b"thing")])
+    print(outcome, *(value.decode() for value in lives(database)))
+    database.close()
+"""
+
+
+def test_on_a_full_disk_a_commit_of_many_rows_is_whole_or_nothing(tmp_path: Path) -> None:
+    sizes = ("600000", "1900000", "20000")  # bytes of a file; the log of commits is the largest
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), *sizes],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    outcomes = set(told.stdout.splitlines())
+    possible = {"written, read 2", "failed, read 1", "failed, in part 2"}
+    assert outcomes <= possible
+    assert {"written, read 2", "failed, read 1"} <= outcomes, outcomes
