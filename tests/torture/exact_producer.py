@@ -21,6 +21,7 @@ from s4node.ops import logging
 from torture.exact import Order, order
 
 PATIENCE_SECONDS = 6.0
+FLUSH_SECONDS = 60.0  # what has been sent may have to wait for many others
 
 
 def farthest(notes: Path) -> int:
@@ -47,7 +48,9 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
                 scope = trio.CancelScope(deadline=trio.current_time() + PATIENCE_SECONDS)
                 try:
                     with scope:
-                        sent = await produce(address, stream, name, least, chance, over, file)
+                        sent = await produce(
+                            scope, address, stream, name, least, chance, over, file
+                        )
                     if not scope.cancelled_caught:
                         break
                 except ConnectionRefused as error:  # that one may be down
@@ -57,6 +60,7 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
 
 
 async def produce(
+    scope: trio.CancelScope,
     address: str,
     stream: str,
     name: str,
@@ -65,7 +69,10 @@ async def produce(
     over: trio.Event,
     file: int,
 ) -> int:
-    """Send until it is over, as many as earlier lives at the least; returns how many."""
+    """Send until it is over, as many as earlier lives at the least; returns how many.
+
+    ``scope`` ends it where nothing moves on for too long.
+    """
     async with Client(address, producer=name, timeout=10) as client:
         out = await client.stream(stream, types=Order, again=True)
         number = 0
@@ -75,8 +82,10 @@ async def produce(
                 os.write(file, f"to {end}\n".encode())  # before any of them is sent
             await out.send_many([order(name, n) for n in range(number, end)])
             number = end
+            scope.deadline = trio.current_time() + PATIENCE_SECONDS
             if number > least:
                 await trio.sleep(chance.choice([0.002, 0.01, 0.05]))
+        scope.deadline = trio.current_time() + FLUSH_SECONDS
         for refusal in await out.flush():
             os.write(file, f"refused {refusal}\n".encode())
     return number

@@ -41,6 +41,7 @@ DEEDS = (
 )  # fmt: skip
 MOST = 4
 PAUSES = (0.1, 0.5, 1.0, 3.0)
+STOP_SECONDS = 90  # a producer stops when all that it has sent is settled
 
 
 class LogTorture(Torture):
@@ -239,10 +240,10 @@ class LogTorture(Torture):
         process = self.processes[name]
         self.log(f"SIGTERM {name}")
         process.terminate()
-        with trio.move_on_after(30) as patience:
+        with trio.move_on_after(STOP_SECONDS) as patience:
             await process.wait()
         if patience.cancelled_caught:
-            self.complaints.append(f"{name} does not stop within 30 s")
+            self.complaints.append(f"{name} does not stop within {STOP_SECONDS} s")
             process.kill()
             await process.wait()
         elif process.returncode != 0:
