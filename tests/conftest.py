@@ -1,11 +1,17 @@
-"""Notes which tests ran, for docs/semantics.md: the test that asks for it is the last to run."""
+"""What tests share: a system in memory, with the settings of a container that reads from it.
+
+And notes which tests ran, for docs/semantics.md: the test that asks for it is the last to run.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from input_systems import fresh
 from semantics import Outcomes, function_of
+
+from s4node.systems.memory import MemorySystem
 
 SEEN = pytest.StashKey[Outcomes]()
 LAST = "tests/test_semantics.py::test_every_test_that_the_page_names_ran_and_passed"
@@ -43,3 +49,20 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     """What this session has shown so far."""
     return request.config.stash[SEEN]
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> MemorySystem:
+    """A system of its own, which ``settings`` name."""
+    return fresh(str(tmp_path))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    """For a container that reads ``system`` from the beginning."""
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": str(tmp_path),
+        "systems.memory.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+    }

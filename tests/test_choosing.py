@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import trio
 from harness import running, until
-from input_systems import fresh
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.container.container import Container
@@ -18,8 +16,6 @@ from s4node.event import EventBatch
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
-
-ADDRESS = "the choosers' tests'"
 
 
 class Rule(Event):
@@ -76,21 +72,6 @@ class Notes(TaskApp):
     @property
     def streams_seen(self) -> str:
         return "".join(stream[0] for _, stream, _ in self.seen)
-
-
-@pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "systems.memory.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-    }
 
 
 def fill(

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,23 +32,7 @@ from s4node.errors import CheckpointError, ProcessingError
 from s4node.progress.store import FILE
 from s4node.systems.memory import MemorySystem
 
-ADDRESS = "containers"
 GROUPER = "job.systemstreampartition.grouper.factory"
-
-
-@pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "systems.memory.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-    }
 
 
 def event(number: int) -> GenericEvent:

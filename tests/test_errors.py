@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import InputBatch, SystemStreamPartition
 
-ADDRESS = "where errors are tested"
-
 
 class Click(Event):
     user: str
@@ -31,19 +27,8 @@ class Click(Event):
 
 
 @pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "streams.clicks.samza.offset.default": "oldest",
-        "s4.stream.clicks.onError": "skip",
-    }
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "s4.stream.clicks.onError": "skip"}
 
 
 def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
@@ -348,7 +333,7 @@ class Live(App):
 async def test_producers_of_durable_streams_go_back_as_well(
     settings: dict[str, str], where: str
 ) -> None:
-    del settings["streams.clicks.samza.offset.default"]
+    del settings["systems.memory.samza.offset.default"]
     settings["s4.stream.clicks.grade"] = "durable"
     clicks = [Click(f"user-{n % 17}", n, PLACES[where](n)) for n in range(500)]
     async with running(Live("live"), settings, partitions=2) as container:
@@ -463,7 +448,7 @@ async def test_what_cannot_be_done_is_refused_at_the_start(
 
 
 async def test_what_comes_once_cannot_be_taken_back(settings: dict[str, str]) -> None:
-    del settings["streams.clicks.samza.offset.default"]
+    del settings["systems.memory.samza.offset.default"]
     with dies(ConfigError, match="nothing of app 'live' comes again: its inputs are live and fast"):
         async with running(Live("live"), settings):
             await trio.sleep_forever()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ from s4node.errors import (
 from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import InputBatch, SystemStreamPartition
-
-ADDRESS = "the tests'"
 
 
 class Click(Event):
@@ -56,21 +53,6 @@ class Clicks(App):
 
     def on_init(self) -> None:
         self.create_input_stream("clicks", self.create_pe(Record), key="user", system=self._system)
-
-
-@pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "streams.clicks.samza.offset.default": "oldest",
-    }
 
 
 def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
@@ -164,7 +146,6 @@ async def test_a_system_s_default_offset_is_that_of_its_streams_without_one(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
-    del settings["streams.clicks.samza.offset.default"]
     app = Clicks()
     async with running(app, {**settings, "systems.memory.samza.offset.default": "oldest"}):
         await until(lambda: app.seen == [("ada", 0)])
@@ -217,7 +198,7 @@ async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and
             await until(lambda: len(app.seen) == 1)
             lose()
             await trio.sleep_forever()
-    system = fresh(ADDRESS)
+    system = fresh(settings["systems.memory.address"])
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
     app = Clicks()
@@ -239,15 +220,16 @@ async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
     app = Clicks()
     async with running(app, settings):
         await until(lambda: len(app.seen) == 3)
-    fresh(ADDRESS).create("clicks", 1)
+    fresh(settings["systems.memory.address"]).create("clicks", 1)
     with dies(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
         async with running(Clicks(), settings):
             await trio.sleep_forever()
 
 
 async def test_a_live_input_cannot_begin_at_the_oldest(settings: dict[str, str]) -> None:
+    oldest = {**settings, "streams.clicks.samza.offset.default": "oldest"}
     with dies(StartpointError, match="live sockets, which keep nothing"):
-        async with running(Clicks(system="live"), settings):
+        async with running(Clicks(system="live"), oldest):
             raise AssertionError("it runs")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 from harness import ANY_PORT, running, until
-from input_systems import fresh
 from kept import kept_positions
 from tracing import MODES, Click, Trace
 
@@ -20,7 +19,6 @@ from s4node import App, Callback, Collector, Config, Container, Coordinator, Env
 from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 
-ADDRESS = "guarantees"
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 EVERY_ORDER = pytest.mark.parametrize(
     "order",
@@ -31,19 +29,8 @@ EVERY_ORDER = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "systems.memory.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-        "task.commit.ms": "0",
-    }
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "task.commit.ms": "0"}
 
 
 def progress(settings: dict[str, str]) -> dict[str, int]:

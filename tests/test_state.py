@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
-from input_systems import dies, fresh
+from input_systems import dies
 from kept import kept_positions
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
@@ -25,8 +25,6 @@ from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
-
-ADDRESS = "state"
 
 
 class Click(Event):
@@ -72,19 +70,8 @@ class Counting(App):
 
 
 @pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "systems.memory.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-        "task.commit.ms": "0",
-    }
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "task.commit.ms": "0"}
 
 
 @asynccontextmanager

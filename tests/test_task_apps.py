@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, ROOT, node_process, run_s4, running, s4_process, until
-from input_systems import fresh
 
 from apps.enrich.app import Click, Enrich, Located
 from apps.join.app import Join, JoinApp, PageView, Profile, Visit
@@ -34,23 +33,6 @@ from s4node import (
 )
 from s4node.keys import Partitioner, crc32
 from s4node.systems.memory import MemorySystem
-
-ADDRESS = "apps"
-
-
-@pytest.fixture
-def system() -> Iterator[MemorySystem]:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "systems.memory.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-    }
 
 
 class Kept:

@@ -30,7 +30,7 @@ from torture.apps import Tap
 from torture.copying import WAYS
 from torture.ledger import read
 from torture.log_ledger import Saved, appended, copied
-from torture.run import SESSION_SECONDS, SETTINGS, Member, Torture
+from torture.run import SESSION_SECONDS, SETTINGS, SHUTDOWN_SECONDS, Member, Torture
 
 PRODUCERS = ("direct-1", "direct-2", "texts")
 DEEDS = (
@@ -46,6 +46,8 @@ STOP_SECONDS = 90  # a producer stops when all that it has sent is settled
 
 class LogTorture(Torture):
     """One run; ``complaints`` should be empty."""
+
+    stop_seconds = SHUTDOWN_SECONDS + 5  # where its log is away, it cannot drain
 
     def __init__(
         self, folder: Path, seed: int, seconds: float, *, say: Callable[[str], None]

@@ -59,6 +59,9 @@ class Member:
 class Torture:
     """One run, all of whose chances come from ``seed``."""
 
+    stop_seconds = SHUTDOWN_SECONDS * 0.8
+    """How long a member may take to stop in order."""
+
     def __init__(
         self,
         folder: Path,
@@ -217,7 +220,7 @@ class Torture:
         took = trio.current_time() - began
         if member.name in self.dead:
             return
-        if member.process.returncode != 0 or took > SHUTDOWN_SECONDS * 0.8:
+        if member.process.returncode != 0 or took > self.stop_seconds:
             self.complaints.append(
                 f"{member.name} stopped with {member.process.returncode} after {took:.1f} s"
             )
