@@ -179,7 +179,7 @@ def test_a_session_notes_what_ran_before_it_is_judged(
     tests = tmp_path / "tests"
     tests.mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
-    for name in ("conftest.py", "semantics.py"):
+    for name in ("conftest.py", "input_systems.py", "semantics.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     (tests / "test_a.py").write_text(
         "import pytest\n"

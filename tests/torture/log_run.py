@@ -249,7 +249,8 @@ class LogTorture(Torture):
             process.kill()
             await process.wait()
         elif process.returncode != 0:
-            self.complaints.append(f"{name} stopped with {process.returncode}")
+            last = (self.folder / f"{name}.log").read_text().splitlines()[-1:]
+            self.complaints.append(f"{name} stopped with {process.returncode}: {last}")
         self.log(f"{name} has ended")
 
     # -- the adversary -----------------------------------------------------------------------
