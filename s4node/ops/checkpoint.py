@@ -3,6 +3,7 @@
 Rules
 - What is exported can be imported as it is, while no container of the job runs. All of a file is
   looked at before anything is written.
+- Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
 - What is imported must fit the job: offsets of a job with other tasks or keys are refused.
 """
 
@@ -24,7 +25,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.state import epochs
-from s4node.state.job import replace, task_folder
+from s4node.state.job import progress_of, replace, task_folder
 from s4node.state.shipping import depot_of
 from s4node.systems.system import SystemStreamPartition
 
@@ -54,17 +55,26 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
 
 
 def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
-    """Print the offset that each task goes on with, by partition; returns the exit status."""
+    """Print what each task goes on with, the offset of each partition and the number of each
+    producer of a durable stream; returns the exit status."""
     job = _with_checkpoints(target, config)
     job.check_task(task)
-    shown = {name: one for name, one in job.checkpoints.items() if task in ("", name)}
+    shown = {name: progress_of(job.folder, name) for name in job.checkpoints if task in ("", name)}
     if as_json:
-        print(json.dumps(_tasks(shown)))
+        tasks = _tasks({name: one for name, (one, _) in shown.items()})
+        for name, (_, producers) in shown.items():
+            tasks[name]["producers"] = [
+                {"stream": stream, "producer": producer, "number": kept.number}
+                for (stream, producer), kept in sorted(producers.items())
+            ]
+        print(json.dumps(tasks))
         return 0
-    for name, one in shown.items():
+    for name, (one, producers) in shown.items():
         print(f"{name}: {_when(one)}")
         for at, offset in sorted(one.offsets.items()):
             print(f"  {SystemStreamPartition(*at)}: {offset}")
+        for (stream, producer), kept in sorted(producers.items()):
+            print(f"  {stream} from {producer!r}: {kept.number}")
     return 0
 
 

@@ -75,8 +75,8 @@ def checkpoint_commands(commands: Parsers, load: Load) -> None:
     )  # fmt: skip
     _app(list_)
     show = command(
-        actions, "show", partial(_show_offsets, load), "show the offset that each task goes on "
-        "with", "s4 checkpoint show clicks --task 'Partition 0'",
+        actions, "show", partial(_show_offsets, load), "show what each task goes on with: "
+        "offsets, and numbers of producers", "s4 checkpoint show clicks --task 'Partition 0'",
     )  # fmt: skip
     _app(show)
     _task(show, "this one only")

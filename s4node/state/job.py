@@ -12,6 +12,7 @@ from pathlib import Path
 
 from s4node.keys import crc32
 from s4node.progress.checkpoint import Checkpoint
+from s4node.progress.producers import KeptProducer, Producer
 from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
@@ -40,14 +41,18 @@ def checkpoint_of(state: TaskState) -> Checkpoint:
 
 def checkpoints_of(folder: Path, store: ProgressStore) -> dict[str, Checkpoint]:
     """The progress of each task of the job in ``folder``."""
-    found = {}
-    for task in store.tasks():
-        place = task_folder(folder, task)
-        found[task] = Checkpoint()
-        if epochs.epochs_of(place):
-            with epochs.copied(place) as database:
-                found[task] = checkpoint_of(TaskState(database, crc32))
-    return found
+    return {task: progress_of(folder, task)[0] for task in store.tasks()}
+
+
+def progress_of(folder: Path, task: str) -> tuple[Checkpoint, dict[Producer, KeptProducer]]:
+    """The progress of a task of the job in ``folder`` in what it reads, and in what producers of
+    durable streams have sent it; both of one commit, and empty before the first."""
+    place = task_folder(folder, task)
+    if not epochs.epochs_of(place):
+        return Checkpoint(), {}
+    with epochs.copied(place) as database:
+        state = TaskState(database, crc32)
+        return checkpoint_of(state), state.producers()
 
 
 def replace(
