@@ -609,6 +609,51 @@ async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folde
         assert "two" in told
 
 
+# Fails at a user, and puts the others' clicks on a stream for an app that never comes.
+FAILING = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Copy(ProcessingElement):
+    def on_event(self, click: Click):
+        if click.user == "bad":
+            raise ValueError("a bad one")
+        self.app.streams["copies"].put(click)
+app = App("failing")
+app.create_output_stream("copies", key="user", types=Click)
+app.create_input_stream("clicks", app.create_pe(Copy), key="user")
+"""
+
+
+async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_there_is_any(
+    folder: Path,
+) -> None:
+    (folder / "failing.py").write_text(FAILING)
+    state = {"s4.state.folder": str(folder / "state")}
+    async with node(folder, "one", **state, task_shutdown_ms="100") as one:
+        await deploy(
+            folder, "failing.py", "--partitions", "2", "-p", "s4.stream.clicks.grade=durable",
+            "-p", "s4.stream.clicks.onError=skip", "-p", "s4.stream.copies.consumers=nobody",
+            "-p", "s4.cluster.nobody.address=tcp://127.0.0.1:9",
+        )  # fmt: skip
+        told = (await s4_of(folder, "status")).stdout
+        assert "left out" not in told
+        assert "outbox" not in told
+        await click(one.address, "ann", "bad", "joe", "bad", "eve")
+        while True:  # pulses bring the counts within a second
+            status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+            left_out = sum(row["left_out"] for row in status["stages"])
+            if status["outboxes"] and left_out == 2:
+                break
+            await trio.sleep(0.05)
+        (outbox,) = status["outboxes"]
+        del outbox["bytes"]
+        assert outbox == {"app": "failing", "stream": "copies", "consumer": "nobody", "depth": 3}
+        told = (await s4_of(folder, "status")).stdout
+        for words in ("left out", "outbox", "nobody"):
+            assert words in told
+
+
 # A stream whose events take far longer than they come.
 SLOW = """\
 import trio

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import running, until
+from harness import free_port, running, until
 from input_systems import fresh, memory
 from structlog.testing import capture_logs
 
-from s4node import Client, Event
+from s4node import App, Client, Event, ProcessingElement
 from s4node.config import Config
 from s4node.container.container import Container
+from s4node.container.statistics import OutboxStatistics
 from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
@@ -345,6 +346,8 @@ class Counting:
 
     def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
         self.metrics.counter(envelope.stream).increment()
+        if envelope.message.number < 0:
+            raise ValueError(envelope.message.number)
         if envelope.stream == "ticks":
             raise KeyError(envelope.offset)
         collector.send("out", envelope.message)
@@ -400,14 +403,20 @@ def placed(name: str) -> str:
     name = re.sub(r"^memory-\w+-[0-9]-", "<system>-<stream>-<partition>-", name)
     name = re.sub(r"^memory-\w+-lagging", "<system>-<stream>-lagging", name)
     name = re.sub(r"^live-\w+-", "live-<stream>-", name)
-    name = re.sub(r"^out-sends", "<stream>-sends", name)
+    name = re.sub(r"^out-(sends|outbox)", r"<stream>-\1", name)
+    name = re.sub(r"^gate-messages-left-out", "<stream>-messages-left-out", name)
     return re.sub(r"^exception-ignored-KeyError", "exception-ignored-<class>", name)
 
 
 async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
     values: dict[str, str],
 ) -> None:
-    values["streams.gate.samza.bootstrap"] = "true"
+    values |= {
+        "streams.gate.samza.bootstrap": "true",
+        "s4.stream.gate.onError": "skip",
+        "s4.stream.ticks.grade": "durable",
+        "task.commit.ms": "20",
+    }
     found: dict[str, set[tuple[str, str]]] = {"Of the container": set(), "Of a task": set()}
 
     def look(container: Container) -> bool:
@@ -419,8 +428,9 @@ async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
 
     system = memory("memory", values["systems.memory.address"])
     for partition in (0, 1):
-        system.put("gate", partition, Tick(0))
-    app = counting(system.go_away)  # so that there is something that lags
+        system.put("gate", partition, Tick(-1))  # and a task is made anew for it
+    going = iter((system.go_away, system.go_away))  # so that there is something that lags
+    app = counting(lambda: next(going, lambda: None)())
     async with running(app, values, partitions=2) as container:
         look(container)
         system.come_back()
@@ -469,6 +479,83 @@ async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> 
         assert task["app"]["clicks"] == 5
         assert task["app"]["seven"] == 7
         assert int(task["app"]["windows"]) == int(mine["window-calls"])
+
+
+class Copy(ProcessingElement):
+    """Passes ticks on to other tasks and to another app, but for those at which it fails."""
+
+    def on_event(self, event: Tick) -> None:
+        self.app.streams["copies"].put(event)
+        if event.number < 0:
+            raise ValueError(event.number)
+
+
+class Copies(App):
+    def on_init(self) -> None:
+        self.create_output_stream("copies", key="number", types=Tick)
+        self.create_input_stream("ticks", self.create_pe(Copy), key="number")
+
+
+class Seen(App):
+    def on_init(self) -> None:
+        self.numbers: list[int] = []
+        self.create_input_stream("copies", self.create_pe(See), key="number")
+
+
+class See(ProcessingElement):
+    def on_event(self, event: Tick) -> None:
+        self.app.numbers.append(event.number)
+
+
+async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted(
+    tmp_path: Path,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    consumed = {"s4.stream.copies.consumers": "keeper", "s4.cluster.keeper.address": address}
+    values = {
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.stream.ticks.grade": "durable",
+        "s4.stream.ticks.onError": "skip",
+        "task.commit.ms": "10",
+        "task.shutdown.ms": "200",
+    }
+
+    def waiting(container: Container) -> int:
+        return sum(each.depth for each in container.statistics().outboxes)
+
+    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(-3, 20)])
+            assert len(await ticks.flush()) == 3
+        statistics = container.statistics()
+        sources = by_source(container)
+    assert statistics.replay is not None
+    assert statistics.replay.left_out == {"ticks": 3}
+    assert sum(each.depth for each in statistics.outboxes) == 20
+    assert {each.task for each in statistics.outboxes} == {"Partition 0", "Partition 1"}
+    assert {(each.stream, each.consumer) for each in statistics.outboxes} == {("copies", "keeper")}
+    whole = sources[container.node]
+    assert whole["SystemConsumersMetrics"]["messages-left-out"] == 3
+    assert whole["SystemConsumersMetrics"]["ticks-messages-left-out"] == 3
+    producers = whole["SystemProducersMetrics"]
+    assert (producers["outbox-messages"], producers["copies-outbox-messages"]) == (20, 20)
+    assert int(producers["outbox-bytes"]) == sum(each.bytes for each in statistics.outboxes)
+    assert [
+        sources[f"TaskName-{each.task}"]["TaskInstanceMetrics"]["outbox-messages"]
+        for each in statistics.outboxes
+    ] == [each.depth for each in statistics.outboxes]
+    # whose consumer is not there at all: it waits as it is
+    async with running(Copies("copies"), values, partitions=2) as container:
+        left = container.statistics().outboxes
+        assert sum(each.depth for each in left) == 20
+        assert all(isinstance(each, OutboxStatistics) and each.bytes > 0 for each in left)
+    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+        assert waiting(container) == 20
+        seen = Seen("keeper")
+        async with running(seen, {"s4.listener.address": address}):
+            await until(lambda: not waiting(container))
+        assert sorted(seen.numbers) == list(range(20))
 
 
 async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(

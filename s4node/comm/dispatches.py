@@ -59,6 +59,18 @@ def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
     return found
 
 
+def weight_of(rows: Rows) -> tuple[int, int]:
+    """How many events are in rows of a way, and the bytes that they take."""
+    events = size = 0
+    for key, value in rows:
+        if key[:1] in (_FRAME, _OWN):
+            header = _data_of(value).header
+            assert isinstance(header, wire.Data)
+            events += header.count
+            size += len(value)
+    return events, size
+
+
 class Dispatches:
     """The lanes of ``outbox``, which sends what is committed only, with their rows in ``changes``.
 
@@ -136,6 +148,11 @@ class Dispatches:
     def idle(self) -> bool:
         """Whether all that was put is committed at its receivers."""
         return not self.bytes and not self.outbox.pending
+
+    @property
+    def depth(self) -> int:
+        """Events that are not committed at their receivers."""
+        return self.outbox.unsettled
 
     @property
     def size(self) -> int:

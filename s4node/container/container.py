@@ -634,6 +634,7 @@ class Container:
             started_after=self._started_after,
             threads=self.config[settings.THREAD_POOL_SIZE],
             grades=grades_of(self.app, self.config),
+            outboxes=tuple(self.exchange.statistics()) if self.exchange is not None else (),
         )
 
     def metrics(self) -> list[MetricsSnapshot]:

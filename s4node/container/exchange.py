@@ -19,17 +19,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from s4node import config as settings
 from s4node.app import App
 from s4node.comm import frame as wire
-from s4node.comm.dispatches import Dispatches, Rows, ways_of
+from s4node.comm.dispatches import Dispatches, Rows, ways_of, weight_of
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Lane, Outbox, Refusal
 from s4node.config import Config
 from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline
+from s4node.container.statistics import OutboxStatistics
 from s4node.container.task import Task
 from s4node.errors import EventError, S4Error
 from s4node.event import EventBatch, footprint
@@ -63,11 +64,20 @@ class _Side:
         self.state = state
         self.fence = fence
         self.ways: dict[str, Way] = {}
-        self.unclaimed: dict[str, Rows] = {}  # of ways to consumers that are not there yet
+        self.unclaimed: dict[str, Unclaimed] = {}  # of ways to consumers that are not there yet
         self.left: dict[str, list[Any]] = {}
         self.own_rows = False
         self.processed = 0
         self.life: str = state.meta(_LIFE) or ""
+
+
+class Unclaimed(NamedTuple):
+    """What an earlier owner has left for a consumer that is not there: rows, with so many events
+    and bytes."""
+
+    rows: Rows
+    depth: int
+    bytes: int
 
 
 class Way:
@@ -161,7 +171,7 @@ class Exchange:
             if not consumer or consumer in self._outputs.senders[stream].emitters:
                 self._way(side, name, mine)
             else:
-                side.unclaimed[name] = mine
+                side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
 
     def go_back(self, task: Task, state: TaskState) -> None:
         """``task`` takes the place of one that has failed: what that had put since its last commit
@@ -248,7 +258,7 @@ class Exchange:
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
             if here and name in side.unclaimed:
-                self._way(side, name, side.unclaimed.pop(name))
+                self._way(side, name, side.unclaimed.pop(name).rows)
             elif not here and name in side.ways:
                 way = side.ways.pop(name)
                 way.emitter.remove(way.dispatches.outbox)
@@ -331,6 +341,18 @@ class Exchange:
                     self._on_refused(refusal)
             if outbox.error:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
+
+    def statistics(self) -> Iterator[OutboxStatistics]:
+        """What has been put for others, and is not settled."""
+        for side in self._sides.values():
+            task = side.task.name
+            for name, way in side.ways.items():
+                stream, _, consumer = name.partition(_TO)
+                out = way.dispatches
+                yield OutboxStatistics(task, stream, consumer, out.depth, out.size)
+            for name, (_, depth, size) in side.unclaimed.items():
+                stream, _, consumer = name.partition(_TO)
+                yield OutboxStatistics(task, stream, consumer, depth, size)
 
     # -- commits -----------------------------------------------------------------------------
 

@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from s4node.container.statistics import ContainerStatistics, ProgressStatistics, TaskStatistics
+from s4node.container.statistics import (
+    ContainerStatistics,
+    OutboxStatistics,
+    ProgressStatistics,
+    TaskStatistics,
+)
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 
 CONTAINER = "SamzaContainerMetrics"
@@ -48,7 +53,7 @@ def snapshots_of(
         yield MetricsSnapshot(
             source_of(task.name),
             {
-                TASK: _task(task, mine),
+                TASK: _task(task, mine, statistics.outboxes),
                 CHOOSER: _chooser([task]),
                 OFFSETS: {
                     f"{_place(each)}-checkpointed-offset": each.committed
@@ -86,7 +91,11 @@ def _called(calls: Mapping[str, int], seconds: Mapping[str, float]) -> Iterable[
         yield f"{name}-ns", round(seconds.get(name, 0.0) / count * 1e9) if count else 0
 
 
-def _task(task: TaskStatistics, progress: Iterable[ProgressStatistics]) -> dict[str, Value]:
+def _task(
+    task: TaskStatistics,
+    progress: Iterable[ProgressStatistics],
+    outboxes: Iterable[OutboxStatistics],
+) -> dict[str, Value]:
     waiting = sum(stage.depth for stage in task.stages.values())
     ignored = sum(task.ignored.values())
     return {
@@ -96,6 +105,7 @@ def _task(task: TaskStatistics, progress: Iterable[ProgressStatistics]) -> dict[
         "send-calls": task.sent,
         "pending-messages": waiting,
         "messages-in-flight": task.in_flight,
+        "outbox-messages": sum(each.depth for each in outboxes if each.task == task.name),
         "keys": sum(task.instances.values()),
         **{f"exception-ignored-{name}": count for name, count in task.ignored.items()},
         **{f"{_place(each)}-offset": each.offset for each in progress},
@@ -116,6 +126,9 @@ def _consumers(statistics: ContainerStatistics) -> dict[str, Value]:
     replay = statistics.replay
     values["deserialization error"] = sum(replay.rejected.values()) if replay is not None else 0
     values["messages-lost"] = sum(replay.lost.values()) if replay is not None else 0
+    left_out = replay.left_out if replay is not None else {}
+    values["messages-left-out"] = sum(left_out.values())
+    values |= {f"{stream}-messages-left-out": count for stream, count in left_out.items()}
     for each in replay.progress if replay is not None else ():
         if each.lag is not None:
             values[f"{_place(each)}-messages-behind-high-watermark"] = each.lag
@@ -123,9 +136,15 @@ def _consumers(statistics: ContainerStatistics) -> dict[str, Value]:
 
 
 def _producers(statistics: ContainerStatistics) -> dict[str, Value]:
+    depths = dict.fromkeys(statistics.sent if statistics.replay is not None else (), 0)
+    for each in statistics.outboxes:
+        depths[each.stream] = depths.get(each.stream, 0) + each.depth
     return {
         "sends": sum(statistics.sent.values()),
         **{f"{stream}-sends": count for stream, count in statistics.sent.items()},
+        "outbox-messages": sum(depths.values()),
+        "outbox-bytes": sum(each.bytes for each in statistics.outboxes),
+        **{f"{stream}-outbox-messages": depth for stream, depth in depths.items()},
     }
 
 

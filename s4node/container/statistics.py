@@ -93,12 +93,28 @@ class ReplayStatistics:
 
 
 @dataclass(frozen=True)
+class OutboxStatistics:
+    """What a task has put on a stream for others, and they have not taken for good yet.
+
+    ``consumer`` is the app that it is for, empty where it is for tasks of the same app. ``depth``
+    counts events, ``bytes`` is about what they take.
+    """
+
+    task: str
+    stream: str
+    consumer: str
+    depth: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class ContainerStatistics:
     """What a container has done since its start.
 
     ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
     many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
-    ``grades`` say of each stream what is promised: fast or durable.
+    ``grades`` say of each stream what is promised: fast or durable. ``outboxes`` are there where
+    tasks keep state.
     """
 
     tasks: tuple[TaskStatistics, ...]
@@ -114,6 +130,7 @@ class ContainerStatistics:
     started_after: float = 0.0
     threads: int = 0
     grades: dict[str, str] = field(default_factory=dict)
+    outboxes: tuple[OutboxStatistics, ...] = ()
 
     @property
     def processed(self) -> int:

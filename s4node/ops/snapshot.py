@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -42,8 +42,21 @@ class Row(msgspec.Struct):
     """How many streams lie before this one."""
     grade: str = ""
     """What is promised for the stream: fast or durable."""
+    left_out: int = 0
+    """Events of the stream that were left out because of what they do."""
     rate: float | None = None
     """Events admitted a second; None where there is no snapshot to compare with."""
+
+
+class OutboxRow(msgspec.Struct):
+    """What tasks have put on a stream for others, and is not committed there: so many events, and
+    about so many bytes. ``consumer`` is the app that it is for, empty where it is the same."""
+
+    app: str
+    stream: str
+    consumer: str
+    depth: int = 0
+    bytes: int = 0
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -90,9 +103,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     apps: list[AppRow]
     stages: list[Row]
     bottleneck: str = ""
+    outboxes: list[OutboxRow] = []
 
 
-def rows_of(told: Iterable[tuple[str, Mapping[str, int], Mapping[str, Any]]]) -> list[Row]:
+Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]
+"""What a container tells: its app, the levels of the streams, and its statistics."""
+
+
+def rows_of(told: Iterable[Told]) -> list[Row]:
     """The rows of what containers told: app, levels of its streams and statistics of each."""
     rows: dict[tuple[str, str, str], Row] = {}
     for app, levels, statistics in told:
@@ -101,7 +119,22 @@ def rows_of(told: Iterable[tuple[str, Mapping[str, int], Mapping[str, Any]]]) ->
             row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
             row.grade = statistics.get("grades", {}).get(key[2], row.grade)
             _add(row, stage)
+        for stream, count in (statistics.get("replay") or {}).get("left_out", {}).items():
+            key = app, "stream", stream
+            rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).left_out += count
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
+
+
+def outboxes_of(told: Iterable[Told]) -> list[OutboxRow]:
+    """The outboxes that are not empty."""
+    rows: dict[tuple[str, str, str], OutboxRow] = {}
+    for app, _, statistics in told:
+        for each in statistics.get("outboxes", ()):
+            key = app, each["stream"], each["consumer"]
+            row = rows.setdefault(key, OutboxRow(*key))
+            row.depth += each["depth"]
+            row.bytes += each["bytes"]
+    return [row for _, row in sorted(rows.items()) if row.depth]
 
 
 def _stages_of(statistics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

@@ -27,6 +27,7 @@ from s4node.ops.snapshot import (
     Row,
     Snapshot,
     bottleneck_of,
+    outboxes_of,
     ranges,
     rows_of,
     with_rates,
@@ -110,6 +111,7 @@ async def look(registry: Registry, cluster: str) -> Snapshot:
         apps,
         rows,
         bottleneck_of(rows),
+        outboxes_of(told),
     )
 
 
@@ -193,6 +195,16 @@ def _rendered(snapshot: Snapshot) -> RenderableType:
         )
     if snapshot.stages:
         parts.append(_stages(snapshot.stages))
+    if snapshot.outboxes:
+        parts.append(
+            _table(
+                ("app", "outbox", "to", "waiting", "bytes"),
+                [
+                    (o.app, o.stream, o.consumer or "its own tasks", str(o.depth), f"{o.bytes:,}")
+                    for o in snapshot.outboxes
+                ],
+            )
+        )
     if snapshot.bottleneck:
         parts.append(Text(f"bottleneck: {snapshot.bottleneck}", style="bold red"))
     return Group(*parts)
@@ -211,6 +223,7 @@ def _owned(app: AppRow) -> str:
 
 
 def _stages(rows: Sequence[Row]) -> RenderableType:
+    left_out = any(row.left_out for row in rows)
     lines = []
     for row in rows:
         shed = ", ".join(f"{count} {reason}" for reason, count in sorted(row.shed.items()))
@@ -226,10 +239,12 @@ def _stages(rows: Sequence[Row]) -> RenderableType:
                 "" if row.rate is None else f"{row.rate:,.0f}/s",
                 f"{row.waited * 1000:.1f} ms",
                 shed,
+                *((str(row.left_out or ""),) if left_out else ()),
             )
         )
     titles = (
         "app", "stage", "stream", "grade", "waiting", "full", "admitted", "rate", "waited", "shed",
+        *(("left out",) if left_out else ()),
     )  # fmt: skip
     return _table(titles, lines)
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from s4node.ops.snapshot import Row, Snapshot, bottleneck_of, ranges, rows_of, with_rates
+from s4node.ops.snapshot import (
+    OutboxRow,
+    Row,
+    Snapshot,
+    bottleneck_of,
+    outboxes_of,
+    ranges,
+    rows_of,
+    with_rates,
+)
 
 
 def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> dict[str, Any]:
@@ -39,6 +48,23 @@ def test_a_row_tells_what_is_promised_for_its_stream() -> None:
     app, levels, statistics = told(stage("stream", "clicks"), stage("stream", "words"))
     rows = rows_of([(app, levels, {**statistics, "grades": {"clicks": "durable"}})])
     assert [(row.stream, row.grade) for row in rows] == [("clicks", "durable"), ("words", "")]
+
+
+def test_events_that_were_left_out_stand_in_the_row_of_their_stream() -> None:
+    app, levels, statistics = told(stage("stream", "clicks"), stage("sender", "clicks"))
+    twice = [(app, levels, {**statistics, "replay": {"left_out": {"clicks": 2}}})] * 2
+    rows = rows_of([*twice, (app, levels, {**statistics, "replay": None})])
+    assert [(row.stage, row.left_out) for row in rows] == [("stream", 4), ("sender", 0)]
+
+
+def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:
+    def outbox(stream: str, consumer: str, depth: int) -> dict[str, Any]:
+        return {"stream": stream, "consumer": consumer, "depth": depth, "bytes": 10 * depth}
+
+    one = [outbox("words", "", 3), outbox("copies", "shop", 1), outbox("copies", "log", 0)]
+    two = [outbox("words", "", 4), outbox("copies", "log", 0)]
+    rows = outboxes_of([("a", {}, {"outboxes": one}), ("a", {}, {"outboxes": two}), ("b", {}, {})])
+    assert rows == [OutboxRow("a", "copies", "shop", 1, 10), OutboxRow("a", "words", "", 7, 70)]
 
 
 def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
