@@ -491,3 +491,57 @@ async def test_who_sends_much_for_other_tasks_waits_until_they_have_committed_it
         assert await clicks.flush() == []
         await until(lambda: processed(app) == 20_000)
     assert {user: len(seen) for user, seen in app.seen.items()} == dict.fromkeys(USERS, 5_000)
+
+
+class Copy(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.streams["copies"].put(event)
+
+
+class Copies(App):
+    def on_init(self) -> None:
+        self.create_output_stream("copies", key="user", types=Click)
+        self.create_input_stream("clicks", self.create_pe(Copy), key="user")
+
+
+class Seen(App):
+    def on_init(self) -> None:
+        self.numbers: list[int] = []
+        self.create_input_stream("copies", self.create_pe(See), key="user")
+
+
+class See(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.numbers.append(event.number)
+
+
+async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_nothing(
+    settings: dict[str, str],
+) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    settings |= {
+        "s4.stream.copies.consumers": "keeper",
+        "s4.cluster.keeper.address": away,
+        "s4.state.changesBytes": "10000",
+        "s4.step.maxEvents": "16",
+        "task.commit.ms": "10",
+    }
+    count = 5000
+    async with running(Copies("copies"), settings) as container:
+
+        def waiting() -> tuple[int, int]:
+            outboxes = container.statistics().outboxes
+            return sum(each.depth for each in outboxes), sum(each.bytes for each in outboxes)
+
+        async with Client(container.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, count))
+            await until(lambda: waiting()[1] > 20_000)  # in two tasks
+            await trio.sleep(0.2)  # nothing more is processed meanwhile
+            assert waiting()[1] < 40_000
+            assert waiting()[0] < count
+            seen = Seen("keeper")
+            async with running(seen, {"s4.listener.address": away}):
+                assert await clicks.flush() == []
+                await until(lambda: waiting()[0] == 0)
+    assert sorted(seen.numbers) == list(range(count))

@@ -540,7 +540,7 @@ async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted
     assert whole["SystemConsumersMetrics"]["ticks-messages-left-out"] == 3
     producers = whole["SystemProducersMetrics"]
     assert (producers["outbox-messages"], producers["copies-outbox-messages"]) == (20, 20)
-    assert int(producers["outbox-bytes"]) == sum(each.bytes for each in statistics.outboxes)
+    assert int(producers["outbox-bytes"]) == sum(each.bytes for each in statistics.outboxes) > 0
     assert [
         sources[f"TaskName-{each.task}"]["TaskInstanceMetrics"]["outbox-messages"]
         for each in statistics.outboxes

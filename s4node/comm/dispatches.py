@@ -29,6 +29,7 @@ from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
 from s4node.comm.outbox import Kept, Lane, Outbox
 from s4node.errors import EventError, StateError
+from s4node.event import footprint
 from s4node.schema import EventType, TypeDecl
 from s4node.state.rows import OUTBOX, Changes, task_row
 
@@ -107,6 +108,7 @@ class Dispatches:
         self._own_rows = 0
         self._learns = not outbox.lanes  # from the answer of who consumes the stream
         self._learned = False
+        self._weight = 0.0  # bytes an event, about, before there is a frame
         outbox.on_settled = self._settled
 
     # -- putting -----------------------------------------------------------------------------
@@ -129,8 +131,14 @@ class Dispatches:
         """Take events for whichever partitions they belong to."""
         for cls in set(map(type, events)):
             self.outbox.declare(cls)
-        self.outbox.extend(events)
+        self._wait(events)
         self._route()
+
+    def _wait(self, events: Sequence[Any]) -> None:
+        """Have events wait for the partitions to be known, and weigh them meanwhile."""
+        self.outbox.extend(events)
+        if not self._weight:
+            self._weight = float(footprint(events[:1]))
 
     def _route(self) -> None:
         outbox = self.outbox
@@ -157,7 +165,7 @@ class Dispatches:
     @property
     def size(self) -> int:
         """Bytes of all that is not committed at its receivers, about."""
-        return self.bytes + int(self.outbox.pending * self.outbox.weight)
+        return self.bytes + int(self.outbox.pending * (self.outbox.weight or self._weight))
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -321,7 +329,7 @@ class Dispatches:
         events = list(self._read(own, versions))
         self._keep_versions(versions, [one.data for frames in kept.values() for one in frames])
         if self._learns:
-            self.outbox.extend(events)
+            self._wait(events)
             return []
         return events
 
@@ -346,7 +354,7 @@ class Dispatches:
         self._declared &= versions.keys()
         events = list(self._read(own, versions))
         if self._learns:
-            self.outbox.extend(events)
+            self._wait(events)
             return []
         return events
 

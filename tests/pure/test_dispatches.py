@@ -288,6 +288,18 @@ def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belo
     assert not database.outbox
 
 
+def test_what_waits_for_an_answer_has_a_size_in_every_life() -> None:
+    database = Database()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(n) for n in range(100)])
+    assert life.dispatches.size > 100
+    assert life.dispatches.depth == 100
+    life.commit()
+    size = life.dispatches.size
+    again = Life(database, partitions=0).dispatches
+    assert (again.size, again.depth) == (size, 100)
+
+
 def test_going_back_forgets_what_no_commit_holds() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
