@@ -5,6 +5,7 @@ Whatever happens, every event counts once in the end, or it is said what is not 
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -16,9 +17,12 @@ from pathlib import Path
 import pytest
 import trio
 from harness import NodeProcess, s4_process, until
+from test_durable_crashes import COUNTING, Lives
+from test_durable_crashes import USERS as LIVES_USERS
 from test_faults import USERS, append_by_key, counting, kept
 from test_input_crashes import Bench, bench
 
+from s4node import Client, Event
 from s4node.state import epochs
 
 pytestmark = pytest.mark.slow
@@ -165,6 +169,66 @@ async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> 
         await until(lambda: "progress is written again" in process.errors)
         await until(lambda: done(it) > before)
         await all_is_counted(it, flow, process)
+
+
+class Click(Event):
+    user: str
+    number: int
+    what: bytes = b""
+
+
+WINDOW = 64 << 20
+"""Bytes of a producer that may be admitted beyond what is committed."""
+
+
+async def test_a_full_disk_under_a_durable_stream_holds_its_producers_up_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    """From one moment on no file may become larger than it is, and later that is over."""
+    reports = {"metrics.reporters": "jsonl", "metrics.reporter.interval": "50"}  # to stderr
+    lives = Lives(tmp_path, reports)
+    (tmp_path / "counting.py").write_text(
+        COUNTING.replace("    number: int\n", '    number: int\n    what: bytes = b""\n')
+    )
+    first, count, size = 130, 2400, 64 << 10
+    what = bytes(size)
+
+    def admitted(process: NodeProcess) -> list[int]:
+        """How many events there were at each report."""
+        group = "SystemConsumersMetrics"
+        reports = (json.loads(line)["metrics"] for line in process.stderr if group in line)
+        return [each[group]["live-clicks-messages-admitted"] for each in reports]
+
+    async with (
+        lives.node() as process,
+        Client(lives.address, producer="one", queue_size=16) as client,
+    ):
+        clicks = await client.stream("clicks")
+
+        async def send(numbers: range) -> None:
+            for n in numbers:
+                await clicks.send(Click(f"one {n % LIVES_USERS}", n // LIVES_USERS, what))
+
+        await send(range(first))
+        assert await clicks.flush() == []
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, -1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, range(first, count))
+            await until(lambda: "progress could not be written" in process.errors)
+            least = WINDOW // size // 4 - 2  # of 4 partitions one is full, and the others wait
+            await until(lambda: admitted(process)[-1:] > [first + least])
+            await until(lambda: len(set(admitted(process)[-20:])) == 1, "no more is admitted")
+            beyond = admitted(process)[-1] - first
+            assert least < beyond <= WINDOW // size
+            assert clicks.counts["admitted"] == first  # and nothing was said to be safe
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
+            await until(lambda: "progress is written again" in process.errors)
+        assert await clicks.flush() == []
+        assert clicks.counts["admitted"] == count
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert "Traceback" not in process.errors
+    lives.check({"one": count})
 
 
 async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) -> None:

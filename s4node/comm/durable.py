@@ -37,6 +37,10 @@ WINDOW_BYTES = 64 << 20
 """The same for all lanes of a producer together, by what its events have weighed. It is what a
 producer may have to keep in memory."""
 
+UNKNOWN_BYTES = 64 << 10
+"""Bytes that an event is taken to weigh in a window as long as its lane has seen none. It is much,
+for credit is not taken back; that costs one more verdict before the first large frame."""
+
 _LOOKS = 16
 """How often in the time after which producers are forgotten their rows are looked at."""
 
@@ -68,7 +72,7 @@ class DurableLane(ProducerLane):
     def window(self) -> int:
         """How many events may be beyond what is committed."""
         most = self.admission.window_bytes
-        by_bytes = int(most / self.weight) if self.weight else most
+        by_bytes = int(most / (self.weight or UNKNOWN_BYTES))
         return max(1, min(self.admission.window_events, by_bytes))
 
     def complete(self, first: int, end: int) -> None:

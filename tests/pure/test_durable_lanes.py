@@ -11,7 +11,14 @@ from lanes import NODE, Tick, way
 from test_both_ends import World, happen
 
 from s4node.comm import frame as wire
-from s4node.comm.durable import WINDOW_BYTES, DurableAdmission, DurablePart, DurableReceipt, Taken
+from s4node.comm.durable import (
+    UNKNOWN_BYTES,
+    WINDOW_BYTES,
+    DurableAdmission,
+    DurablePart,
+    DurableReceipt,
+    Taken,
+)
 from s4node.comm.frame import Frame
 from s4node.comm.outbox import Outbox
 from s4node.comm.producer_lane import LaneReceipt
@@ -334,6 +341,22 @@ def test_a_producer_may_have_so_many_bytes_beyond_what_is_committed() -> None:
     assert node.admission.lanes["p", 0].window == WINDOW_BYTES // 2 // (1 << 23)  # type: ignore[attr-defined]
 
 
+def test_a_producer_gets_no_more_credit_than_its_window_before_its_events_are_weighed() -> None:
+    node = Node()
+    node.greet()
+    lane = node.admission.lanes["p", 0]
+    assert lane.limit == WINDOW_BYTES // 2 // UNKNOWN_BYTES == 512  # its stage has room for 1,000
+    heavy = wire.Data("ticks", 0, "p", 0, 1, (wire.Section(1, 1, 1),))
+    receipt = node.admission.admit(heavy, NODE, 0.0, UNKNOWN_BYTES)
+    assert receipt is not None
+    receipt.done()
+    assert node.ruling().limit == 512
+    node.take(1, 1).done()
+    for _ in range(20):  # they have become light
+        node.take(lane.expected, 1).done()
+    assert node.ruling().limit == lane.expected + 1000
+
+
 def test_a_lane_begins_where_its_row_says() -> None:
     node = Node({0: {"p": KeptProducer(7)}, 1: {}})
     assert node.greet((0, 5), (1, 0)) == [(7, 7), (0, 0)]
@@ -468,7 +491,7 @@ def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_proc
         node.take(0, 400, peer=peer).done()
     node.commit()
     held.add(0)
-    assert node.ruling().limit == 1000
+    assert node.ruling().limit == 512  # what it got before anything came
     assert node.ruling("~t").limit == 900  # tasks wait for each other
     node.admission.released()
     assert not node.admission.lanes["p", 0].pressing
