@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from s4node import Client
-from s4node.errors import ConnectionRefused
+from s4node.errors import ConnectionRefused, StageBroken
 from s4node.ops import logging
 from torture.exact import Order, order
 
@@ -53,7 +53,7 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
                         )
                     if not scope.cancelled_caught:
                         break
-                except ConnectionRefused as error:  # that one may be down
+                except (ConnectionRefused, StageBroken) as error:  # that one may be down
                     os.write(file, f"again: {error}\n".encode())
             os.write(file, f"sent {sent}\n".encode())
             nursery.cancel_scope.cancel()
