@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import trio
@@ -42,8 +43,8 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
                     over.set()
 
             nursery.start_soon(wait_term)
-            while True:
-                address = chance.choice(addresses.split(","))
+            places = addresses.split(",")
+            for address in cycle(chance.sample(places, len(places))):
                 least = farthest(Path(notes))
                 scope = trio.CancelScope(deadline=trio.current_time() + PATIENCE_SECONDS)
                 try:
