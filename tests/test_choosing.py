@@ -164,7 +164,7 @@ async def test_live_events_wait_for_a_bootstrap_even_while_its_system_is_away(
             for number in range(5):
                 await clicks.send(Click(number))
             await until(
-                lambda: container.tasks[0].stages["clicks"].depth == 5 or len(app.seen) > 99
+                lambda: container.tasks[0].backlog.stages["clicks"].depth == 5 or len(app.seen) > 99
             )
             system.come_back()
             assert await clicks.flush() == []
@@ -175,7 +175,7 @@ async def full(container: Container, **depths: int) -> None:
     """Wait until so many events wait in the stages of these streams."""
 
     def there() -> bool:
-        stages = container.tasks[0].stages.values()
+        stages = container.tasks[0].backlog.stages.values()
         found = {stage.settings.stream: stage.depth for stage in stages if stage.depth}
         return all(found.get(stream) == depth for stream, depth in depths.items())
 

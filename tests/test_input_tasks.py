@@ -175,7 +175,7 @@ async def test_a_slow_task_bounds_what_is_kept_of_a_broadcast_partition(
     notes = Notes()
     more = {"task.broadcast.inputs": "memory.rules#0", "s4.stream.workQueueSize": "500"}
     async with running(writing(notes, "clicks", make=Slow), settings | more) as container:
-        stages = [task.stages[ssp("rules", 0)] for task in container.tasks.values()]
+        stages = [task.backlog.stages[ssp("rules", 0)] for task in container.tasks.values()]
         await until(lambda: stages[1].full and not stages[0].depth)
         assert system.reads[ssp("rules", 0)] <= 700
         go_on.set()

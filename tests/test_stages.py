@@ -169,7 +169,7 @@ async def test_an_executor_of_one_s_own_is_named_in_the_configuration() -> None:
         "s4.stream.workQueueSize": "1000",
     }
     async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
-        assert isinstance(node.tasks[0].stages["clicks"].executor, Sample)
+        assert isinstance(node.tasks[0].backlog.stages["clicks"].executor, Sample)
         stream = await client.stream("clicks")
         for n in range(20_000):
             await stream.send(Click("joe", n))
@@ -526,7 +526,7 @@ async def test_the_inputs_of_a_cycle_wait_until_it_is_below_its_capacity() -> No
 
         def on_event(self, event: Node) -> None:
             if event.depth == 0:
-                depths.append(nodes[0].tasks[0].stages["loop"].depth)
+                depths.append(nodes[0].tasks[0].backlog.stages["loop"].depth)
             if event.depth < 8:
                 self.loop.put(Node(event.key, event.depth + 1))
                 self.loop.put(Node(event.key, event.depth + 1))

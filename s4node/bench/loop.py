@@ -136,14 +136,14 @@ class _Feed:
 
     def offer(self) -> bool:
         """Offer a batch if there is none; whether it did."""
-        if not self.left or self.task.stages[self._ssp].depth > self._size:
+        if not self.left or self.task.backlog.stages[self._ssp].depth > self._size:
             return False
         batch = InputBatch(self._ssp, self._next, self._size, 0, 0)
         batch.events = self._numbers
         batch.receipt = InputReceipt(self._progress, self._next, self._next + self._size, batch)
         self._next += self._size
         self.left -= 1
-        self.task.offer(batch)
+        self.task.backlog.offer(batch)
         return True
 
 
@@ -209,6 +209,6 @@ def _feed(
         ),
         settings=chosen,
     )
-    task.add_input(ssp, pipeline.stage_of("numbers", number))
+    task.backlog.add_input(ssp, pipeline.stage_of("numbers", number))
     loop.adopt(task)
     return _Feed(task, ssp, size, batches)

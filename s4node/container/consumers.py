@@ -283,7 +283,7 @@ class Consumers:
     async def _bootstrap(self, taker: _Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""
         task, ssp = taker.task, taker.ssp
-        bootstrap = task.bootstrap
+        bootstrap = task.backlog.bootstrap
         if bootstrap is None or ssp.stream not in bootstrap.streams:
             return
 
@@ -424,7 +424,7 @@ class Consumers:
         Returns the end of the partition, or None where the reader must begin anew.
         """
         tasks = [taker.task for taker in feed.takers.values()]
-        stages = [task.stages[feed.ssp] for task in tasks]
+        stages = [task.backlog.stages[feed.ssp] for task in tasks]
         stream = feed.ssp.stream
         keyed = stream in self._partition_of and feed.ssp not in self._broadcast
         while True:

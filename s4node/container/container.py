@@ -645,7 +645,7 @@ class Container:
     def _stages(self) -> Iterator[StageStatistics]:
         yield from self.inputs.stages()
         for task in self.tasks.values():
-            for stage in task.stages.values():
+            for stage in task.backlog.stages.values():
                 yield stage.statistics()
         if self.members is not None:
             yield from self.members.statistics()

@@ -201,11 +201,11 @@ class Exchange:
             return
         left, side.left = side.left, {}
         for stream, events in left.items():
-            task.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
+            task.backlog.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
         for stream, way in side.ways.items():
             if way.dispatches.spilled:
                 overflow = self._overflow_of(stream, task.partition)
-                task.resume(stream, overflow, way.dispatches.spilled)
+                task.backlog.resume(stream, overflow, way.dispatches.spilled)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         """Where a task keeps what its own stage of a stream has no room for."""

@@ -82,7 +82,7 @@ class EventLoop:
         if self._draining:
             task.drain()
         if self._windows_over:
-            task.end_windows()
+            task.timetable.end_windows()
         self.tasks.append(task)
         self._requests.add(task)
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
@@ -140,7 +140,7 @@ class EventLoop:
         """Have no further windows: where they take all the time, there is never nothing to do."""
         self._windows_over = True
         for task in self.tasks:
-            task.end_windows()
+            task.timetable.end_windows()
 
     def _shut_down(self) -> None:
         self.give_back()
@@ -246,21 +246,22 @@ class EventLoop:
     def _check_timers(self) -> None:
         now = trio.current_time()
         for task in self.tasks:
-            if (task.timed or task.tick_at <= now) and task.check_due(now):
+            timetable, backlog = task.timetable, task.backlog
+            if (timetable.timed or timetable.at <= now) and timetable.check_due(now):
                 self.wake(task)
-            if task.resume_at is not None and task.resume_at <= now:
-                task.resume_at = None
+            if backlog.resume_at is not None and backlog.resume_at <= now:
+                backlog.resume_at = None
                 self.wake(task)
 
     def _deadline(self, due: float | None) -> float:
         """When to wake at the latest, in trio's time."""
         earliest = math.inf if due is None else due
         for task in self.tasks:
-            next_due = task.next_due
+            next_due, resume_at = task.timetable.next_due, task.backlog.resume_at
             if next_due < earliest:
                 earliest = next_due
-            if task.resume_at is not None and task.resume_at < earliest:
-                earliest = task.resume_at
+            if resume_at is not None and resume_at < earliest:
+                earliest = resume_at
         return earliest
 
 

@@ -184,7 +184,7 @@ class Ownership:
         for task in gained:  # not before all have started: events of a frame may go to any of them
             if self._exchange is not None:
                 self._exchange.resume(task)
-            self._inputs.open(task.partition, task.stages)
+            self._inputs.open(task.partition, task.backlog.stages)
             self._loop.wake(task)
         if self._replay is not None:
             await self._replay.read(gained)

@@ -126,13 +126,13 @@ class Partitions:
     def replace(self, old: Task, inputs: Sequence[SystemStreamPartition]) -> Task:
         """Make another task in the place of one that has failed; it is not started yet."""
         self._loop.drop(old)
-        old.discard()
-        return self.make(old.partition, old.name, inputs, old.stages)
+        old.backlog.discard()
+        return self.make(old.partition, old.name, inputs, old.backlog.stages)
 
     def remove(self, task: Task) -> None:
         """Run a task that has retired no more."""
         self._loop.drop(task)
-        task.discard()
+        task.backlog.discard()
         del self.tasks[task.partition]
 
     # -- what consumers feed -----------------------------------------------------------------
@@ -143,11 +143,11 @@ class Partitions:
 
     def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
         rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
-        task.add_input(ssp, stage, rates)
+        task.backlog.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
         """Queue a batch with a task of this container."""
-        task.offer(batch)
+        task.backlog.offer(batch)
         self._loop.wake(task)
 
     def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
@@ -180,7 +180,9 @@ class Partitions:
     @property
     def waiting(self) -> bool:
         """Whether events wait, if only for room behind a full stage."""
-        return any(stage.depth for task in self.tasks.values() for stage in task.stages.values())
+        return any(
+            stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
+        )
 
     # -- events on their way -----------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class Partitions:
         task = self.tasks.get(partition)
         arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
         if task is not None and (arrived or not self._is_behind(batch.stream, partition)):
-            task.offer(batch)
+            task.backlog.offer(batch)
             self._loop.add(task)
         else:
             assert self._members is not None
@@ -206,7 +208,7 @@ class Partitions:
             assert self._members is not None
             self._dropped(stream, self._members.put(stream, partition, events, waits=waits))
             return
-        stage = task.stages[stream]
+        stage = task.backlog.stages[stream]
         size = footprint(events)
         if stage.overflow is None and not stage.executor.withholds:
             now = trio.current_time()
@@ -218,7 +220,7 @@ class Partitions:
                 events = events[:room]
                 if not events:
                     return
-        task.offer(EventBatch(stream, partition, events, weight=size))
+        task.backlog.offer(EventBatch(stream, partition, events, weight=size))
         self._loop.add(task)
         self._pipeline.watch(stream, partition, stage)
 
@@ -258,7 +260,7 @@ class Partitions:
 
     def pressure(self, stream: str) -> float:
         """How full the fullest stage of one of the app's own streams is."""
-        stages = [task.stages[stream] for task in self.tasks.values()]
+        stages = [task.backlog.stages[stream] for task in self.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
         if self._members is None:
             return here

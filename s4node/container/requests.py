@@ -97,14 +97,14 @@ class Requests:
     def finished(self, task: Task) -> None:
         """A task has said that it is done, or its inputs have ended."""
         self._finished.add(task.name)
-        if all(each.name in self._finished for each in self._tasks if each.fed):
+        if all(each.name in self._finished for each in self._tasks if each.backlog.fed):
             self._stop()
 
     def settle(self) -> None:
         """No task has anything to do now: where inputs have ended, have all be told together."""
         if not self.ending:
             return
-        fed = [task for task in self._tasks if task.fed]
+        fed = [task for task in self._tasks if task.backlog.fed]
         if fed and all(task.at_end for task in fed) and self._arrived():
             for task in fed:
                 if not task.gate.inputs_ended:

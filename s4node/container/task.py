@@ -3,8 +3,6 @@
 Rules
 - One step does one thing: a slice of a batch, a commit, a window, a slice of a timer. The gate says
   which; the loop says when and how much. What runs on the events is the task's processor.
-- Internal streams go before inputs. A stream that is held, because a stage it leads to is full or
-  because its rate is used up, stops no other: its batch is put aside, where it stopped.
 - What handlers put on streams is handed on after each slice, or after its event where several are
   outstanding.
 - What was asked for at an event takes effect when it is done and all before it are. Nothing behind
@@ -20,14 +18,14 @@ Rules
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
 from s4node.comm.durable import DurablePart, DurableReceipt
-from s4node.container.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
+from s4node.container.backlog import Backlog
+from s4node.container.chooser import Bootstrap, MessageChooser
 from s4node.container.elements import Elements
 from s4node.container.flights import Flight, Flights
 from s4node.container.gate import Gate, Op
@@ -37,15 +35,14 @@ from s4node.container.processor import Mode, Processor
 from s4node.container.requests import Requests
 from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
-from s4node.container.tick import Tick
-from s4node.errors import CallbackError, ProcessingError
+from s4node.container.timetable import Timetable
+from s4node.errors import ProcessingError
 from s4node.event import EventBatch
-from s4node.executors.policy import UNLIMITED, Executor
-from s4node.executors.stage import Overflow, Stage
+from s4node.executors.policy import Executor
+from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
 from s4node.state.rows import Changes
 from s4node.stream import InputStream, OutputStream, Stream
-from s4node.systems.system import InputBatch
 
 if TYPE_CHECKING:
     from s4node.state.task_state import TaskState
@@ -99,7 +96,6 @@ class Task:
         self.sent = 0
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self.live = any(isinstance(s, InputStream) and s.is_live for s in app.streams.values())
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], bool | None] | None = None
         self.isolation: Isolation | None = None
@@ -110,25 +106,14 @@ class Task:
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
-        self._held = held
-        self._rates: dict[Any, tuple[Executor, ...]] = dict(rates or {})
-        self._may = None if isinstance(held, tuple) and not rates else self._may_run
-        self.resume_at: float | None = None  # when a rate gives leave again
-        fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
-        self.stages: dict[Any, Stage] = dict(stages)
-        self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
-        self._modes = {s.name: self.processor.mode(Op.PROCESS, s.name) for s in fed}
-        self._fed = [s.name for s in fed]
-        self._inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self._alone = not self._inner and not settings.exchanging
-        self._inner_chooser: MessageChooser[Any] = RoundRobin()
-        self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
-        self.bootstrap = bootstrap
+        self.backlog = Backlog(
+            app, stages, clock, held=held, rates=rates, chooser=chooser, bootstrap=bootstrap
+        )
+        self._alone = not self.backlog.inner and not settings.exchanging
         self.metrics: MetricsRegistry | None = None  # those of one's own task
-        self._offered: dict[Any, EventBatch] = {}  # taken from their stages, by source
-        self._loaded: dict[Any, EventBatch] = {}  # those that were chosen, maybe to be put aside
         self._streams = list(app.streams.values())
-        self._batch: EventBatch | None = None
+        fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
+        self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
         self._slicing = False
         self._changes: Changes | None = None
         self._changes_bytes = 0
@@ -136,19 +121,7 @@ class Task:
         self.flights: Flights | None = None
         if Mode.TOGETHER in self._modes.values():
             self.flights = Flights(settings.concurrency, len(self._streams))
-        self._inputs: set[Hashable] = set()  # that have not ended
-        self._replayable: set[Hashable] = set()
-        self._given_back = False
-        now = clock()
-        self._windows = Tick(0, now)  # before its start there is none
-        self._windows_over = False
-        self._owing = False  # no event has begun since the last window
-        self._commits = Tick(settings.commit, now)
-        self._timeout_at = math.inf
-        if settings.callback_timeout and self.flights is not None:
-            self._timeout_at = now + settings.callback_timeout
-        self.tick_at = math.inf
-        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
+        self.timetable = Timetable(self, clock())
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -164,28 +137,18 @@ class Task:
     def isolate(self, recovery: Recovery) -> None:
         """Go back for events at which it fails; before the start."""
         self.isolation = Isolation(self, recovery)
+        self.backlog.on_load = self.isolation.loaded
 
     @property
     def letters_wait(self) -> bool:
         """Whether dead letters of it are not safe yet."""
         return self.isolation is not None and self.isolation.culprits.unsafe > 0
 
-    def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
-        """Queue the batches of ``source``, an input that can be read again, in a stage of their
-        own; before any is offered."""
-        self.stages[source] = stage
-        self._stream_of[source] = stage.settings.stream
-        self._inputs.add(source)
-        self._replayable.add(source)
-        if rates:
-            self._rates[source] = rates
-            self._may = self._may_run
-
     def ended(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
-        self._inputs.discard(source)
+        self.backlog.ended(source)
         if self._alone:
-            self.gate.inputs_ended = self.inputs_ended
+            self.gate.inputs_ended = self.backlog.inputs_ended
         else:
             self.requests.ending = True
 
@@ -195,84 +158,26 @@ class Task:
         return bool(self.gate.in_flight or self.gate.running or self.letters_wait or self.broken)
 
     @property
-    def fed(self) -> bool:
-        """Whether there is anything from outside that the task could wait for."""
-        return self.live or bool(self._replayable)
-
-    @property
-    def inputs_ended(self) -> bool:
-        """Whether nothing more can come from outside."""
-        return bool(self._replayable) and not self.live and not self._inputs
-
-    @property
     def at_end(self) -> bool:
         """Whether nothing more can come from outside, and nothing is left to do."""
-        return self.inputs_ended and self.at_rest
+        return self.backlog.inputs_ended and self.at_rest
 
     @property
     def at_rest(self) -> bool:
         """Whether there is nothing to do, and nothing under way."""
         gate = self.gate
         busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
-        return not busy and not self._choose() and not self.waiting
-
-    def offer(self, batch: EventBatch) -> None:
-        """Put a batch into the stage of its source; the caller wakes the loop."""
-        if self.broken or (self._given_back and isinstance(batch, InputBatch)):
-            batch.discard()
-            return
-        source = batch.source
-        self.stages[source].offer(batch, self._clock())
-        if source not in self._offered:
-            self._update(source)
-
-    def resume(self, source: Any, overflow: Overflow, events: int) -> None:
-        """So many events of an earlier life are in the overflow of a stage."""
-        self.stages[source].resume(overflow, events)
-        if source not in self._offered:
-            self._update(source)
-
-    def _update(self, source: Any) -> None:
-        """Let the stage offer its next batch to its chooser."""
-        stage = self.stages[source]
-        batch = stage.take(self._clock()) if stage.depth > stage.in_flight else None
-        self._loaded.pop(source, None)
-        if batch is None:
-            self._offered.pop(source, None)
-            return
-        self._offered[source] = batch
-        self._chooser(source).update(source, batch)
-
-    def _chooser(self, source: Any) -> MessageChooser[Any]:
-        return self._inner_chooser if source in self._inner else self._outer_chooser
+        return not busy and not self.choose() and not self.backlog.waiting
 
     def drain(self) -> None:
         """Work off what cannot be read again, and be done."""
         self.give_back()
-        self.end_windows()
+        self.timetable.end_windows()
         self.gate.draining = True
 
-    def end_windows(self) -> None:
-        """Have no further windows, nor any if the task has not started."""
-        self._windows_over = True
-        self.gate.window_due = False
-        self._windows.stop()
-
     def give_back(self) -> None:
-        """Begin nothing more of what can be read again.
-
-        What was taken apart is worked off, for its parts are with several tasks.
-        """
-        self._given_back = True
-        for source in self._replayable:
-            self.stages[source].give_back(_is_whole)
-            batch = self._offered.get(source)
-            if (
-                batch is not None
-                and _is_whole(batch)
-                and not (self._slicing and batch is self._batch)
-            ):
-                self._abandon(batch)
+        """Begin nothing more of what can be read again, and go on with what has begun."""
+        self.backlog.give_back(slicing=self._slicing)
 
     def own(self) -> dict[str, list[Any]]:
         """The events that wait here and came from nowhere but the app itself, by stream."""
@@ -280,20 +185,9 @@ class Task:
         for flight in self.flights.unended if self.flights is not None else ():
             if flight.batch.receipt is None:
                 found.setdefault(flight.batch.stream, []).append(flight.event)
-        for name in self._fed:
-            batch = self._offered.get(name)
-            if batch is not None and batch.receipt is None and batch.at < len(batch.events):
-                found.setdefault(name, []).extend(batch.events[batch.at :])
-            for waiting in self.stages[name].own:
-                found.setdefault(name, []).extend(waiting.events)
+        for stream, events in self.backlog.own():
+            found.setdefault(stream, []).extend(events)
         return found
-
-    def _abandon(self, batch: EventBatch) -> None:
-        """Process no more of a batch that was offered; the choosers may still have it."""
-        self.stages[batch.source].passed(batch.size - batch.at, batch.bytes)
-        if batch is self._batch:
-            self._batch = None
-        self._update(batch.source)
 
     # -- what is next ------------------------------------------------------------------------
 
@@ -311,7 +205,7 @@ class Task:
             assert flights is not None
             free = flights.order.ready and self.gate.in_flight < self.gate.max_concurrency
             return Op.PROCESS if free else Op.NOTHING
-        op = self.gate.next_op(self._choose(), self.waiting)
+        op = self.gate.next_op(self.choose(), self.backlog.waiting)
         if self.isolation is not None:
             if op is Op.PROCESS and not self.isolation.may:
                 return Op.NOTHING
@@ -330,28 +224,17 @@ class Task:
             and flights.order.waiting > 0
         )
 
-    @property
-    def waiting(self) -> bool:
-        """Whether batches wait that are not at hand.
-
-        What waits for a bootstrap that will not end any more is left to who sent it.
-        """
-        batch = self._batch
-        if self._given_back and self.bootstrap is not None and self.bootstrap.streams:
-            return any(source in self._inner for source in self._offered)
-        return len(self._offered) > (batch is not None and batch.source in self._offered)
-
-    def _choose(self) -> bool:
+    def choose(self) -> bool:
         """Have an event that may be processed, if there is one."""
         flights = self.flights
         if flights is None:
-            return self._choose_batch()
+            return self.backlog.choose()
         if not flights.busy:
             flights.stream = None
-            if not self._choose_batch():
+            if not self.backlog.choose():
                 return False
-            assert self._batch is not None
-            stream = self._batch.stream
+            assert self.backlog.at_hand is not None
+            stream = self.backlog.at_hand.stream
             if self._modes[stream] is not Mode.TOGETHER:
                 return True
             flights.order.limit = self.processor.limit(stream)
@@ -359,60 +242,13 @@ class Task:
         self._look(flights)
         return flights.order.ready
 
-    def _choose_batch(self) -> bool:
-        """Have a batch at hand, if there is one that may be processed."""
-        batch = self._batch
-        if batch is not None:
-            if self._may is None or self._may_run(batch.source):
-                return True
-            self._batch = None  # the others go on meanwhile
-            self._chooser(batch.source).update(batch.source, batch)
-        return self._take(self._may)
-
-    def _take(self, may: Callable[[Any], bool] | None) -> bool:
-        """Take a batch from the choosers, of a source that may go now."""
-        while self._offered:
-            chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
-            if chosen is None:
-                return False
-            source, batch = chosen
-            if self._offered.get(source) is not batch:
-                continue  # it was given back
-            if not batch.at and self._loaded.get(source) is not batch:
-                self._loaded[source] = batch
-                batch.load()
-                if self.isolation is not None:
-                    self.isolation.loaded(batch)
-            self._batch = batch
-            return True
-        return False
-
-    def _may_run(self, source: Any) -> bool:
-        if self._stream_of[source] in self._held:
-            return False
-        return source not in self._rates or self.allowance(source) > 0
-
-    def allowance(self, source: Any) -> int:
-        """How many events of a source may leave now, by its rate."""
-        if source not in self._rates:
-            return UNLIMITED
-        now = self._clock()
-        allowed = UNLIMITED
-        for executor in self._rates[source]:
-            one = executor.allowance(now)
-            if one <= 0:
-                at = executor.next_at(now)
-                self.resume_at = at if self.resume_at is None else min(at, self.resume_at)
-            allowed = min(allowed, one)
-        return allowed
-
     def mode(self, op: Op) -> Mode:
         """How the next step is run."""
         if op is Op.PROCESS:
             if self.flights is not None and self.flights.busy:
                 return Mode.TOGETHER
-            assert self._batch is not None
-            return self._modes[self._batch.stream]
+            assert self.backlog.at_hand is not None
+            return self._modes[self.backlog.at_hand.stream]
         return Mode.LOOP if op is Op.COMMIT else self.processor.mode(op, "")
 
     # -- steps -------------------------------------------------------------------------------
@@ -420,7 +256,8 @@ class Task:
     def begin(self, op: Op, mode: Mode) -> None:
         """A step begins; ``run`` and ``finish`` follow."""
         self.gate.begin(op)
-        self._owing = self._owing and op is not Op.PROCESS
+        if op is Op.PROCESS:
+            self.timetable.owing = False
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     def run(self, op: Op, limit: int) -> int:
@@ -444,11 +281,11 @@ class Task:
         return await self.processor.run_async(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
-        batch = self._batch
+        batch = self.backlog.at_hand
         assert batch is not None
         events = batch.events
-        if batch.source in self._rates:
-            limit = max(1, min(limit, self.allowance(batch.source)))
+        if batch.source in self.backlog.rates:
+            limit = max(1, min(limit, self.backlog.allowance(batch.source)))
         if self.isolation is not None:
             limit = self.isolation.limit(batch, limit)
         if batch.at or limit < len(events):
@@ -462,7 +299,17 @@ class Task:
         gate = self.gate
         self._slicing = False
         if op is Op.PROCESS:
-            self._processed(result)
+            batch = self.backlog.at_hand
+            assert batch is not None
+            self.hand_on(batch.stream)
+            if self._changes is not None and self._changes.bytes > self._changes_bytes:
+                self.want_commit()
+            if self.isolation is not None:
+                self.isolation.ended(batch, result)
+                if self.isolation.pulls(result):
+                    self.want_commit()
+            self.processed += result
+            self.backlog.passed(result)
             gate.end(op)
         elif op is Op.COMMIT:
             gate.end(op)
@@ -474,9 +321,7 @@ class Task:
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
-                self._windows.due(self._clock())  # what was missed meanwhile was this one
-                gate.window_due = False
-                self._owing = True
+                self.timetable.window_ended(self._clock())
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
@@ -484,34 +329,15 @@ class Task:
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
 
-    def _processed(self, count: int) -> None:
-        """Count a slice; at the end of the batch acknowledge it and let the next be offered."""
-        batch = self._batch
-        assert batch is not None
-        self.hand_on(batch.stream)
-        if self._changes is not None and self._changes.bytes > self._changes_bytes:
-            self.want_commit()
-        if self.isolation is not None:
-            self.isolation.ended(batch, count)
-            if self.isolation.pulls(count):
-                self.want_commit()
-        for executor in self._rates.get(batch.source, ()):
-            executor.left(count)
-        before = batch.at
-        batch.at += count
-        self.processed += count
-        if batch.at < len(batch.events):
-            self.stages[batch.source].passed(count)
-            if count and batch.receipt is not None:
-                batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
-            if self._given_back and _is_whole(batch):
-                self._abandon(batch)
-            return
-        self.stages[batch.source].passed(batch.size - before, batch.bytes)
-        self._batch = None
-        self._update(batch.source)
-        if batch.receipt is not None:
-            batch.receipt.done()
+    def want_commit(self) -> None:
+        """Commit as soon as it may be; the caller wakes the loop."""
+        self.gate.commit_due = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """If a slice is under way, it ends where it is."""
+        if self._slicing:
+            self.processor.asked.any = True
 
     def hand_on(self, source: str = "", put: list[list[Any]] | None = None) -> None:
         """Hand on what handlers have put on streams, while they processed ``source``."""
@@ -531,7 +357,7 @@ class Task:
         flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
-            self._owing = False
+            self.timetable.owing = False
             if self.isolation is not None:
                 self.isolation.takes_off(flight)
             self.processor.begins(flight)
@@ -564,7 +390,7 @@ class Task:
         flights.end(flight)
         self.gate.end(Op.PROCESS)
         self.processed += 1
-        stage = self.stages[batch.source]
+        stage = self.backlog.stages[batch.source]
         if load.left:
             stage.passed(1)
         else:
@@ -595,37 +421,29 @@ class Task:
 
     def _look(self, flights: Flights) -> None:
         """Look at further events: those that may begin, and ahead of them to find other keys."""
+        backlog, stream = self.backlog, flights.stream
         by_key = self.processor.by_key()
         while flights.wants(by_key):
-            batch = self._batch
-            if batch is None or (self._may is not None and not self._may_run(batch.source)):
-                if not self._take_other(flights.stream):
+            batch = backlog.at_hand
+            if batch is None or (backlog.may is not None and not backlog.may(batch.source)):
+                if not (backlog.choose() if stream is None else backlog.choose_of(stream)):
                     return
                 continue
             if batch.at < len(batch.events):
-                in_order = batch.source in self._replayable or isinstance(batch.receipt, _DURABLE)
+                in_order = batch.source in backlog.replayable or isinstance(batch.receipt, _DURABLE)
                 flight = flights.look(batch, in_order=in_order)
                 self.processor.place(flight)
                 flights.add(flight)
                 batch.at += 1
-                for executor in self._rates.get(batch.source, ()):
+                for executor in backlog.rates.get(batch.source, ()):
                     executor.left(1)
             elif not batch.events:
-                self.stages[batch.source].passed(batch.size, batch.bytes)
+                backlog.stages[batch.source].passed(batch.size, batch.bytes)
                 if batch.receipt is not None:
                     batch.receipt.done()
             if batch.at >= len(batch.events):
-                self._batch = None
-                self._update(batch.source)
-
-    def _take_other(self, stream: str | None) -> bool:
-        """Have another batch at hand; of ``stream``, if only its events may be outstanding, and
-        as long as nothing else waits."""
-        if stream is None:
-            return self._choose_batch()
-        if self._batch is not None or any(self._stream_of[s] != stream for s in self._offered):
-            return False
-        return self._take(lambda s: self._stream_of[s] == stream and self._may_run(s))
+                backlog.at_hand = None
+                backlog.update(batch.source)
 
     # -- failures ----------------------------------------------------------------------------
 
@@ -634,8 +452,8 @@ class Task:
         self._give_way(error)
         self._slicing = False
         assert self.isolation is not None
-        assert self._batch is not None
-        self.isolation.ended(self._batch, 0)
+        assert self.backlog.at_hand is not None
+        self.isolation.ended(self.backlog.at_hand, 0)
         self.gate.end(Op.PROCESS)
         self._rest()
 
@@ -643,7 +461,7 @@ class Task:
         isolation = self.isolation
         if error.at is None or isolation is None or not isolation.recovery.takes(self, error):
             raise error
-        self.broken = True
+        self.broken = self.backlog.closed = True
 
     def _rest(self) -> None:
         if not self.gate.in_flight:
@@ -661,15 +479,6 @@ class Task:
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         return self._retired and not (busy or self.broken or self._begins or self.letters_wait)
 
-    def discard(self) -> None:
-        """Forget all that waits; it comes again, to the task that takes the place of this one."""
-        for batch in self._offered.values():
-            batch.discard()
-        self._offered.clear()
-        self._loaded.clear()
-        for stage in self.stages.values():
-            stage.clear()
-
     def succeed(self, before: Task) -> None:
         """Take the place of a task that has failed."""
         assert self.isolation is not None
@@ -683,68 +492,6 @@ class Task:
         self.sent += 1
         self._deliver(self, "", stream, [event])
 
-    # -- time --------------------------------------------------------------------------------
-
-    @property
-    def timed(self) -> bool:
-        """Whether the processor has timers."""
-        return self.processor.timed
-
-    @property
-    def next_due(self) -> float:
-        """When to call ``check_due`` at the latest; infinity if never."""
-        gate = self.gate
-        if not self.processor.timed or gate.in_flight or gate.running is not None:
-            return self.tick_at  # a busy task's timers wait until it wakes the loop
-        due = self.processor.next_due
-        return self.tick_at if due is None else min(due, self.tick_at)
-
-    def check_due(self, now: float) -> bool:
-        """Tell the gate what is due; True if something is.
-
-        Raises CallbackError where a callback has not come in time.
-        """
-        gate = self.gate
-        if self.tick_at <= now:
-            self._tick(now)
-        if self.processor.timed:
-            due = self.processor.next_due
-            if due is not None and due <= now:
-                gate.timer_due = True
-        found = gate.timer_due or gate.window_due or gate.commit_due
-        if found and self._slicing:
-            self.processor.asked.any = True  # the slice ends where it is
-        return found
-
-    def _tick(self, now: float) -> None:
-        """Windows and commits that are due; however many were missed, they are one."""
-        if self._windows.due(now):
-            # where windows take all the time, events get their turn between two
-            self.gate.window_due |= not (self._owing and self._choose())
-        if self._commits.due(now) and self.on_commit is not None:
-            self.gate.commit_due = True  # others may have processed what it has read
-        if self._timeout_at <= now:
-            self._check_callbacks(now)
-        self.tick_at = min(self._windows.at, self._commits.at, self._timeout_at)
-
-    def _check_callbacks(self, now: float) -> None:
-        timeout = self.settings.callback_timeout
-        assert self.flights is not None
-        oldest = self.flights.oldest()
-        if oldest is not None and oldest.began + timeout <= now:
-            raise CallbackError(
-                f"task {self.name!r} of app {self.app.name!r}: nobody has ended the event at "
-                f"{oldest.position} within {timeout:g} s; call its callback in every case, or "
-                f"raise task.callback.timeout.ms"
-            )
-        self._timeout_at = (now if oldest is None else oldest.began) + timeout
-
-    def want_commit(self) -> None:
-        """Commit as soon as it may be; the caller wakes the loop."""
-        self.gate.commit_due = True
-        if self._slicing:
-            self.processor.asked.any = True
-
     # -- life --------------------------------------------------------------------------------
 
     def took(self, op: Op, seconds: float) -> None:
@@ -756,9 +503,7 @@ class Task:
         """Have the processor begin its life."""
         await self.processor.start()
         self._begins = False
-        if self.settings.window and self.processor.windowable and not self._windows_over:
-            self._windows = Tick(self.settings.window, self._clock())
-            self.tick_at = min(self.tick_at, self._windows.at)
+        self.timetable.begin_windows(self._clock())
         self.hand_on()
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -769,6 +514,7 @@ class Task:
 
     def statistics(self) -> TaskStatistics:
         """Counts since the start."""
+        backlog = self.backlog
         unhandled: dict[str, int] = {}
         for instances in self.instances.values():
             for cls, count in instances.prototype.on_event.unhandled.items():
@@ -777,24 +523,19 @@ class Task:
             self.partition,
             self.processed,
             self.processor.refused,
-            {str(source): stage.statistics() for source, stage in self.stages.items()},
+            {str(source): stage.statistics() for source, stage in backlog.stages.items()},
             {name: len(instances) for name, instances in self.instances.items()},
             unhandled,
             name=self.name,
             sent=self.sent,
             in_flight=self.gate.in_flight,
-            buffered=sum(batch.size - batch.at for batch in self._offered.values()),
-            batch_resets=resets_of(self._outer_chooser),
+            buffered=backlog.buffered,
+            batch_resets=backlog.batch_resets,
             calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
             seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
             ignored=dict(self.processor.ignored),
-            lagging=self.bootstrap.lag if self.bootstrap is not None else {},
+            lagging=backlog.lagging,
         )
 
 
 _DURABLE = (DurableReceipt, DurablePart)
-
-
-def _is_whole(batch: EventBatch) -> bool:
-    """Whether a batch can be read again as it is."""
-    return isinstance(batch, InputBatch)

@@ -144,7 +144,7 @@ class Runtime:
             settings=settings,
         )
         for ssp in inputs:
-            task.add_input(ssp, self._pipeline.stage_of(ssp.stream, partition))
+            task.backlog.add_input(ssp, self._pipeline.stage_of(ssp.stream, partition))
         task.on_commit = self._commit
         if app.stores:
             self._keep(task)
@@ -323,7 +323,7 @@ class Runtime:
                 return
             self.now = due if due > self.now else self.now + _MOMENT
             for task in self.tasks:
-                if task.check_due(self.now):
+                if task.timetable.check_due(self.now):
                     self._add(task)
             await self._come_to_rest()
             if self._guest is not None and self._guest.failures:
@@ -331,7 +331,7 @@ class Runtime:
 
     def _next_due(self) -> float:
         """When the next timer, expiry or sleep ends; infinity if there is none."""
-        due = min((task.next_due for task in self.tasks), default=math.inf)
+        due = min((task.timetable.next_due for task in self.tasks), default=math.inf)
         if self._guest is not None:
             left = trio.lowlevel.current_statistics().seconds_to_next_deadline
             due = min(due, self.now + left)
@@ -362,7 +362,7 @@ class Runtime:
         """How many more events of a client the stage of a partition takes."""
         if client.stream.name in self.overflowing:
             return 0
-        stage = self.tasks[partition].stages[client.source(partition)]
+        stage = self.tasks[partition].backlog.stages[client.source(partition)]
         return stage.capacity - stage.depth
 
     def _offer(self, batch: EventBatch) -> None:
@@ -370,7 +370,7 @@ class Runtime:
             self._held.append(batch)
             return
         task = self.tasks[batch.partition]
-        task.offer(batch)
+        task.backlog.offer(batch)
         self._add(task)
 
     def _add(self, task: Task) -> None:
@@ -440,7 +440,7 @@ class _Carrier:
             return 1.0
         if isinstance(self._stream, OutputStream):
             return 0.0
-        stages = [task.stages[self._stream.name] for task in runtime.tasks]
+        stages = [task.backlog.stages[self._stream.name] for task in runtime.tasks]
         return max(stage.depth / stage.capacity for stage in stages)
 
     async def send(self, events: Sequence[Any]) -> None:

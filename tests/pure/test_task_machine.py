@@ -88,7 +88,7 @@ class Machine:
         self.wishes: set[tuple[str, int]] = set()  # ended, and a commit was asked for at them
         self.commits: list[tuple[int, ...]] = []
         for ssp in SSPS:
-            self.task.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
+            self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
         self.task.on_commit = self._commit
         with pytest.raises(StopIteration):  # it has nothing to wait for
             self.task.start().send(None)
@@ -116,7 +116,7 @@ class Machine:
         for index, user in enumerate(users):
             self.users[ssp.stream, first + index] = user
         self.offered[which] += len(users)
-        self.task.offer(batch)
+        self.task.backlog.offer(batch)
 
     def end(self, pick: int, how: str) -> None:
         if not self.user.open:
@@ -138,7 +138,7 @@ class Machine:
     def step(self) -> bool:
         """Take one step, as the loop does; whether there was one."""
         task = self.task
-        task.check_due(self.now)
+        task.timetable.check_due(self.now)
         op = task.next_op()
         if op in (Op.NOTHING, Op.DONE):
             return False
@@ -242,7 +242,7 @@ def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
     assert {(s.stream, n) for s, upto in zip(SSPS, safe, strict=True) for n in range(upto)} == set(
         machine.user.began
     )  # so a restart neither replays nor skips anything
-    for stage in machine.task.stages.values():
+    for stage in machine.task.backlog.stages.values():
         stage.validate()
         assert stage.depth == 0
 
