@@ -27,7 +27,8 @@ import msgspec
 
 from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
-from s4node.comm.outbox import Kept, Lane, Outbox
+from s4node.comm.lane import Kept, Lane
+from s4node.comm.outbox import Outbox
 from s4node.errors import EventError, StateError
 from s4node.event import footprint
 from s4node.schema import EventType, TypeDecl

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from s4node.comm.outbox import Lane, Outbox, Refusal
+from s4node.comm.lane import Lane
+from s4node.comm.outbox import Outbox, Refusal
 from s4node.event import EventBatch
 
 

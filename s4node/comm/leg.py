@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from s4node.comm import frame as wire
 
 if TYPE_CHECKING:
-    from s4node.comm.outbox import Lane, Outbox
+    from s4node.comm.lane import Lane
+    from s4node.comm.outbox import Outbox
 
 _ENVELOPE_BYTES = 131_072
 

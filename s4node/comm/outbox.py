@@ -2,10 +2,7 @@
 
 Rules
 - Events are numbered per (producer, stream, partition), from 0 or from where the node says that
-  this producer stopped. Numbers have no holes.
-- A lane sends below its credit limit only. It keeps every frame until the node has ruled on all
-  of its events, and sends it again, byte for byte, when the node says "expected n" and after a
-  reconnect.
+  this producer stopped. Numbers have no holes. Each partition has a lane.
 - A producer with a stable id goes on where its earlier life stopped. If it sends everything again,
   numbers begin at 0 as they did then, and what that life has settled is left out.
 - A lane leaves by one leg: the connection to the node that owns its partition. Who that is comes
@@ -22,13 +19,13 @@ Rules
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from s4node.comm import frame as wire
-from s4node.comm.excepted import Excepted
+from s4node.comm.encoder import encoded
+from s4node.comm.lane import Kept, Lane
 from s4node.comm.leg import Leg
 from s4node.errors import ConfigError, EventError, GraphError
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
@@ -52,109 +49,6 @@ class Refusal:
     reason: str
     shed: bool = False
     count: int = 1
-
-
-class Kept(NamedTuple):
-    """A frame that was sent and is kept until its verdict."""
-
-    first: int
-    end: int
-    data: bytes
-
-
-class Lane:
-    """One partition's share of an outbox."""
-
-    __slots__ = (
-        "cursor",
-        "epoch",
-        "excepted",
-        "heir",
-        "kept",
-        "known",
-        "leg",
-        "limit",
-        "next_number",
-        "open",
-        "partition",
-        "pending",
-        "released",
-        "start",
-        "upto",
-    )
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.leg: Leg | None = None  # None: nobody is known to own the partition
-        self.epoch = -1  # of the word on who owns it
-        self.heir: Leg | None = None  # leads to who is next, once ``leg`` has given the lane up
-        self.open = False  # its owner has said where it goes on
-        self.pending: list[Any] = []
-        self.kept: deque[Kept] = deque()
-        self.excepted = Excepted()
-        self.cursor = 0
-        self.start = 0
-        self.next_number = 0
-        self.upto = 0
-        self.known = 0  # an earlier life of this producer has settled what is below
-        self.limit = 0
-        self.released = wire.MAX_NUMBER  # no frame from here on may leave
-
-    def restore(self, kept: Sequence[Kept], next_number: int) -> None:
-        """Go on where an earlier life has stopped, with the frames that it has committed."""
-        self.kept = deque(kept)
-        self.next_number = self.released = next_number
-        self.start = self.upto = kept[0].first if kept else next_number
-
-    @property
-    def end(self) -> int:
-        """Numbers from here on may not be sent now."""
-        return min(self.limit, self.released)
-
-    def go_back(self, number: int) -> None:
-        """Send again from the frame that holds ``number``."""
-        self.cursor = sum(1 for kept in self.kept if kept.end <= number)
-
-    def settle(self, upto: int) -> None:
-        """The node has ruled on everything below ``upto``."""
-        kept = self.kept
-        self.upto = max(self.upto, upto)
-        if self.excepted.ranges:
-            self.excepted.settle(self.upto)
-        while kept and kept[0].end <= upto:
-            kept.popleft()
-            self.cursor = max(0, self.cursor - 1)
-
-    def reopen(self, position: wire.Position, *, again: bool = False) -> None:
-        """The owner has said where the lane goes on.
-
-        Where that is behind what this life of the producer has sent, it goes on there; or it sends
-        all of it ``again``, and what is settled does not leave.
-        """
-        if position.number > self.next_number:
-            self.known = position.safe if again else position.number
-            if not again:
-                self.kept.clear()
-                self.start = self.next_number = self.upto = position.number
-        self.settle(min(position.safe, self.next_number, self.released))
-        self.go_back(position.number)
-        self.limit = position.limit
-        self.open = True
-
-    def close(self) -> None:
-        """The way to the owner is gone: all that has no verdict will be sent again."""
-        self.open = False
-        self.cursor = 0
-
-    def validate(self) -> None:
-        """Assert the rules; for tests."""
-        assert 0 <= self.cursor <= len(self.kept)
-        numbers = [n for kept in self.kept for n in (kept.first, kept.end)]
-        assert numbers == sorted(numbers)
-        assert all(a.end == b.first for a, b in zip(self.kept, list(self.kept)[1:], strict=False))
-        assert not self.kept or self.kept[-1].end == self.next_number
-        assert self.start <= self.upto <= self.next_number
-        self.excepted.validate()
 
 
 class Outbox:
@@ -651,34 +545,6 @@ class Outbox:
         del lane.pending[:1]
         self._ready_events -= 1
         self._refuse(lane, reason)
-
-
-def encoded(
-    types: Mapping[type, EventType | JsonType], events: Sequence[Any]
-) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
-    """Encoding, sections, order and body of a frame of these events, whose classes are known.
-
-    Raises EventError for what msgpack cannot hold.
-    """
-    classes = list(types) if len(types) == 1 else list(set(map(type, events)))
-    if len(classes) == 1:
-        kind = types[classes[0]]
-        body = kind.encode(events)
-        return kind.encoding, (wire.Section(kind.fingerprint, len(events), len(body)),), b"", body
-    if len(classes) > wire.MAX_SECTIONS:
-        raise EventError(f"{len(classes)} event types do not fit into one frame")
-    index = {cls: i for i, cls in enumerate(classes)}
-    order = bytes([index[type(event)] for event in events])
-    shares: list[list[Any]] = [[] for _ in classes]
-    for event, at in zip(events, order, strict=True):
-        shares[at].append(event)
-    kinds = [types[cls] for cls in classes]
-    bodies = [kind.encode(share) for kind, share in zip(kinds, shares, strict=True)]
-    sections = tuple(
-        wire.Section(kind.fingerprint, len(share), len(body))
-        for kind, share, body in zip(kinds, shares, bodies, strict=True)
-    )
-    return wire.MSGPACK, sections, order, b"".join(bodies)
 
 
 def _follows(last: Refusal, refusal: Refusal) -> bool:

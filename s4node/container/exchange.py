@@ -26,7 +26,8 @@ from s4node.app import App
 from s4node.comm import frame as wire
 from s4node.comm.dispatches import Dispatches, Rows, ways_of, weight_of
 from s4node.comm.emitter import Emitter
-from s4node.comm.outbox import Lane, Outbox, Refusal
+from s4node.comm.lane import Lane
+from s4node.comm.outbox import Outbox, Refusal
 from s4node.config import Config
 from s4node.container.outputs import Outputs
 from s4node.container.pipeline import Pipeline

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from s4node.comm.decoder import raws_of
-from s4node.comm.outbox import encoded
+from s4node.comm.encoder import encoded
 from s4node.comm.reader_link import ReaderLink
 from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.comm.socket import host_and_port
