@@ -19,7 +19,7 @@ from s4node.config import Config
 from s4node.errors import ConfigError
 from s4node.event import GenericEvent
 from s4node.kinds import is_name
-from s4node.stream import InputStream
+from s4node.stream import InputStream, OutputStream
 from s4node.tasks import TaskApp
 
 Pair = tuple[str, str]
@@ -67,6 +67,21 @@ def live_of(app: App) -> list[str]:
     """The names of the input streams that producers send to."""
     inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
     return [stream.name for stream in inputs if stream.is_live]
+
+
+def inner_of(app: App) -> frozenset[str]:
+    """The names of the streams on which nobody but the app's own tasks send."""
+    streams = app.streams.values()
+    fed = {stream.name for stream in streams if not isinstance(stream, OutputStream)}
+    return frozenset(fed.difference(live_of(app)))
+
+
+def exchanges(app: App) -> bool:
+    """Whether tasks of the app that keep what they do send each other events: on streams inside
+    the app, or those of an input that belong to the task of their key."""
+    streams = app.streams.values()
+    internal = any(not isinstance(stream, InputStream | OutputStream) for stream in streams)
+    return internal or any(stream.key is not None for stream in replayable(app))
 
 
 def durable_of(app: App, config: Config) -> frozenset[str]:

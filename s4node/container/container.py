@@ -44,7 +44,14 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks, recovery
-from s4node.container.binding import durable_of, grades_of, live_of, replayable
+from s4node.container.binding import (
+    durable_of,
+    exchanges,
+    grades_of,
+    inner_of,
+    live_of,
+    replayable,
+)
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.exchange import Exchange
@@ -420,7 +427,11 @@ class Container:
         enrolment = self.enrolment
         deployed = enrolment is not None and enrolment.version != ""
         name = enrolment.app if enrolment is not None and deployed else app.name
+        exchanging = False
+        awaited = bool(durable)  # by producers; by consumers, where there are any
         if self.replay is not None:
+            exchanging = self.partitioner.partitions > 1 and exchanges(app)
+            awaited |= any(isinstance(stream, OutputStream) for stream in app.streams.values())
             self.exchange = Exchange(
                 app,
                 config,
@@ -442,7 +453,7 @@ class Container:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.of(config, durable=self._awaited, exchanging=self._exchanging),
+            TaskSettings.of(config, durable=awaited, exchanging=exchanging),
             self._choosers,
         )
         self.inputs = Inputs(
@@ -455,8 +466,8 @@ class Container:
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
             shared=self.members is not None or self.exchange is not None,
-            durable=durable if self.exchange is None else durable | self._inner,
-            on_full=self._commit_soon,
+            durable=durable if self.exchange is None else durable | inner_of(app),
+            on_full=self.partitions.commit_soon,
             send=self._send,
             full=self._full,
         )
@@ -503,12 +514,6 @@ class Container:
         """Whether much of what a task has sent on waits for others to commit it."""
         return self.partitions.full(self.tasks[home], stream)
 
-    def _commit_soon(self, partition: int) -> None:
-        """A producer of a partition needs a commit."""
-        task = self.tasks[partition]
-        task.want_commit()
-        self.loop.wake(task)
-
     def _committed(self) -> None:
         """More of what producers have sent is committed: tell them."""
         self.inputs.committed()
@@ -516,31 +521,6 @@ class Container:
 
     def _goes_back(self, task: Task) -> None:
         self._going.start_soon(self.ownership.go_back, task)
-
-    @property
-    def _inner(self) -> set[str]:
-        """The streams on which nobody but the app's own tasks send."""
-        streams = self.app.streams.values()
-        fed = {stream.name for stream in streams if not isinstance(stream, OutputStream)}
-        return fed.difference(live_of(self.app))
-
-    @property
-    def _awaited(self) -> bool:
-        """Whether producers or consumers wait for commits."""
-        streams = self.app.streams.values()
-        sends = any(isinstance(stream, OutputStream) for stream in streams)
-        return bool(durable_of(self.app, self.config)) or (self.exchange is not None and sends)
-
-    @property
-    def _exchanging(self) -> bool:
-        """Whether tasks that keep what they do send each other events."""
-        kind = kind_of(self.app)
-        keyed = {stream.name for stream in replayable(self.app)}.intersection(kind.keyed)
-        return (
-            self.exchange is not None
-            and self.partitioner.partitions > 1
-            and bool(kind.internal or keyed)
-        )
 
     def _has_stream(self, name: str) -> str:
         """For the log: whether the app serves a stream of this name itself."""

@@ -167,6 +167,12 @@ class Partitions:
         """As wake, for the task of a partition, whichever it is by now."""
         self._loop.wake(self.tasks[partition])
 
+    def commit_soon(self, partition: int) -> None:
+        """Have the task of a partition commit as soon as it may."""
+        task = self.tasks[partition]
+        task.want_commit()
+        self._loop.wake(task)
+
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""
         task.ended(ssp)
