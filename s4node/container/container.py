@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,14 +43,8 @@ from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks, recovery
-from s4node.container.binding import (
-    durable_of,
-    exchanges,
-    grades_of,
-    inner_of,
-    live_of,
-    replayable,
-)
+from s4node.container.accounts import Accounts
+from s4node.container.binding import durable_of, exchanges, inner_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.exchange import Exchange
@@ -60,7 +53,6 @@ from s4node.container.inputs import Inputs, close
 from s4node.container.lifecycle import Closing, Lifecycle, listeners_of
 from s4node.container.loop import EventLoop
 from s4node.container.members import Members
-from s4node.container.metrics import snapshots_of
 from s4node.container.model import JobModel, model_of
 from s4node.container.outputs import Outputs
 from s4node.container.ownership import Ownership
@@ -76,11 +68,7 @@ from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error, TaskFenced
-from s4node.executors.stage import StageStatistics
 from s4node.keys import Partitioner, hasher_named
-from s4node.metrics.process import ProcessUse
-from s4node.metrics.reporter import reporters_of
-from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.stream import InputStream, OutputStream
 
@@ -119,11 +107,7 @@ class Container:
         self._closing: Closing  # of the app
         self._going: trio.Nursery  # where tasks go back, and what was heard is raised
         self._began = False  # on_start was called
-        self._made_at = time.monotonic()
-        self._started_after = 0.0
-        self._process = ProcessUse()
-        self._reporters = reporters_of(config)
-        self._reporting: trio.Nursery | None = None
+        self.accounts = Accounts(self)
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
         self.senders: dict[str, RemoteSender] = {}
@@ -165,6 +149,14 @@ class Container:
     def processed(self) -> int:
         """Events handled, over all tasks and streams."""
         return self.partitions.processed
+
+    def statistics(self) -> ContainerStatistics:
+        """Counts since the start."""
+        return self.accounts.statistics()
+
+    def metrics(self) -> list[MetricsSnapshot]:
+        """The values of the container and its tasks, and those that tasks measure themselves."""
+        return self.accounts.metrics()
 
     def stop(self) -> None:
         """Begin an orderly stop; ``run`` returns when it is done."""
@@ -225,8 +217,7 @@ class Container:
                 if self._reaching.cancelled_caught:
                     outer.cancel_scope.cancel()
                     return
-            self._make()
-            self._reporting = outer
+            self._make(outer)
             self._lifecycle.closes("files", self.pipeline.close)
             if self.replay is not None:
                 self._lifecycle.closes("state", self.replay.close)
@@ -300,19 +291,6 @@ class Container:
                 log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
-    async def _report(self) -> None:
-        """Have metrics reported, from the first time on."""
-        nursery, self._reporting = self._reporting, None
-        if nursery is not None and self._reporters:
-            reporting = Reporting(
-                self._reporters,
-                self.metrics,
-                interval=self.config[settings.METRICS_INTERVAL],
-                job=self.app.name,
-                container=self.node,
-            )
-            await nursery.start(reporting.run)
-
     async def _close_tasks(self) -> None:
         """Have the tasks and then the app close; after a failure the lifecycle does it."""
         for closing in reversed([self._closing, *self.ownership.closings.values()]):
@@ -326,7 +304,7 @@ class Container:
         self._began = True
         await hooks.call(self.app, self.app.on_start)
         await self._lifecycle.started()
-        self._started_after = time.monotonic() - self._made_at
+        self.accounts.started()
         log.info("running", app=self.app.name, node=self.node, address=self.address,
                  partitions=self.partitioner.partitions)  # fmt: skip
         self.ready.set()
@@ -377,7 +355,7 @@ class Container:
 
     # -- making ------------------------------------------------------------------------------
 
-    def _make(self) -> None:
+    def _make(self, nursery: trio.Nursery) -> None:
         app, config = self.app, self.config
         durable = durable_of(app, config)
         app.clock = trio.current_time
@@ -500,7 +478,7 @@ class Container:
             members=self.members,
             replay=self.replay,
             exchange=self.exchange,
-            report=self._report,
+            report=partial(self.accounts.report, nursery),
         )
         self.tasks = self.partitions.tasks
         self.ports = self.inputs.ports
@@ -595,39 +573,3 @@ class Container:
     def _unhandled(self, pe: str, cls: type) -> None:
         log.warning("no handler for an event type; further ones are only counted",
                     app=self.app.name, pe=pe, event_type=cls.__name__)  # fmt: skip
-
-    # -- statistics --------------------------------------------------------------------------
-
-    def statistics(self) -> ContainerStatistics:
-        """Counts since the start."""
-        return ContainerStatistics(
-            tuple(task.statistics() for task in self.tasks.values()),
-            {name: port.admission.admitted for name, port in self.ports.items()},
-            {name: port.admission.refused for name, port in self.ports.items()},
-            {name: sender.sent for name, sender in self.senders.items()},
-            dict(self.listener.counts),
-            tuple(self._stages()),
-            self.inputs.statistics(),
-            replay=self.replay.statistics() if self.replay is not None else None,
-            turns=self.loop.turns,
-            utilization=self.loop.utilization,
-            started_after=self._started_after,
-            threads=self.config[settings.THREAD_POOL_SIZE],
-            grades=grades_of(self.app, self.config),
-            outboxes=tuple(self.exchange.statistics()) if self.exchange is not None else (),
-        )
-
-    def metrics(self) -> list[MetricsSnapshot]:
-        """The values of the container and its tasks, and those that tasks measure themselves."""
-        own = [task.metrics.snapshot() for task in self.tasks.values() if task.metrics is not None]
-        return [*snapshots_of(self.node, self.statistics(), self._process.take()), *own]
-
-    def _stages(self) -> Iterator[StageStatistics]:
-        yield from self.inputs.stages()
-        for task in self.tasks.values():
-            for stage in task.backlog.stages.values():
-                yield stage.statistics()
-        if self.members is not None:
-            yield from self.members.statistics()
-        for sender in self.senders.values():
-            yield from sender.statistics().values()
