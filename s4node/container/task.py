@@ -56,11 +56,9 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 class Task:
     """One partition of an app.
 
-    ``held`` are the streams that must not be processed now; it changes. ``rates`` are the executors
-    that limit how fast the events of some streams may leave their stages. ``parallel`` says of
-    which streams more than one handler may be outstanding. Without a ``processor`` it runs the
-    app's PEs. ``chooser`` is for what comes from outside, round robin without it, and heeds the
-    ``bootstrap``. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
+    ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
+    says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
+    the app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
     whether it has; ``starts`` is where its inputs begin, by its own wish. Without an ``isolation``
     a failure at an event stops the app.
     """
