@@ -20,7 +20,7 @@ install-spark: ## install Spark, a Java and the demo's data too
 LONG := tests/test_bench.py tests/test_torture.py tests/test_input_crashes.py tests/test_faults.py \
 	tests/test_damage.py tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
 	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py \
-	tests/test_startpoints.py tests/test_launch.py
+	tests/test_startpoints.py tests/test_launch.py tests/test_database.py
 
 test: install-spark ## run all tests but those of test-long
 	$(PYTHON_OF_VENV) -m pytest $(LONG:%=--ignore=%) $(ARGS)

@@ -158,8 +158,8 @@ async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
-    system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(5000)))
-    for _ in range(4):
+    for _ in range(4):  # in each of which there is something to do
+        system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(1250)))
         app = Counting()
         async with crashing(app, {**settings, "task.commit.ms": "1"}) as container:
             await until(lambda: container.processed)
