@@ -184,7 +184,7 @@ class Leg:
             self._declared = ()  # say hello again, with what is left
             return
         if answer.error:
-            if not any(leg.opened for leg in box.legs.values() if leg is not self):
+            if not any(leg._hopes for leg in box.legs.values() if leg is not self):
                 box.error = answer.error
             return
         self._learn(answer)
@@ -220,6 +220,12 @@ class Leg:
         owners = _owners(answer)
         if owners:
             box.assign(owners, epoch)
+
+    @property
+    def _hopes(self) -> bool:
+        """Whether it takes events, or may yet: of two ways to one node it turns the older down, and
+        may say so before it answers on the newer."""
+        return self.opened or bool(self._asked)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
         """Take the node's rulings."""

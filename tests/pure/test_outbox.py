@@ -69,6 +69,29 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
     assert outbox.unsettled == 1
 
 
+def test_a_node_that_turns_down_the_older_of_two_ways_to_it_is_heard_out_on_the_newer() -> None:
+    outbox = opened(10)
+    outbox.put(Tick("joe"))
+    older, newer = way(outbox), outbox.leg("tcp://door:1")
+    newer.hello()
+    older.hello()
+    older.on_hello(answer(error="there is a newer connection"))
+    assert not outbox.error
+    newer.on_hello(answer(wire.Position(0, 0, 10), headers={wire.ADDRESS: older.address}))
+    assert spans(newer.frames(1000)) == [(0, 0, 1)]
+
+
+def test_a_producer_that_is_turned_down_on_all_ways_is_told() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    ways = [outbox.leg("tcp://node:1"), outbox.leg("tcp://node:2")]
+    for leg in ways:
+        leg.hello()
+    ways[0].on_hello(answer(error="no stream 'ticks'"))
+    assert not outbox.error
+    ways[1].on_hello(answer(error="no stream 'ticks'"))
+    assert outbox.error == "no stream 'ticks'"
+
+
 def test_positions_for_partitions_that_do_not_exist_are_ignored() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     way(outbox).on_hello(
