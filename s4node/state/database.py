@@ -95,6 +95,7 @@ class Database:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
+        options.set_max_write_buffer_number(4)  # who waits for one holds the interpreter
         options.set_keep_log_file_num(2)
         options.set_max_open_files(64)
         blocks = BlockBasedOptions()
