@@ -1,7 +1,7 @@
 """A task's database: RocksDB in a folder of its own.
 
 Rules
-- Writes are whole commits: one atomic batch each. Reads may come from any thread.
+- Writes are whole commits: all of one is there, or nothing. Reads may come from any thread.
 - RocksDB holds the interpreter while it takes a batch, so one of many rows is written in pieces,
   between which others go on. All of them are kept beside it first, and count from one small write
   on: whoever opens the database after that writes what is missing. Readers do not see the pieces

@@ -1,7 +1,7 @@
 """The state of one task: its database, the stores in it, and what the next commit will write.
 
 Rules
-- A commit is one atomic batch: what changed in stores and instances, and the positions of the
+- A commit is atomic: what changed in stores and instances, and the positions of the
   inputs that belong to it. So after a crash state and positions fit each other.
 - ``begin_commit`` is called while nothing of the task is under way, and only takes what is there.
   Instances are encoded after that, in slices; then ``write`` goes to a thread.
