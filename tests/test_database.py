@@ -35,7 +35,8 @@ def row(number: int) -> bytes:
 
 def commit(database: Database, life: int) -> None:
     """Write all rows; the second commit removes some instead."""
-    database.write((row(n), None if life == 2 and n in GONE else b"%d" % life) for n in range(ROWS))
+    values = [None if life == 2 and n in GONE else b"%d" % life for n in range(ROWS)]
+    database.write([row(n) for n in range(ROWS)], values)
 
 
 def lives(database: Database) -> set[bytes | None]:
@@ -100,7 +101,7 @@ for size in range(*map(int, sys.argv[2:])):
         assert "in part" in str(error), error
         outcome += ", in part"
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    database.write([(b"any", b"thing")])
+    database.write([b"any"], [b"thing"])
     print(outcome, *(value.decode() for value in lives(database)))
     database.close()
 """

@@ -19,7 +19,7 @@ ROW = b"\x00\x01\x00\x10joe"
 
 
 def put(database: Database, value: bytes) -> None:
-    database.write([(ROW, value)])
+    database.write([ROW], [value])
 
 
 def test_the_next_owner_has_what_the_last_one_committed(tmp_path: Path) -> None:
@@ -108,7 +108,8 @@ n = 0
 while True:
     n += 1
     number = n.to_bytes(8, "big")
-    database.write([(b"\\x00\\x01\\x00\\x10" + bytes((key,)), number * 30) for key in range(20)])
+    rows = [b"\\x00\\x01\\x00\\x10" + bytes((key,)) for key in range(20)]
+    database.write(rows, [number * 30] * 20)
     if n % 50 == 0:
         print(n, flush=True)
 """

@@ -179,7 +179,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Pa
     first = Owner(tmp_path / "t", 1)
     first.commit(1)
     first.keep()
-    first.state.database.write([(task_row(META, b"format"), b"9")])
+    first.state.database.write([task_row(META, b"format")], [b"9"])
     first.die()
     with pytest.raises(StateError, match=r"format b'9'.*use the version of s4node that wrote it"):
         Owner(tmp_path / "t", 2)
@@ -268,12 +268,14 @@ hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
 n = failed = 0
 
-def rows(n):
-    return [(bytes(4) + bytes([key]), n.to_bytes(8, "big") * 100) for key in range(9)]
+rows = [bytes(4) + bytes([key]) for key in range(9)]
+
+def write(n):
+    database.write(rows, [n.to_bytes(8, "big") * 100] * 9)
 
 while failed < 3:
     try:
-        database.write(rows(n + 1))
+        write(n + 1)
         n += 1
     except StateError as error:
         failed += 1
@@ -281,7 +283,7 @@ while failed < 3:
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 assert database.get(bytes(5))[:8] == n.to_bytes(8, "big")
 for key in range(9):
-    database.write(rows(n + 1))
+    write(n + 1)
 print(n + 1)
 database.close()
 """

@@ -38,7 +38,7 @@ class Kept:
 
     def commit(self) -> None:
         self.changes.begin()
-        self.database.write(self.changes.rows())
+        self.database.write(*self.changes.leave())
         self.changes.written()
 
 
@@ -84,7 +84,7 @@ def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
     kept.changes.begin()
     assert kept.store.get("joe") == Profile("Joe")
     kept.store.put("joe", Profile("Joe", 2))
-    kept.database.write(kept.changes.rows())
+    kept.database.write(*kept.changes.leave())
     kept.changes.written()
     assert kept.store.get("joe") == Profile("Joe", 2)
 
@@ -218,7 +218,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     database = Database(tmp_path / "task")
-    database.write([(task_row(META, b"format"), b"99")])
+    database.write([task_row(META, b"format")], [b"99"])
     database.close()
     with pytest.raises(StateError, match="has the format b'99'"):
         Database(tmp_path / "task")
@@ -276,7 +276,7 @@ class AgainstADict(RuleBasedStateMachine):
             if fails:
                 self.kept.changes.failed()
             else:
-                self.kept.database.write(self.kept.changes.rows())
+                self.kept.database.write(*self.kept.changes.leave())
                 self.kept.changes.written()
 
     @rule(start=keys, end=keys)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from s4node.pe.prototype import Prototype
 
 
-_RESERVED = {"_home", "_mark", "_prototype", "_row", "app", "key", "partition"}
+_RESERVED = {"_group", "_home", "_mark", "_prototype", "_row", "app", "key", "partition"}
 
 
 class ElementType(ABCMeta):
@@ -101,7 +101,7 @@ class ProcessingElement(metaclass=ElementType):
     process while it runs: use an ``async`` one for whatever waits.
     """
 
-    __slots__ = ("_home", "_mark", "_row", "key")
+    __slots__ = ("_group", "_home", "_mark", "_row", "key")
 
     _prototype: ClassVar[Prototype]
 
@@ -113,7 +113,8 @@ class ProcessingElement(metaclass=ElementType):
 
     _home: Instances
     _mark: object  # when it was touched last, where it is saved,
-    _row: bytes  # and where that is, once it was
+    _row: bytes  # and where that is, once it was,
+    _group: list[ProcessingElement]  # and where it is noted for the next commit
 
     @property
     def partition(self) -> int:

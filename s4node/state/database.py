@@ -23,9 +23,9 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -135,19 +135,21 @@ class Database:
 
     def get(self, row: bytes) -> bytes | None:
         """The row's value, None if there is none."""
-        self._whole()
+        if self._torn:
+            self._whole()
         try:
             return self._db.get(row)
         except Exception as error:
             return self._again(error, lambda: self._db.get(row))
 
-    def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+    def get_many(self, rows: list[bytes]) -> list[bytes | None]:
         """The values of several rows, in one call."""
-        self._whole()
+        if self._torn:
+            self._whole()
         try:
-            return self._db.get(list(rows))  # type: ignore[return-value]
+            return self._db.get(rows)  # type: ignore[arg-type,return-value]
         except Exception as error:
-            return self._again(error, lambda: self._db.get(list(rows)))  # type: ignore[arg-type,return-value]
+            return self._again(error, lambda: self._db.get(rows))  # type: ignore[arg-type,return-value]
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows from ``start`` to before ``end``, in order, as they are when it is read.
@@ -163,7 +165,8 @@ class Database:
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """Up to so many rows from ``start`` to before ``end``."""
-        self._whole()
+        if self._torn:
+            self._whole()
         try:
             return self._chunk(start, end, rows)
         except Exception as error:
@@ -186,7 +189,7 @@ class Database:
         return found
 
     def _whole(self) -> None:
-        if self._torn and self._broken:
+        if self._broken:
             raise StateError(
                 f"{self.folder} could not be written, and holds a commit in part; it is made whole "
                 f"when it is opened again"
@@ -201,55 +204,58 @@ class Database:
                 pass
             return read()
 
-    def write(self, rows: Iterable[Row]) -> int:
-        """Write all rows or none, deleting where the value is None; returns the bytes written.
+    def write(self, rows: list[bytes], values: list[bytes | None]) -> int:
+        """Give all rows their values or none, deleting where that is None; returns the bytes
+        written.
 
         Call it in a thread: it may take long.
         """
-        rows = iter(rows)
-        first = list(islice(rows, PIECE_ROWS))
-        second = list(islice(rows, PIECE_ROWS))
         with _turn, self._told():
             if self._broken:
                 self._open_again()
             try:
-                if not second:
-                    return self._write(first)
-                return self._write_in_pieces(chain((first, second), _pieces(rows)))
+                if len(rows) <= PIECE_ROWS:
+                    return self._write(rows, values)
+                return self._write_in_pieces(rows, values)
             except BaseException:
                 self._broken = True
                 if self._torn and self._open_again():
                     return 0  # it counted, and is whole now
                 raise
 
-    def _write(self, rows: Iterable[Row]) -> int:
+    def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
         batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        for row, value in rows:
-            if value is None:
-                delete(row)
-            else:
-                put(row, value)
+        if None in values:
+            for row, value in zip(rows, values, strict=True):
+                if value is None:
+                    batch.delete(row)
+                else:
+                    batch.put(row, value)
+        else:
+            deque(map(batch.put, rows, values), maxlen=0)
         size: int = batch.size_in_bytes()
         self._db.write(batch, self._write_options)
         return size
 
-    def _write_in_pieces(self, pieces: Iterable[list[Row]]) -> int:
-        kept: list[bytes] = []
+    def _write_in_pieces(self, rows: list[bytes], values: list[bytes | None]) -> int:
+        starts = range(0, len(rows), PIECE_ROWS)
         size = 0
-        for piece in pieces:
-            kept.append(_pack(piece))
-            size += self._write([(_piece_row(len(kept)), kept[-1])])
+        for number, at in enumerate(starts):
+            piece = zip(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS], strict=True)
+            size += self._write([_piece_row(number)], [_pack(list(piece))])
         passing("pieces.prepared")
         self._torn = True
-        size += self._write([(_PIECES_ROW, _NUMBER.pack(len(kept)))])
+        size += self._write([_PIECES_ROW], [_NUMBER.pack(len(starts))])
         passing("pieces.count")
-        for number, rows in enumerate(kept, 1):
+        for number, at in enumerate(starts):
             time.sleep(_BREATH)
-            size += self._write((*_unpack(rows), (_piece_row(number), None)))
+            size += self._write(
+                [*rows[at : at + PIECE_ROWS], _piece_row(number)],
+                [*values[at : at + PIECE_ROWS], None],
+            )
             passing("pieces.piece")
         passing("pieces.done")
-        size += self._write([(_PIECES_ROW, None)])
+        size += self._write([_PIECES_ROW], [None])
         self._torn = False
         return size
 
@@ -260,10 +266,11 @@ class Database:
             counts = self._db.get(_PIECES_ROW) is not None
             start, end = prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1)
             while piece := [each for each in self._chunk(start, end, 2) if each[0] != _PIECES_ROW]:
-                row, rows = piece[0]
-                self._write((*(_unpack(rows) if counts else ()), (row, None)))
+                row, packed = piece[0]
+                pairs = _unpack(packed) if counts else []
+                self._write([*(r for r, _ in pairs), row], [*(value for _, value in pairs), None])
             if counts:
-                self._write([(_PIECES_ROW, None)])
+                self._write([_PIECES_ROW], [None])
         self._torn = False
         return counts
 
@@ -342,11 +349,6 @@ class Database:
                 with suppress(OSError):
                     (self.folder / DAMAGED).write_text(str(error))
             raise meaning from error
-
-
-def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while piece := list(islice(rows, PIECE_ROWS)):
-        yield piece
 
 
 def _piece_row(number: int) -> bytes:

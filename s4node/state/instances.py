@@ -3,16 +3,15 @@
 Rules
 - An instance bears the mark of the time between two commits in which it was last touched. The
   dispatch looks at that before each event; touching an instance again costs nothing else.
-- A commit takes the touched instances as they are and encodes them in slices between batches, those
-  of a key group together and in order: sorted rows are written ten times as fast as others. One
-  that is about to be touched again is encoded before that.
+- What is touched is noted by key group. A commit takes the touched instances as they are and
+  encodes them in slices between batches, a group after the other and in order: sorted rows are
+  written ten times as fast as others. One that is about to be touched again is encoded before that.
 - What leaves the cache is encoded at once; it is read again when its key comes back.
 - The one instance of a singleton has no key, and its row is in the task's own group.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
 from s4node.state.database import Database
-from s4node.state.rows import TASK_GROUP, Changes, prefix
+from s4node.state.rows import TASK_GROUP, Changes, prefix, text_rows
 
 _MISSING = object()
 _row_of = attrgetter("_row")
@@ -58,18 +57,18 @@ class SavedInstances:
     ) -> None:
         self.stored = stored
         self.mark = object()
-        self.touched: list[Any] = []  # once each
+        self._touched: dict[bytes, list[Any]] = {}  # by group, once each
         self._left = 0  # of those, the ones that have left memory since
+        self._left_at_most = _MANY
         self._saving = object()  # what bear those that a commit has not encoded yet,
-        self._unsaved: list[Any] = []  # which are among these,
-        self._grouped: defaultdict[int, list[Any]] = defaultdict(list)  # and then, by group, these
-        self._groups: list[int] = []  # the first one last
+        self._unsaved: list[list[Any]] = []  # which are among these, the first group last
         self._live = live
         self._codec = codec
         self._table = table
         self._database = database
         self._changes = changes
         self._hasher = hasher
+        self._text_row = text_rows(table, hasher)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
         """The saved states of those keys that have one, in one reading."""
@@ -99,39 +98,45 @@ class SavedInstances:
         if instance._mark is self._saving:
             self._commit(instance)
         instance._mark = self.mark
-        self.touched.append(instance)
+        try:
+            instance._group.append(instance)
+        except AttributeError:  # it has not been kept before
+            self._place(instance)
+            instance._group.append(instance)
+
+    @property
+    def touched(self) -> bool:
+        """Whether any was, since the last commit began."""
+        return any(self._touched.values())
 
     def begin(self) -> None:
         """A commit begins: what was touched until now belongs to it."""
-        assert not self._grouped, "a commit is under way"
         assert not self._unsaved, "a commit is under way"
-        self._unsaved, self.touched, self._left = self.touched, [], 0
+        touched = self._touched
+        for group in sorted(touched, reverse=True):
+            if instances := touched[group]:
+                self._unsaved.append(instances.copy())
+                instances.clear()
+        self._left = 0
         self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
         """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
-        if self._unsaved:
-            chunk = self._unsaved[-limit:]
-            del self._unsaved[-limit:]
-            for row, instance in zip(self._rows(chunk), chunk, strict=True):
-                self._grouped[row[0] << 8 | row[1]].append(instance)
-            if not self._unsaved:
-                self._groups = sorted(self._grouped, reverse=True)
-        else:
-            encoded = 0
-            while encoded < limit and self._grouped:
-                encoded += self._encode(self._grouped.pop(self._groups.pop()))
-        if self._unsaved or self._grouped:
-            return 1
+        encoded = 0
+        while self._unsaved:
+            if encoded >= limit:
+                return 1
+            encoded += self._encode(self._unsaved.pop())
         self._saving = object()
         return 0
 
     def _encode(self, instances: list[Any]) -> int:
         """Encode those of a group that are not encoded yet."""
-        mine = [instance for instance in instances if instance._mark is self._saving]
+        saving = self._saving
+        mine = [instance for instance in instances if instance._mark is saving]
         if mine:
             mine.sort(key=_row_of)
-            self._changes.add_all(self._rows(mine), self._codec.encode_all(mine))
+            self._changes.add_all(list(map(_row_of, mine)), self._codec.encode_all(mine))
         return len(mine)
 
     def evict(self, key: Key | None) -> None:
@@ -159,24 +164,27 @@ class SavedInstances:
         """One that was touched leaves memory; not before many have is their list gone through."""
         instance._mark = None
         self._left += 1
-        if self._left > _MANY and self._left > len(self.touched) // 2:
-            self.touched = [each for each in self.touched if each._mark is self.mark]
+        if self._left > self._left_at_most:
+            for instances in self._touched.values():
+                instances[:] = [each for each in instances if each._mark is self.mark]
             self._left = 0
+            self._left_at_most = max(_MANY, sum(map(len, self._touched.values())))
 
     def _commit(self, instance: Any) -> None:
         """Encode an instance of the commit under way now, before it is touched again."""
         self._changes.add(self._row(instance.key), self._codec.encode(instance))
 
-    def _rows(self, instances: list[Any]) -> list[bytes]:
-        """Where instances are saved; each knows it from the first time on."""
-        try:
-            return [instance._row for instance in instances]
-        except AttributeError:
-            for instance in instances:
-                instance._row = self._row(instance.key)
-            return [instance._row for instance in instances]
+    def _place(self, instance: Any) -> None:
+        """Have an instance know where it is saved, and where it is noted when it is touched."""
+        row = instance._row = self._row(instance.key)
+        group = row[:2]
+        if group not in self._touched:
+            self._touched[group] = []
+        instance._group = self._touched[group]
 
     def _row(self, key: Key | None) -> bytes:
+        if type(key) is str:
+            return self._text_row(key)
         if key is None:
             return prefix(TASK_GROUP, self._table)
         return prefix(self._hasher(key) % KEY_GROUPS, self._table) + ordered.encode(key)

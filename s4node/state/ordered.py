@@ -16,7 +16,7 @@ from typing import Any
 from s4node.errors import StateError
 from s4node.keys import Key
 
-_BYTES, _TEXT, _ZERO = 0x01, 0x02, 0x14
+_BYTES, TEXT, _ZERO = 0x01, 0x02, 0x14
 _LONGEST = 8  # bytes of a number
 
 
@@ -65,7 +65,7 @@ def decode(data: bytes) -> Key:
     at = 0
     while at < len(data):
         tag = data[at]
-        if tag in (_BYTES, _TEXT):
+        if tag in (_BYTES, TEXT):
             end = at + 1
             while True:
                 end = data.index(0, end)
@@ -73,7 +73,7 @@ def decode(data: bytes) -> Key:
                     break
                 end += 2
             raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
-            parts.append(raw.decode() if tag == _TEXT else raw)
+            parts.append(raw.decode() if tag == TEXT else raw)
             at = end + 1
         elif abs(tag - _ZERO) <= _LONGEST:
             size = abs(tag - _ZERO)

@@ -12,11 +12,12 @@ Rules
 from __future__ import annotations
 
 import struct
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 
-from s4node.keys import KEY_GROUPS
+from s4node.keys import KEY_GROUPS, Hasher, crc32
+from s4node.state import ordered
 
 TASK_GROUP = 0xFFFF
 """The group of what belongs to no key."""
@@ -30,17 +31,42 @@ FIRST_TABLE = 16
 _PREFIX = struct.Struct(">HH")
 PREFIX_BYTES = _PREFIX.size
 
+prefix = _PREFIX.pack
+"""How the keys of a table's rows in a group begin, given the group and the table."""
+
 assert KEY_GROUPS <= TASK_GROUP
-
-
-def prefix(group: int, table: int) -> bytes:
-    """How the keys of a table's rows in a group begin."""
-    return _PREFIX.pack(group, table)
 
 
 def task_row(table: int, key: bytes) -> bytes:
     """The key of a row that belongs to no key group."""
     return _PREFIX.pack(TASK_GROUP, table) + key
+
+
+def text_rows(table: int, hasher: Hasher) -> Callable[[str], bytes]:
+    """Makes the keys of a table's rows from keys that are text.
+
+    They are what ``prefix`` and ``ordered.encode`` make of them; with the default hasher in half
+    the time.
+    """
+
+    def any_row(key: str) -> bytes:
+        encoded = ordered.encode(key)
+        return prefix(hasher(key) % KEY_GROUPS, table) + encoded
+
+    if hasher is not crc32:
+        return any_row
+    pack, checksum = struct.Struct(">HHB").pack, zlib.crc32
+
+    def row(key: str) -> bytes:
+        try:
+            raw = key.encode()
+        except UnicodeEncodeError:
+            return any_row(key)  # raises, and says why
+        if b"\x00" in raw:
+            return any_row(key)
+        return b"%b%b\x00" % (pack(checksum(raw) % KEY_GROUPS, table, ordered.TEXT), raw)
+
+    return row
 
 
 class Changes:
@@ -73,6 +99,13 @@ class Changes:
         found = self._dirty.get(row, unchanged)
         return self._leaving.get(row, unchanged) if found is unchanged else found
 
+    def among(self, rows: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        """Those of these rows that have changed, with their values."""
+        dirty, leaving = self._dirty, self._leaving
+        if not dirty and not leaving:
+            return {}
+        return {**_picked(leaving, rows), **_picked(dirty, rows)}
+
     def between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes | None]]:
         """The changed rows from ``start`` to before ``end``, in order."""
         found = {k: v for k, v in list(self._leaving.items()) if start <= k < end}
@@ -95,11 +128,13 @@ class Changes:
         self._rows += rows
         self._values += values
 
-    def rows(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """What the commit under way is to write, the newest of a row last."""
-        return chain(
-            in_order(list(self._leaving.items())), zip(self._rows, self._values, strict=True)
-        )
+    def leave(self) -> tuple[list[bytes], list[bytes | None]]:
+        """The rows that the commit under way is to write, and their values; the newest last."""
+        first = list(in_order(list(self._leaving.items())))
+        rows, values = [row for row, _ in first], [value for _, value in first]
+        rows += self._rows
+        values += self._values
+        return rows, values
 
     def written(self) -> None:
         """The database holds what the commit was to write."""
@@ -115,6 +150,12 @@ class Changes:
         self._leaving = {}
         self._rows, self._values = [], []
         self.leaving = False
+
+
+def _picked(
+    values: dict[bytes, bytes | None], rows: Iterable[bytes]
+) -> dict[bytes, bytes | None]:
+    return {row: values[row] for row in values.keys() & rows}
 
 
 def in_order(

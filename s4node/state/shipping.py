@@ -260,7 +260,7 @@ class Shipment:
                 rows = self._batch(batch)
                 if rows is None:
                     return database, batches[: batches.index(batch)]
-                database.write(rows)
+                database.write([row for row, _ in rows], [value for _, value in rows])
         except BaseException:
             database.close()
             raise

@@ -23,7 +23,7 @@ import msgspec
 from s4node.errors import StateError
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
-from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix
+from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, text_rows
 from s4node.stores import StoreSpec
 
 K = TypeVar("K", bound=Key)
@@ -77,30 +77,35 @@ class KeyValueStore(Generic[K, V]):
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
         self._ttl_ms = int(spec.ttl * 1000)
         self._key: type = get_origin(spec.key) or spec.key
+        self._is_text = self._key is str
+        self._text_row = text_rows(table, hasher)
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The key's value, or ``default`` where it has none."""
         row = self._row(key)
-        found = self._changes.find(row, _MISSING)
-        data = self._rows.get(row) if found is _MISSING else found
+        data: Any = self._changes.find(row, _MISSING)
+        if data is _MISSING:
+            data = self._rows.get(row)
+        if data is None:
+            return default
         value = self._value(data)
         return default if value is None else value
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """The values of those keys that have one, in one reading."""
-        found: dict[K, V] = {}
-        unknown: dict[K, bytes] = {}
-        for key in keys:
-            row = self._row(key)
-            data = self._changes.find(row, _MISSING)
-            if data is _MISSING:
-                unknown[key] = row
-            elif (value := self._value(data)) is not None:
-                found[key] = value
-        for key, data in zip(unknown, self._rows.get_many(list(unknown.values())), strict=True):
-            if (value := self._value(data)) is not None:
-                found[key] = value
-        return found
+        row_of, value_of = self._row, self._value
+        rows = {key: row_of(key) for key in keys}
+        changed = self._changes.among(rows.values())
+        unknown = {k: row for k, row in rows.items() if row not in changed} if changed else rows
+        stored = self._rows.get_many(list(unknown.values()))
+        found: dict[K, bytes | None] = dict(zip(unknown, stored, strict=True))
+        if changed:
+            found.update((key, changed[row]) for key, row in rows.items() if row in changed)
+        return {
+            key: value
+            for key, data in found.items()
+            if data is not None and (value := value_of(data)) is not None
+        }
 
     def put(self, key: K, value: V) -> None:
         """Set the key's value; raises StateError for what the store cannot hold."""
@@ -178,6 +183,8 @@ class KeyValueStore(Generic[K, V]):
         return self._hasher(key[0] if isinstance(key, tuple) else key) % KEY_GROUPS
 
     def _row(self, key: K) -> bytes:
+        if self._is_text and type(key) is str:
+            return self._text_row(key)  # type: ignore[arg-type]
         encoded = self._checked(key)
         return prefix(self._group(key), self._table) + encoded
 

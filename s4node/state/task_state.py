@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -194,15 +193,13 @@ class TaskState:
 
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
-        self._write(self.changes.rows())
-
-    def _write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        rows, values = self.changes.leave()
         last = self.fence, self.last[1] + 1
-        rows = chain(rows, ((_COMMIT_ROW, _encode(last)),))
+        rows.append(_COMMIT_ROW)
+        values.append(_encode(last))
         if self.ship is not None:
-            rows = list(rows)
-            self.ship.commit(last[1], rows)
-        self.bytes_written += self.database.write(rows)
+            self.ship.commit(last[1], list(zip(rows, values, strict=True)))
+        self.bytes_written += self.database.write(rows, values)
         self.last = last
 
     def end_commit(self, *, written: bool) -> None:

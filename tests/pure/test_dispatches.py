@@ -45,8 +45,8 @@ class Database:
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
 
-    def write(self, rows: Sequence[tuple[bytes, bytes | None]]) -> None:
-        for row, value in rows:
+    def write(self, rows: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        for row, value in zip(rows, values, strict=True):
             if value is None:
                 self.rows.pop(row, None)
             else:
@@ -88,7 +88,7 @@ class Life:
         while self.dispatches.encode():
             self.dispatches.validate()
         if written:
-            self.database.write(self.changes.rows())
+            self.database.write(*self.changes.leave())
             self.changes.written()
         else:
             self.changes.failed()
