@@ -152,9 +152,7 @@ class Changes:
         self.leaving = False
 
 
-def _picked(
-    values: dict[bytes, bytes | None], rows: Iterable[bytes]
-) -> dict[bytes, bytes | None]:
+def _picked(values: dict[bytes, bytes | None], rows: Iterable[bytes]) -> dict[bytes, bytes | None]:
     return {row: values[row] for row in values.keys() & rows}
 
 
