@@ -10,9 +10,13 @@ Rules
 from __future__ import annotations
 
 from s4node import App, Event, OutputStream, ProcessingElement, Stream
+from s4node.state import database
 
 USERS = 24
 """Users of a producer."""
+
+PIECE_ROWS = 8
+"""Rows that are written at once: few, so that commits of so few keys are written both ways."""
 
 
 class Order(Event):
@@ -58,6 +62,7 @@ class Third(Step):
 
 def exact() -> App:
     """Inputs ``orders`` of the log and ``calls`` of sockets, output ``done``."""
+    database.PIECE_ROWS = PIECE_ROWS
     app = App("exact")
     first, second, third = (app.create_pe(step) for step in (First, Second, Third))
     app.create_input_stream("orders", first, key="user", types=Order, system="log")

@@ -293,6 +293,7 @@ class LogTorture(Torture):
             self.log(f"SIGKILL {name}")
             process.kill()
             await process.wait()
+            self._was_slain(name)
         else:
             await self._stop_process(name)
         await trio.sleep(pause / 2)

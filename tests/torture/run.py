@@ -198,6 +198,9 @@ class Torture:
         """Whether a process that was killed has been told to at its start; asked once."""
         return False
 
+    def _was_slain(self, name: str) -> None:
+        """A process that ran was killed by the adversary."""
+
     async def _watch(self, member: Member) -> None:
         status = await member.process.wait()
         if status == -signal.SIGKILL and member.state != "dead" and self._was_to_die(member.name):
