@@ -54,7 +54,6 @@ class ExactTorture(LogTorture):
         self.first = MOST  # containers at the beginning
         self.hits: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()  # what, or at which point
-        self.faults: dict[str, str] = {}
         self._wanted = hits
         self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {

@@ -77,6 +77,7 @@ class Torture:
         self.members: dict[str, Member] = {}
         self.sent: dict[str, Sent] = {}
         self.dead: set[str] = set()
+        self.faults: dict[str, str] = {}  # who was told at its start to die, and at which point
         self.done: Counter[str] = Counter()
         self.settings: dict[str, str] = SETTINGS
         self.complaints: list[str] = []
