@@ -54,6 +54,8 @@ class ElementCodec:
         row = ", ".join([str(self._version), *(f"i.{name}" for name in self._types)])
         source = ["def encode(instances):", f"    return [_encode(({row},)) for i in instances]"]
         self._encode_all = compiled("encode", source, {"_encode": _encode})
+        given = [f"    i.{name} = row.{name}" for name in self._types] or ["    pass"]
+        self._give = compiled("give", ["def give(i, row):", *given], {})
         self._decoders = {
             name: msgspec.msgpack.Decoder(kind).decode for name, kind in self._types.items()
         }
@@ -84,8 +86,7 @@ class ElementCodec:
         try:
             row = self._row(data)
             if row.version == self._version:
-                for name in self._types:
-                    setattr(instance, name, getattr(row, name))
+                self._give(instance, row)
                 return
         except msgspec.MsgspecError:
             pass  # it is of another version, or damaged

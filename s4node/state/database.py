@@ -31,6 +31,7 @@ from typing import TypeVar
 
 import msgspec
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -53,6 +54,10 @@ DAMAGED = "damaged"
 """The file in a database's folder that says that damage was found in it, and which."""
 
 _VERSION_ROW = task_row(META, b"format")
+CACHE_BYTES = 64 << 20
+"""What stays in memory of the files of all databases of a process, with their indexes and filters.
+"""
+
 _CHUNK = 64
 _LOOKS = 5
 
@@ -69,12 +74,13 @@ _NUMBER = struct.Struct(">I")
 Row = tuple[bytes, bytes | None]
 R = TypeVar("R")
 _turn = threading.Lock()
+_cache = Cache(CACHE_BYTES)
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 class Database:
-    """The rows of one task. ``cache_bytes`` of blocks that were read stay in memory.
+    """The rows of one task.
 
     With ``salvage`` a log of commits that is damaged is read up to there; else it is refused.
     """
@@ -84,7 +90,6 @@ class Database:
         folder: Path,
         *,
         sync: bool = False,
-        cache_bytes: int = 8 << 20,
         write_buffer_bytes: int = 8 << 20,
         salvage: bool = False,
     ) -> None:
@@ -99,9 +104,13 @@ class Database:
         options.set_keep_log_file_num(2)
         options.set_max_open_files(64)
         blocks = BlockBasedOptions()
-        blocks.set_block_cache(Cache(cache_bytes))
+        blocks.set_block_cache(_cache)
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
+        # with many keys they are larger than the cache, and would take turns in it as a whole
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_pin_top_level_index_and_filter(True)
         options.set_block_based_table_factory(blocks)
         options.set_wal_recovery_mode(
             DBRecoveryMode.point_in_time()

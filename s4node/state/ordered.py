@@ -61,6 +61,8 @@ def decode(data: bytes) -> Key:
 
     Raises ValueError where they are no key's.
     """
+    if data[:1] == b"\x02" and data.find(0) == len(data) - 1:  # a text and nothing else
+        return data[1:-1].decode()
     parts: list[Any] = []
     at = 0
     while at < len(data):
