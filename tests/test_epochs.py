@@ -13,7 +13,7 @@ import pytest
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.state.database import Database
-from s4node.state.epochs import claim, epochs_of, sweep
+from s4node.state.epochs import claim, copied, epochs_of, sweep
 
 ROW = b"\x00\x01\x00\x10joe"
 
@@ -43,6 +43,24 @@ def test_an_owner_that_wakes_up_writes_where_nobody_reads(tmp_path: Path) -> Non
     assert third.get(ROW) == b"after"
     for database in (paused, owner, third):
         database.close()
+
+
+def test_who_only_looks_is_not_told_of_damage_in_what_it_did_not_read(tmp_path: Path) -> None:
+    """RocksDB tidies the copy up meanwhile, finds the damage, and says so when it is closed."""
+    owner = claim(tmp_path / "t", 0, Database)
+    rows = [b"\x00\x01\x00\x10%06d" % number for number in range(4000)]
+    owner.write(rows, [b"value"] * len(rows))
+    owner.close()
+    with copied(tmp_path / "t") as look:
+        look.write(rows, [b"another"] * len(rows))
+        put(look, b"1")
+        look._db.flush()
+        assert look.get(ROW) == b"1"
+        for table in look.folder.glob("*.sst"):
+            data = bytearray(table.read_bytes())
+            data[100] ^= 1
+            table.write_bytes(data)
+        look._db.compact_range(None, None)
 
 
 def test_a_lower_epoch_is_fenced(tmp_path: Path) -> None:
