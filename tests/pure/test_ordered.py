@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from s4node.errors import StateError
+from s4node.keys import KEY_GROUPS, crc32, s4
 from s4node.state.ordered import decode, encode
+from s4node.state.rows import prefix, text_rows
 
 parts = st.one_of(st.text(), st.binary(), st.integers(-(2**63), 2**63 - 1))
 keys = st.one_of(parts, st.lists(parts, min_size=2, max_size=4).map(tuple))
@@ -60,3 +62,18 @@ def test_what_is_no_key_is_refused(key: Any) -> None:
 def test_bytes_that_are_no_key_raise(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"no key|no bytes|ends within|not found"):
         decode(data)
+
+
+@given(st.text(), st.integers(0, 0xFFFF))
+@example("", 0)
+@example("a\x00b", 16)
+def test_rows_of_text_are_those_of_any_key(key: str, table: int) -> None:
+    for hasher in (crc32, s4):
+        row = prefix(hasher(key) % KEY_GROUPS, table) + encode(key)
+        assert text_rows(table, hasher)(key) == row
+
+
+def test_text_that_is_not_unicode_has_no_row() -> None:
+    for hasher in (crc32, s4):
+        with pytest.raises(StateError, match="is no key of a store"):
+            text_rows(16, hasher)("\ud800")
