@@ -17,7 +17,7 @@ from input_systems import dies
 from kept import kept_instances, kept_producers
 
 from s4node import App, Client, Config, Container, Event, ProcessingElement, TaskApp
-from s4node.errors import ConfigError, EventError
+from s4node.errors import ConfigError, ConnectionRefused, EventError
 from s4node.schema import JsonText
 
 
@@ -163,6 +163,50 @@ async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_i
             assert await clicks.flush() == []
             assert clicks.counts["admitted"] == 200
     assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
+
+
+class Held(App):
+    """Holds each click until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.began = 0
+        self.let_go = trio.Event()
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Hold), key="user")
+
+
+class Hold(ProcessingElement):
+    app: Held
+
+    async def on_event(self, event: Click) -> None:
+        self.app.began += 1
+        await self.app.let_go.wait()
+
+
+async def test_who_waits_for_its_earlier_life_is_told_that_it_is_not_the_node_that_is_away(
+    settings: dict[str, str],
+) -> None:
+    app = Held()
+    address = settings["s4.listener.address"]
+    async with lives(settings) as node:
+        await node.begin(app)
+        async with Client(address, producer="clicker") as client:
+            await (await client.stream("clicks", again=True)).send(Click("joe", 0))
+            await until(lambda: app.began == 1)
+            client.abandon()
+        async with Client(address, producer="clicker", timeout=0.5) as client:
+            with pytest.raises(ConnectionRefused, match="yet to commit what an earlier life"):
+                await client.stream("clicks", again=True)
+            app.let_go.set()
+            clicks = await client.stream("clicks", again=True)
+            await clicks.send_many(clicks_of(0, 4))
+            await until(lambda: app.began == 4)
+            node.commit()
+            assert await clicks.flush() == []
+            assert clicks.counts["admitted"] == 4
+    assert app.began == 4
 
 
 def numbers(container: Container) -> list[int]:

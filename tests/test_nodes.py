@@ -28,7 +28,7 @@ from s4node import (
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.folder import FolderCoordination
 from s4node.comm.door import Door
-from s4node.errors import ConnectionRefused
+from s4node.errors import ConnectionRefused, StageBroken
 from s4node.schema import JsonText
 
 USERS = [f"user-{n}" for n in range(40)]
@@ -230,6 +230,24 @@ async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_pat
         owned = sorted(len(container.tasks) for container in all_nodes.containers.values())
         assert owned == [4, 4]
         assert all_nodes.state("Count") == {user: 1 if user in lost else 2 for user in USERS}
+
+
+async def test_a_flush_says_which_partitions_nobody_takes_while_others_answer(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        session, all_nodes.scopes["n1"] = all_nodes.scopes["n1"], trio.CancelScope()
+        async with Client(all_nodes.containers["n0"].address, timeout=1) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            all_nodes.kill("n1")  # its session goes on, as that of a machine that is cut off
+            await stream.send_many([Click(user) for user in USERS])
+            with pytest.raises(StageBroken, match="a node answers, but nobody takes partition"):
+                await stream.flush()
+            session.cancel()
+            await until(lambda: len(all_nodes.containers["n0"].tasks) == 8)
+            assert await stream.flush() == []
 
 
 async def test_a_stopping_node_gives_its_partitions_up_without_losing_an_event(

@@ -172,14 +172,23 @@ class Client:
                 while not outbox.opened and not outbox.error:
                     await self._news.park()
         finally:
+            unanswered = self._unanswered()
             if outbox.error or not outbox.opened:
                 self._emitter.remove(outbox)
         if outbox.error or not outbox.opened:
             raise ConnectionRefused(
-                f"stream {name!r} at {self.address}: "
-                + (outbox.error or f"no answer within {self.timeout:g} s; is the node running?")
+                f"stream {name!r} at {self.address}: {outbox.error or unanswered}"
             )
         return stream
+
+    def _unanswered(self) -> str:
+        within = f"no answer within {self.timeout:g} s"
+        if not self._emitter.connected:
+            return f"{within}; is the node running?"
+        return (
+            f"{within}, though the node is there: the app is starting, or has yet to commit what "
+            f"an earlier life of this producer has sent. Try again, and look at s4 status"
+        )
 
     def subscribe(
         self,
@@ -378,13 +387,25 @@ class ClientStream:
             now = trio.current_time()
             stuck = (stuck or now) if outbox.stuck else 0.0
             if stuck and now - stuck >= self._client.timeout:
-                raise StageBroken(
-                    f"stream {self.name!r}: nobody answers at {self._client.address} for "
-                    f"{self._client.timeout:g} s; {outbox.unsettled} events have no verdict. "
-                    f"Start the node and flush again"
-                )
+                raise self._broken()
         self._check()
         return outbox.take_refusals()
+
+    def _broken(self) -> StageBroken:
+        """Why events have had no verdict for the client's timeout."""
+        outbox, seconds = self._outbox, f"{self._client.timeout:g} s"
+        left = f"{outbox.unsettled} events have no verdict"
+        closed = ", ".join(map(str, outbox.closed))
+        if not (closed and self._emitter.connected):
+            return StageBroken(
+                f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}; "
+                f"{left}. Start the node and flush again"
+            )
+        return StageBroken(
+            f"stream {self.name!r}: a node answers, but nobody takes partition {closed} for "
+            f"{seconds}; {left}. Its owner is starting, or has yet to commit what an earlier life "
+            f"of this producer has sent: flush again, and look at s4 status if that goes on"
+        )
 
     def _tell_unknown(self) -> None:
         """The node has forgotten us: it cannot tell what it has had already."""

@@ -79,6 +79,11 @@ class Emitter:
             return self._sole.awake
         return False
 
+    @property
+    def connected(self) -> bool:
+        """Whether any node is there now."""
+        return any(link.connected for link in self.links.values())
+
     def send_soon(self) -> None:
         """There is an event to send: at once if all is quiet."""
         if self._sole is not None:

@@ -232,7 +232,14 @@ class Outbox:
         if not self.lanes:
             return bool(self._incoming)
         self.route()
-        return any(not lane.open and (lane.pending or lane.kept) for lane in self.lanes)
+        return bool(self.closed)
+
+    @property
+    def closed(self) -> list[int]:
+        """The partitions that cannot be reached now, of those for which events wait."""
+        return [
+            lane.partition for lane in self.lanes if not lane.open and (lane.pending or lane.kept)
+        ]
 
     def open_lanes(self, partitions: int, routing: str) -> None:
         """Have lanes before any node has answered: the caller routes, with ``extend_lane``."""
