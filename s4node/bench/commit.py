@@ -19,7 +19,7 @@ from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
 PARTITIONS = 4
-KINDS = (("zipf", 10_000, 8_000_000), ("uniform", 1_000_000, 6_000_000))
+KINDS = (("zipf", 10_000, 20_000_000), ("uniform", 1_000_000, 6_000_000))
 QUICK = (("zipf", 1_000, 60_000), ("uniform", 10_000, 60_000))
 
 
