@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import free_port, run_s4, running
-from test_log_sockets import Click, log_at, log_node, some_app
+from log_nodes import Click, log_at, log_node, some_app
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,356 @@
+"""The files of the embedded log: damage, a full disk, a process that is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from s4node.errors import InputLost, StoreCorrupt, StoreError
+from s4node.log.ledger import Appended
+from s4node.log.store import LogSettings, open_log
+from s4node.log.writer import Answer
+from s4node.systems.system import Bounds
+from tests.harness import ROOT, until
+from tests.log_files import MIB, database, opened
+from tests.log_frames import append, events, numbered, read_all
+
+# --- what can be wrong with files ----------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwrite_head(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"this is no database at all")
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def newer(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+
+
+def of_another_stream(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = 'views' WHERE name = 'stream'")
+    connection.close()
+
+
+def another_application(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE frames (x)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "says"),
+    [
+        (truncate, StoreCorrupt, "is damaged"),
+        (overwrite_head, StoreCorrupt, "is damaged"),
+        (empty, StoreError, "is no file of a log"),
+        (newer, StoreError, "has format 2, and this s4node reads formats up to 1"),
+        (of_another_stream, StoreError, "is partition 0 of stream 'views', not partition 0 of"),
+        (another_application, StoreError, "is no file of a log"),
+        (os.unlink, StoreError, "0 partition files where its stream.json says 1"),
+    ],
+)
+async def test_a_file_that_is_not_as_it_was_left_is_refused_by_name(
+    tmp_path: Path, harm: Callable[[Path], None], error: type[StoreError], says: str
+) -> None:
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    harm(database(tmp_path))
+    with pytest.raises(error, match=says) as caught:
+        async with open_log(LogSettings(tmp_path)):
+            pass
+    assert str(tmp_path / "clicks") in str(caught.value)
+
+
+async def test_a_bit_that_flipped_in_a_frame_is_found_when_it_is_read(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    data = bytearray(path.read_bytes())
+    at = data.index((105).to_bytes(8, "big") + b"....") + 20
+    data[at] ^= 1
+    path.write_bytes(data)
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        assert len(await partition.read(0, 400_000)) == 8
+        with pytest.raises(StoreCorrupt, match="the frame at offset 100 has another checksum"):
+            await partition.read(100, 1)
+        assert events(await partition.read(110, 1))[0] == (110, "a", 110)
+        assert await partition.trim(110) == 110
+        assert len(await read_all(partition)) == 9
+
+
+async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path, 2) as log:
+        for partition in log.stream("clicks").partitions:
+            frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+            await append(partition, *frames)
+            await partition.trim(100)
+    with database(tmp_path).open("r+b") as file:  # SQLite's list of free pages
+        file.seek(32)
+        file.seek((int.from_bytes(file.read(4), "big") - 1) * 16_384)
+        file.write(b"\xff" * 8)
+    async with open_log(LogSettings(tmp_path)) as log:
+        damaged, sound = log.stream("clicks").partitions
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await append(damaged, numbered("a", 200, 10, width=5000))
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(200)
+        with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
+            await damaged.trim(150)
+        assert len(await read_all(damaged)) == 10
+        assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
+        assert await sound.trim(210) == 210
+
+
+async def test_a_frame_whose_pages_are_damaged_is_found_and_can_be_trimmed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    data = bytearray(path.read_bytes())
+    page = data.index((105).to_bytes(8, "big") + b"....") // 16_384 * 16_384
+    data[page : page + 4] = b"\xff" * 4  # where the rest of the frame is
+    path.write_bytes(data)
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        with pytest.raises(StoreCorrupt, match="is damaged"):
+            await partition.read(100, 1)
+        assert await partition.trim(110) == 110
+        assert len(await read_all(partition)) == 9
+
+
+@pytest.mark.slow
+async def test_whatever_bytes_are_damaged_no_wrong_event_is_read(tmp_path: Path) -> None:
+    """Damage is said, or it is where nothing is kept; all other errors fail the test."""
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=700) for n in range(60)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    whole = path.read_bytes()
+    chance = random.Random(4711)
+    said = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        at = chance.randrange(len(data))
+        if chance.random() < 0.5:  # where the structure of the file is
+            at = at // 16_384 * 16_384 + chance.randrange(100)
+        data[at : at + 4] = chance.randbytes(4)
+        path.write_bytes(data)
+        try:
+            async with open_log(LogSettings(tmp_path)) as log:
+                partition = log.stream("clicks").partitions[0]
+                upcoming = partition.bounds.upcoming
+                for offset in range(partition.bounds.oldest, upcoming, 10):
+                    rows = await partition.read(offset, 1)
+                    assert events(rows)[offset - rows[0].start :] == [
+                        (n, "a", n) for n in range(offset, rows[0].end)
+                    ]
+                await append(partition, numbered("b", 0, 1))
+        except (StoreError, InputLost):
+            said += 1
+    assert said > 50
+
+
+async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path, 2):
+        pass
+    manifest = tmp_path / "clicks" / "stream.json"
+    whole = manifest.read_text()
+    for text, says in [
+        (whole.replace('"partitions": 2', '"partitions": 3'), "has 2 partition files where its"),
+        (whole.replace('"format": 1', '"format": 2'), "has format 2"),
+        (whole.replace('"clicks"', '"views"'), "is of stream 'views'"),
+        (whole[:20], "cannot be read"),
+        ("[]", "cannot be read"),
+    ]:
+        manifest.write_text(text)
+        with pytest.raises(StoreError, match=says):
+            async with open_log(LogSettings(tmp_path)):
+                pass
+    manifest.write_text(whole)
+    async with open_log(LogSettings(tmp_path)) as log:
+        assert list(log.streams) == ["clicks"]
+
+
+# --- processes that die, disks that are full -----------------------------------------------------
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_are_killed(
+    tmp_path: Path,
+) -> None:
+    """Each producer goes on from its last acknowledged frame, and sends again what may be there."""
+    chance = random.Random(4711)
+    acknowledged = {f"p{index}": 0 for index in range(4)}
+    for _ in range(12):
+        numbers = [str(number) for number in acknowledged.values()]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.log_process", "append", str(tmp_path), *numbers],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        for _ in range(chance.randrange(1, 400)):
+            producer, number = process.stdout.readline().split()
+            acknowledged[producer] = int(number)
+        os.kill(process.pid, signal.SIGKILL)
+        for line in process.communicate()[0].splitlines(keepends=True):
+            if line.endswith("\n"):
+                producer, number = line.split()
+                acknowledged[producer] = int(number)
+
+    async def look() -> None:
+        async with open_log(LogSettings(tmp_path)) as log:
+            for partition in log.stream("clicks").partitions:
+                found = events(await read_all(partition))
+                assert [offset for offset, _, _ in found] == list(range(len(found)))
+                for producer in {name for _, name, _ in found}:
+                    numbers = [number for _, name, number in found if name == producer]
+                    assert numbers == list(range(len(numbers)))
+                    assert len(numbers) >= acknowledged[producer] > 0
+                    assert partition.expected(producer) == len(numbers)
+
+    trio.run(look)
+
+
+def test_a_disk_that_takes_no_more_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.log_process", "full", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the disk takes nothing more" in done.stdout
+    assert "went on" in done.stdout
+    assert done.stderr.count("appending to the log waits") + done.stdout.count("log waits") == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here; a limit on files is tested elsewhere")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(6 * MIB))
+    async with opened(small_disk / "log") as log:
+        partition = log.stream("clicks").partitions[0]
+        answers: list[Answer] = []
+        for n in range(130):
+            partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
+        await until(lambda: log.trouble)
+        assert "the disk takes nothing more" in log.trouble
+        there = partition.bounds.upcoming
+        assert there == 10 * len(answers) < 1300
+        assert len(events(await read_all(partition))) == there
+        ballast.unlink()
+        await until(lambda: len(answers) == 130)
+        await until(lambda: not log.trouble)
+        assert events(await read_all(partition)) == [(n, "a", n) for n in range(1300)]
+
+
+async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
+    small_disk: Path,
+) -> None:
+    answers: list[Answer] = []
+    async with opened(small_disk / "log") as log:
+        partition = log.stream("clicks").partitions[0]
+        for n in range(500):
+            partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
+        await until(lambda: log.trouble)
+    assert len(answers) == 500
+    assert sum(isinstance(answer, StoreError) for answer in answers) > 0
+    written = sum(answer.count for answer in answers if isinstance(answer, Appended))
+    async with open_log(LogSettings(small_disk / "log")) as log:
+        assert log.stream("clicks").partitions[0].bounds.upcoming == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, seed: int) -> None:
+    """Against a list in memory: appending, sending again, trimming, reading, opening again."""
+    chance = random.Random(seed)
+    model: list[tuple[int, str, int]] = []
+    sent = {"a": 0, "b": 0, "c": 0}
+    ends, oldest = [0], 0
+    for _ in range(4):
+        async with opened(tmp_path) as log:
+            partition = log.stream("clicks").partitions[0]
+            assert partition.bounds == Bounds(oldest, len(model))
+            assert [partition.expected(name) or 0 for name in sent] == list(sent.values())
+            for _ in range(25):
+                if chance.random() < 0.1:
+                    below = chance.randint(0, len(model))
+                    oldest = max([oldest, *(end for end in ends if end <= below)])
+                    assert await partition.trim(below) == oldest
+                    continue
+                group = []
+                name = chance.choice("abc")
+                for _ in range(chance.randint(1, 5)):
+                    first = max(0, sent[name] - chance.choice([0, 0, 0, 3, 20]))
+                    count = chance.choice([1, 7, 40])
+                    group.append(numbered(name, first, count, width=chance.choice([8, 900])))
+                    for number in range(sent[name], first + count):
+                        model.append((len(model), name, number))
+                    sent[name] = max(sent[name], first + count)
+                    ends.append(len(model))
+                await append(partition, *group)
+                at = chance.randint(oldest, len(model) - 1)
+                rows = await partition.read(at, chance.choice([1, 50_000]))
+                assert events(rows) == model[rows[0].start : rows[-1].end]
+            ends = sorted({oldest, *(row.end for row in await read_all(partition))})
+            assert events(await read_all(partition)) == model[oldest:]
+
+
+async def test_a_stream_that_the_disk_has_no_room_for_leaves_nothing_behind(
+    small_disk: Path,
+) -> None:
+    async with open_log(LogSettings(small_disk / "log")) as log:
+        with pytest.raises(StoreError, match=r"\.new-clicks/.*(full|I/O)"):
+            await log.create("clicks", 200)
+        assert [path.name for path in (small_disk / "log").iterdir()] == ["lock"]
+        await log.create("clicks", 2)
+
+
+async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/log cannot be used .*s4\.log\.folder"):
+        async with open_log(LogSettings(tmp_path / "file" / "log")):
+            pass
