@@ -333,8 +333,8 @@ TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
     "How often what a task keeps is saved, if it has changed. 0 saves it only when a task or a "
     "producer asks for it, when events wait that it has put for another task, and at the end. It "
-    "is 1000 where others wait for it, unless it is set: where durable streams lead to tasks, from "
-    "task to task, or out of the app.",
+    "is 1000 while others wait for it, unless it is set: producers of durable streams for their "
+    "verdicts, tasks and other apps for events that leave with it.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,

@@ -154,6 +154,11 @@ class Dispatches:
         return bool(self.outbox.pending or self._tail)
 
     @property
+    def unreleased(self) -> bool:
+        """Whether something of it can leave only when a further commit is written."""
+        return bool(self.outbox.pending or self._cut_since)
+
+    @property
     def idle(self) -> bool:
         """Whether all that was put is committed at its receivers."""
         return not self.bytes and not self.outbox.pending

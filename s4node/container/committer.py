@@ -322,6 +322,10 @@ class Committer:
         kept = self._tasks.get(task.partition)
         return kept is not None and (kept.writing or self._changed(kept))
 
+    def awaited(self, task: Task) -> bool:
+        """Whether others wait for what a commit of a task would write."""
+        return self._producers.moved(task.partition) or self._exchange.awaited(task)
+
     def writes(self, task: Task) -> bool:
         """Whether a commit of a task is under way."""
         return self._tasks[task.partition].writing

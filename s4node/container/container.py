@@ -70,7 +70,7 @@ from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error, TaskFenced
 from s4node.keys import Partitioner, hasher_named
 from s4node.metrics.snapshot import MetricsSnapshot
-from s4node.stream import InputStream, OutputStream
+from s4node.stream import InputStream
 
 log = structlog.get_logger("s4node.container")
 
@@ -406,10 +406,8 @@ class Container:
         deployed = enrolment is not None and enrolment.version != ""
         name = enrolment.app if enrolment is not None and deployed else app.name
         exchanging = False
-        awaited = bool(durable)  # by producers; by consumers, where there are any
         if self.replay is not None:
             exchanging = self.partitioner.partitions > 1 and exchanges(app)
-            awaited |= any(isinstance(stream, OutputStream) for stream in app.streams.values())
             self.exchange = Exchange(
                 app,
                 config,
@@ -431,7 +429,7 @@ class Container:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.of(config, durable=awaited, exchanging=exchanging),
+            TaskSettings.of(config, exchanging=exchanging),
             self._choosers,
         )
         self.inputs = Inputs(

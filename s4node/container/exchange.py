@@ -362,6 +362,11 @@ class Exchange:
         side = self._sides.get(task.partition)
         return side is not None and bool(side.ways)
 
+    def awaited(self, task: Task) -> bool:
+        """Whether something that a task has put waits for a commit of it, to leave."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.unreleased for way in side.ways.values())
+
     def changed(self, task: Task) -> bool:
         """Whether a commit of a task would write anything of this."""
         side = self._sides.get(task.partition)

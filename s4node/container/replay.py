@@ -224,6 +224,7 @@ class Replay:
 
     def _attach(self, task: Task) -> None:
         task.on_commit = self.committer.commit
+        task.awaited = self.committer.awaited
         task.isolate(self.recovery)
 
     async def replaced(self, old: Task) -> Task:

@@ -59,8 +59,8 @@ class Task:
     ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
     says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
     the app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
-    whether it has; ``starts`` is where its inputs begin, by its own wish. Without an ``isolation``
-    a failure at an event stops the app.
+    whether it has; ``awaited(task)`` is whether others wait for that. ``starts`` is where its
+    inputs begin, by its own wish. Without an ``isolation`` a failure at an event stops the app.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Task:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], bool | None] | None = None
+        self.awaited: Callable[[Task], bool] = lambda _: False
         self.isolation: Isolation | None = None
         self.broken = False  # it has failed at an event, and another will take its place
         self._retired = False

@@ -8,7 +8,7 @@ from s4node import config as keys
 from s4node.config import Config
 
 DURABLE_COMMIT = 1.0
-"""Seconds between commits where nothing is set and others wait for them."""
+"""Seconds between commits where others wait for them and nothing is set."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class TaskSettings:
     by_key: bool = False
     window: float = 0.0
     commit: float = 0.0
+    prompt: float = 0.0
+    """Between commits while others wait for them; 0 for no oftener than others."""
     async_commit: bool = False
     callback_timeout: float = 0.0
     ignored: frozenset[str] = frozenset()
@@ -27,18 +29,16 @@ class TaskSettings:
     """Tasks send each other events that belong to what they keep."""
 
     @classmethod
-    def of(cls, config: Config, *, durable: bool = False, exchanging: bool = False) -> TaskSettings:
-        """As configured. Where durable streams lead to tasks, or out of the app, others wait for
-        commits; and where tasks are ``exchanging`` events, those leave with commits."""
-        commit = config[keys.TASK_COMMIT_MS]
-        if (durable or exchanging) and config.origin(keys.TASK_COMMIT_MS) == "default":
-            commit = DURABLE_COMMIT
+    def of(cls, config: Config, *, exchanging: bool = False) -> TaskSettings:
+        """As configured. An interval between commits that is set is that of all of them."""
+        chosen = config.origin(keys.TASK_COMMIT_MS) != "default"
         ignored = config[keys.TASK_IGNORED_EXCEPTIONS]
         return cls(
             config[keys.TASK_MAX_CONCURRENCY],
             config[keys.TASK_ORDER] == "key",
             config[keys.TASK_WINDOW_MS],
-            commit,
+            config[keys.TASK_COMMIT_MS],
+            0.0 if chosen else DURABLE_COMMIT,
             config[keys.TASK_ASYNC_COMMIT],
             config[keys.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),

@@ -5,6 +5,8 @@ Rules
   it.
 - Windows begin with the task. What was missed while one ran was that one; where they take all the
   time, events get their turn between two.
+- What others wait for (producers for verdicts, receivers for events) is committed more often than
+  the rest, which nobody misses: while a commit waits for calls that are outstanding, none begins.
 - The timers of a busy task wait until it wakes the loop.
 """
 
@@ -31,6 +33,7 @@ class Timetable:
         "_commits",
         "_gate",
         "_processor",
+        "_prompt",
         "_task",
         "_timeout_at",
         "_windows",
@@ -47,10 +50,11 @@ class Timetable:
         self._windows = Tick(0, now)  # before the task has started there is none
         self._windows_over = False
         self._commits = Tick(task.settings.commit, now)
+        self._prompt = Tick(task.settings.prompt, now)
         self._timeout_at = math.inf
         if task.settings.callback_timeout and task.flights is not None:
             self._timeout_at = now + task.settings.callback_timeout
-        self.at = min(self._commits.at, self._timeout_at)
+        self.at = min(self._commits.at, self._prompt.at, self._timeout_at)
 
     @property
     def timed(self) -> bool:
@@ -89,9 +93,11 @@ class Timetable:
             self._gate.window_due |= not (self.owing and self._task.choose())
         if self._commits.due(now) and self._task.on_commit is not None:
             self._gate.commit_due = True  # others may have processed what it has read
+        if self._prompt.due(now) and self._task.awaited(self._task):
+            self._gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
-        self.at = min(self._windows.at, self._commits.at, self._timeout_at)
+        self.at = min(self._windows.at, self._commits.at, self._prompt.at, self._timeout_at)
 
     def _check_callbacks(self, now: float) -> None:
         task = self._task

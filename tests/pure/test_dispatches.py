@@ -202,6 +202,10 @@ def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: li
             assert read(life.own) == own
             receiver.open(life)
         life.dispatches.validate()
+        if not life.committing:
+            assert life.dispatches.unreleased == (sum(map(len, put)) > sum(safe))
+        elif sum(map(len, put)) > sum(begun):
+            assert life.dispatches.unreleased
         for partition, taken in enumerate(receiver.taken):
             assert taken == put[partition][: len(taken)]
             assert len(taken) <= safe[partition], "it left before its commit"

@@ -53,14 +53,16 @@ class Held:
 class Machine:
     """One task, two inputs, and what becomes of them."""
 
-    def __init__(self, *, by_key: bool, concurrency: int, async_commit: bool) -> None:
+    def __init__(
+        self, *, by_key: bool, concurrency: int, async_commit: bool, prompt: float = 0.0
+    ) -> None:
         app = TaskApp("machine", Held, inputs=["log.clicks", "log.views"])
         for ssp in SSPS:
             stream = app.create_input_stream(ssp.stream, types=Click, key="user")
             stream.system = ssp.system
         self.now = 0.0
         chosen = TaskSettings(
-            concurrency, by_key, window=10.0, commit=35.0, async_commit=async_commit,
+            concurrency, by_key, window=10.0, commit=35.0, prompt=prompt, async_commit=async_commit,
             ignored=frozenset({"KeyError"}),
         )  # fmt: skip
         self.processor = StreamTaskProcessor(
@@ -274,6 +276,18 @@ def test_a_due_window_lets_nothing_begin_and_runs_when_all_has_ended() -> None:
     machine.end(0, "done")
     machine.settle()
     assert (len(machine.user.began), machine.user.windows) == (3, 1)
+
+
+@pytest.mark.parametrize(("prompt", "commits"), [(1.0, 2), (0.0, 1)])
+def test_a_commit_comes_promptly_for_those_who_wait_and_never_for_nobody(
+    prompt: float, commits: int
+) -> None:
+    machine = Machine(by_key=False, concurrency=2, async_commit=False, prompt=prompt)
+    for now, awaited in [(5.0, False), (6.0, True), (7.5, False), (34.0, False), (35.0, False)]:
+        machine.now = now
+        machine.task.awaited = lambda _, awaited=awaited: awaited
+        machine.settle()
+    assert len(machine.commits) == commits  # that of the interval among them
 
 
 def test_requests_are_heeded_in_the_order_of_events_and_not_of_their_ends() -> None:
