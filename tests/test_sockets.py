@@ -758,6 +758,20 @@ async def test_a_stopped_node_makes_send_wait_and_loses_nothing(tmp_path: Path) 
 
 
 @pytest.mark.slow
+async def test_a_node_opens_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    hard = min(5000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    def careful() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+
+    async with node_process("counter.py", cwd=tmp_path, limits=careful) as node:
+        limits = await trio.Path(f"/proc/{node.pid}/limits").read_text()
+        (told,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+        assert told.split()[3:5] == [str(hard), str(hard)]
+
+
+@pytest.mark.slow
 async def test_a_node_out_of_file_descriptors_turns_peers_away_and_recovers(tmp_path: Path) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)
 

@@ -11,8 +11,10 @@ Rules
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     command: Callable[[argparse.Namespace], int] = parsed.function
+    _allow_files()
     try:
         return command(parsed)
     except (ConfigError, GraphError) as error:
@@ -53,6 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from s4node.ops.serve import exit_status
 
         return exit_status(error)
+
+
+def _allow_files() -> None:
+    """Have as many files open as the system lets us; connections and tables of state are files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

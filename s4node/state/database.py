@@ -31,7 +31,6 @@ from typing import TypeVar
 
 import msgspec
 from rocksdict import (
-    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -102,15 +101,16 @@ class Database:
         options.set_write_buffer_size(write_buffer_bytes)
         options.set_max_write_buffer_number(4)  # who waits for one holds the interpreter
         options.set_keep_log_file_num(2)
-        options.set_max_open_files(64)
+        options.set_max_open_files(512)
+        # an index and a filter that are as large as a part of the cache would not stay in it, and
+        # to cut them in two levels costs each read as much as it takes otherwise
+        options.set_target_file_size_base(2 << 20)
+        options.set_target_file_size_multiplier(2)
         blocks = BlockBasedOptions()
         blocks.set_block_cache(_cache)
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
-        # with many keys they are larger than the cache, and would take turns in it as a whole
-        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
-        blocks.set_partition_filters(True)
-        blocks.set_pin_top_level_index_and_filter(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         options.set_block_based_table_factory(blocks)
         options.set_wal_recovery_mode(
             DBRecoveryMode.point_in_time()
