@@ -309,6 +309,7 @@ async def test_a_broken_version_is_told_and_the_old_one_and_other_apps_run_on(
         await deploy(folder, write_app(folder, "shoes", "v1", stream="shoes"))
         before = await s4_of(folder, "apps", "--json")
         await click(one.address, "ann", stream="shoes")
+        await click(one.address, "ann")
         file = write_app(folder, "counter", "v2", more=more)
         done = await s4_of(folder, "deploy", file, "--name", "counter", ok=False)
         assert done.returncode == 1
@@ -321,7 +322,10 @@ async def test_a_broken_version_is_told_and_the_old_one_and_other_apps_run_on(
         assert [(app["app"], app["version"]) for app in after] == versions
         await click(two.address, "ann")
         await click(two.address, "ann", stream="shoes")
-        await until(lambda: printed(one, two) == ["v1 ann 1", "v1 ann 1", "v1 ann 2"])
+        started = "on_start" in words  # it was in the old one's place, which has begun anew
+        assert ("what it had in memory only, and had not kept, is gone" in done.stderr) == started
+        counted = ["v1 ann 1", "v1 ann 1", "v1 ann 1" if started else "v1 ann 2", "v1 ann 2"]
+        await until(lambda: printed(one, two) == counted)
         assert len(list((folder / "shared" / "packages").iterdir())) == 2
 
 

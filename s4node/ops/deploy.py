@@ -3,8 +3,9 @@
 Rules
 - One deployment or removal in a cluster at a time: whoever comes second is told who was first.
 - First every living node starts the new version and has it check itself; only if all of them can
-  run it, it becomes the cluster's version. Whatever fails before leaves everything as it was, and
-  what fails afterwards brings the old version back.
+  run it, it becomes the cluster's version. Whatever fails before leaves everything as it was. What
+  fails afterwards, when the new version starts in earnest, brings the old version back: it begins
+  with what it has kept, and without what was in its memory only.
 - What it does is told on standard error as it happens.
 """
 
@@ -254,7 +255,10 @@ class _Deployment:
     async def _take_back(self, info: AppInfo, before: AppInfo | None) -> None:
         """The new version does not run after all."""
         if before is not None:
-            tell(f"{info.name} {before.version} is brought back")
+            tell(
+                f"{info.name} {before.version} is brought back; what it had in memory only, and had "
+                f"not kept, is gone"
+            )
             await self._registry.set_app(before)
             return
         await _remove(self._registry, self._config, info)
