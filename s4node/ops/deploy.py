@@ -256,8 +256,8 @@ class _Deployment:
         """The new version does not run after all."""
         if before is not None:
             tell(
-                f"{info.name} {before.version} is brought back; what it had in memory only, and had "
-                f"not kept, is gone"
+                f"{info.name} {before.version} is brought back; what it had in memory only, and "
+                f"had not kept, is gone"
             )
             await self._registry.set_app(before)
             return
