@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
 from s4node.state.database import Database
-from s4node.state.rows import TASK_GROUP, Changes, prefix, text_rows
+from s4node.state.rows import TASK_GROUP, Changes, prefix, with_text_rows
 
 _MISSING = object()
 _row_of = attrgetter("_row")
@@ -68,7 +68,7 @@ class SavedInstances:
         self._database = database
         self._changes = changes
         self._hasher = hasher
-        self._text_row = text_rows(table, hasher)
+        self._row = with_text_rows(self._any_row, table, hasher)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
         """The saved states of those keys that have one, in one reading."""
@@ -182,9 +182,7 @@ class SavedInstances:
             self._touched[group] = []
         instance._group = self._touched[group]
 
-    def _row(self, key: Key | None) -> bytes:
-        if type(key) is str:
-            return self._text_row(key)
+    def _any_row(self, key: Key | None) -> bytes:
         if key is None:
             return prefix(TASK_GROUP, self._table)
         return prefix(self._hasher(key) % KEY_GROUPS, self._table) + ordered.encode(key)

@@ -23,7 +23,7 @@ import msgspec
 from s4node.errors import StateError
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
-from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, text_rows
+from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, with_text_rows
 from s4node.stores import StoreSpec
 
 K = TypeVar("K", bound=Key)
@@ -77,8 +77,9 @@ class KeyValueStore(Generic[K, V]):
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
         self._ttl_ms = int(spec.ttl * 1000)
         self._key: type = get_origin(spec.key) or spec.key
-        self._is_text = self._key is str
-        self._text_row = text_rows(table, hasher)
+        self._row: Callable[[K], bytes] = self._any_row
+        if self._key is str:
+            self._row = with_text_rows(self._any_row, table, hasher)
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The key's value, or ``default`` where it has none."""
@@ -93,19 +94,26 @@ class KeyValueStore(Generic[K, V]):
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """The values of those keys that have one, in one reading."""
-        row_of, value_of = self._row, self._value
+        row_of = self._row
+        value_of = self._value if self._ttl_ms else self._decode
         rows = {key: row_of(key) for key in keys}
-        changed = self._changes.among(rows.values())
-        unknown = {k: row for k, row in rows.items() if row not in changed} if changed else rows
-        stored = self._rows.get_many(list(unknown.values()))
-        found: dict[K, bytes | None] = dict(zip(unknown, stored, strict=True))
-        if changed:
-            found.update((key, changed[row]) for key, row in rows.items() if row in changed)
-        return {
-            key: value
-            for key, data in found.items()
-            if data is not None and (value := value_of(data)) is not None
-        }
+        found = self._found(list(rows.values()))
+        try:
+            return {
+                key: value
+                for key, data in zip(rows, found, strict=True)
+                if data is not None and (value := value_of(data)) is not None
+            }
+        except msgspec.MsgspecError as error:
+            raise self._unreadable(error) from error
+
+    def _found(self, rows: list[bytes]) -> list[bytes | None]:
+        """What the rows hold, changes included."""
+        changed = self._changes.among(rows)
+        if not changed:
+            return self._rows.get_many(rows)
+        stored = iter(self._rows.get_many([row for row in rows if row not in changed]))
+        return [changed[row] if row in changed else next(stored) for row in rows]
 
     def put(self, key: K, value: V) -> None:
         """Set the key's value; raises StateError for what the store cannot hold."""
@@ -182,9 +190,7 @@ class KeyValueStore(Generic[K, V]):
     def _group(self, key: Key) -> int:
         return self._hasher(key[0] if isinstance(key, tuple) else key) % KEY_GROUPS
 
-    def _row(self, key: K) -> bytes:
-        if self._is_text and type(key) is str:
-            return self._text_row(key)  # type: ignore[arg-type]
+    def _any_row(self, key: K) -> bytes:
         encoded = self._checked(key)
         return prefix(self._group(key), self._table) + encoded
 
@@ -211,10 +217,13 @@ class KeyValueStore(Generic[K, V]):
         try:
             return self._decode(data)
         except msgspec.MsgspecError as error:
-            raise StateError(
-                f"store {self.spec.name!r} holds a value that is no {self.spec.value}: {error}; "
-                f"fields may only be appended, with defaults"
-            ) from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> StateError:
+        return StateError(
+            f"store {self.spec.name!r} holds a value that is no {self.spec.value}: {error}; "
+            f"fields may only be appended, with defaults"
+        )
 
     def _run(self, group: int, first: bytes, last: bytes) -> Iterator[tuple[bytes, K, V]]:
         begin = prefix(group, self._table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from s4node.errors import StateError
-from s4node.keys import KEY_GROUPS, crc32, s4
+from s4node.keys import KEY_GROUPS, Hasher, Key, crc32, s4
 from s4node.state.ordered import decode, encode
-from s4node.state.rows import prefix, text_rows
+from s4node.state.rows import prefix, with_text_rows
 
 parts = st.one_of(st.text(), st.binary(), st.integers(-(2**63), 2**63 - 1))
 keys = st.one_of(parts, st.lists(parts, min_size=2, max_size=4).map(tuple))
@@ -64,16 +65,24 @@ def test_bytes_that_are_no_key_raise(data: bytes) -> None:
         decode(data)
 
 
-@given(st.text(), st.integers(0, 0xFFFF))
+def rows_of(table: int, hasher: Hasher) -> Callable[[Key], bytes]:
+    def any_row(key: Key) -> bytes:
+        encoded = encode(key)
+        return prefix(hasher(key) % KEY_GROUPS, table) + encoded
+
+    return any_row
+
+
+@given(st.text() | st.integers(0, 9), st.integers(0, 0xFFFF))
 @example("", 0)
 @example("a\x00b", 16)
-def test_rows_of_text_are_those_of_any_key(key: str, table: int) -> None:
+def test_rows_of_text_are_those_of_any_key(key: str | int, table: int) -> None:
     for hasher in (crc32, s4):
-        row = prefix(hasher(key) % KEY_GROUPS, table) + encode(key)
-        assert text_rows(table, hasher)(key) == row
+        any_row = rows_of(table, hasher)
+        assert with_text_rows(any_row, table, hasher)(key) == any_row(key)
 
 
 def test_text_that_is_not_unicode_has_no_row() -> None:
     for hasher in (crc32, s4):
         with pytest.raises(StateError, match="is no key of a store"):
-            text_rows(16, hasher)("\ud800")
+            with_text_rows(rows_of(16, hasher), 16, hasher)("\ud800")
