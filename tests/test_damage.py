@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -266,3 +267,70 @@ def children(pid: int) -> list[int]:
     """The processes that one has started, from whichever of its threads."""
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(word) for words in found for word in words]
+
+
+# what is counted by user is counted again by digit, in another task for most
+HOPS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Digit(Event):
+    digit: str
+
+class Spread(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.streams["digits"].put(Digit(str(event.number % 10)))
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.clicks += 1
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_stream("digits", self.create_pe(Count), key="digit")
+        self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
+
+app = Clicks("counting")
+"""
+
+
+@pytest.mark.parametrize("damage", ["the newest", "its folder is gone"])
+async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
+    tmp_path: Path, damage: str
+) -> None:
+    async with bench(tmp_path, key="user") as it:
+        arguments = counting(it)
+        (tmp_path / "elements_app.py").write_text(HOPS)
+        for total in (2000, 4000):
+            async with s4_process(*arguments, cwd=tmp_path) as process:
+                await append_by_key(it.log, total - 2000, total)
+                await until(lambda: done(it) == total)  # noqa: B023 - it is this turn's
+                process.signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        lost = folders(it)[1]
+        if damage == "the newest":
+            (lost / str(epochs.epochs_of(lost)[0]) / "CURRENT").unlink()
+        else:
+            shutil.rmtree(lost)
+        for _ in range(2):  # and not at the next start either
+            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
+                assert await process.wait() == 1
+            assert "task 'Partition 1' has lost commits" in process.errors
+            assert "or remove it to begin anew" in process.errors
+            assert "Traceback" not in process.errors
+        shutil.rmtree(tmp_path / "state" / "default" / "counting")
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: done(it) == 4000)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        found = kept(tmp_path / "state")
+        assert sum(found[str(digit)]["clicks"] for digit in range(10)) == 4000
+        assert sum(found[f"user-{n}"]["clicks"] for n in range(USERS)) == 4000

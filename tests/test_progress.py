@@ -132,7 +132,7 @@ def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -
     ProgressStore(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 3"):
+    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 4"):
         ProgressStore(tmp_path)
     with sqlite3.connect(tmp_path / "x.sqlite") as database:
         database.execute("CREATE TABLE mine (a)")

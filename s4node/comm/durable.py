@@ -347,11 +347,13 @@ class DurableAdmission(StreamAdmission):
         for position in hello.positions:
             number = self._number(hello.peer, position.partition)
             if number is not None and position.number > number:
+                is_task = hello.peer.startswith(wire.TASK)
+                anew = "without any of its app" if is_task else "with another producer id"
                 return (
                     f"stream {self.stream!r}: {hello.peer!r} has heard that everything below "
                     f"{position.number} is committed in partition {position.partition}, and its "
                     f"state there is of {number}: it was set back, and the events between are "
-                    f"lost to it. Put the newer state back, or begin anew with another producer id"
+                    f"lost to it. Put the newer state back, or begin anew {anew}"
                 )
         return ""
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 import trio
 
+from s4node.comm.frame import TASK
 from s4node.comm.producer_lane import origin_of
 from s4node.container.exchange import Exchange
 from s4node.container.producers import Producers, TakenProducers, rows_of
@@ -205,6 +206,7 @@ class Committer:
         )
         try:
             state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
+            self._check_whole(claim, state, folder)
             keeping = Keeping(folder, claim.fence, self._policy, shipment)
             await self._in_thread(keeping.begin, state)
         except BaseException:
@@ -228,6 +230,17 @@ class Committer:
         left = await self._in_thread(state.rows, OUTBOX)
         self._exchange.open(task, state, claim.fence, left)
         return kept.checkpoint
+
+    def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
+        """Raise CheckpointError where a task has been set back, and others cannot go back."""
+        if claim.linked and _is_behind(claim, state):
+            raise CheckpointError(
+                f"task {claim.task!r} has lost commits: of {claim.commit} that were begun {folder} "
+                f"has {state.last[1]}. It had put events for other tasks or on streams, or had "
+                f"taken theirs, and they have gone on: so it cannot begin again where it was "
+                f"without counting twice. Restore {self._folder} as a whole from a backup; or "
+                f"remove it to begin anew, which puts on streams again what is there already"
+            )
 
     async def check(self) -> None:
         """Raise TaskFenced where one of the tasks is another container's by now."""
@@ -365,7 +378,7 @@ class Committer:
             passing("commit.begin")
             await self._encode(kept)
             passing("commit.encoded")
-            written = await self._write(kept)
+            written = await self._write(kept, what)
         finally:
             kept.state.end_commit(written=written)
             self._exchange.end(kept.task, written=written)
@@ -403,11 +416,21 @@ class Committer:
                     await trio.lowlevel.checkpoint()
                     began = time.perf_counter()
 
-    async def _write(self, kept: _Kept) -> bool:
+    def _linked(self, kept: _Kept, what: Taken) -> bool:
+        """Whether others will not give again, or take back, what a commit says."""
+        heard = (lane.producer for each in what.producers.values() for lane in each.lanes)
+        return self._exchange.leaves(kept.task) or any(name.startswith(TASK) for name in heard)
+
+    async def _write(self, kept: _Kept, what: Taken) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
         try:
-            await self._claims(self._store.renew, kept.claim, now_ms(), kept.state.last[1] + 1)
+            await self._claims(
+                partial(self._store.renew, linked=self._linked(kept, what)),
+                kept.claim,
+                now_ms(),
+                kept.state.last[1] + 1,
+            )
             passing("commit.write")
             await self._in_thread(kept.state.write)
             passing("commit.written")
@@ -488,9 +511,14 @@ class Committer:
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
 
 
+def _is_behind(claim: Claim, state: TaskState) -> bool:
+    """Whether a database does not have all commits that were written."""
+    return state.last[1] < claim.commit - 1  # the last one may have been about to be written
+
+
 def _tell_missing(claim: Claim, state: TaskState) -> None:
     """Say where a database does not have all commits that were written."""
-    if state.last[1] < claim.commit - 1:  # the last one may have been about to be written
+    if _is_behind(claim, state):
         log.error("commits of a task are missing; what they had done is done again from its "
                   "inputs, and what producers were told is safe may be lost",
                   task=claim.task, found=state.last[1], written=claim.commit)  # fmt: skip

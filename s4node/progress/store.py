@@ -23,14 +23,14 @@ from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.progress.checkpoint import JobGuard
 from s4node.progress.sqlite_file import Form, SqliteFile
 
-FORMAT = 3
+FORMAT = 4
 FILE = "progress.sqlite"
 
 _SCHEMA = """
 CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
 CREATE TABLE task (
     name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
-    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL
+    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, linked INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -50,11 +50,14 @@ class Claim(NamedTuple):
     """The right to write a task's progress, as long as nobody has claimed it since.
 
     ``commit`` is the number of the last one that was about to be written before, 0 where none was.
+    ``linked`` says that others know what some of them said: they have had events that left with
+    them, or were told that theirs are safe, and do not keep those any more.
     """
 
     task: str
     fence: int
     commit: int = 0
+    linked: bool = False
 
 
 class ProgressStore(SqliteFile):
@@ -101,7 +104,7 @@ class ProgressStore(SqliteFile):
         """
         with self._transaction():
             row = self._db.execute(
-                "SELECT fence, origin, epoch, commits FROM task WHERE name = ?", (task,)
+                "SELECT fence, origin, epoch, commits, linked FROM task WHERE name = ?", (task,)
             ).fetchone()
             if row is not None and row[1] == origin and row[2] > epoch:
                 raise TaskFenced(
@@ -110,22 +113,25 @@ class ProgressStore(SqliteFile):
                 )
             fence = max(0 if row is None else row[0], above) + 1
             self._db.execute(
-                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (name) DO UPDATE "
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
                 "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
                 (task, fence, origin, epoch),
             )
-        return Claim(task, fence, 0 if row is None else row[3])
+        return Claim(task, fence) if row is None else Claim(task, fence, row[3], bool(row[4]))
 
-    def renew(self, claim: Claim, written_ms: int, commit: int | None = None) -> None:
-        """Say that a task's progress is written now, with this ``commit`` about to be written.
+    def renew(
+        self, claim: Claim, written_ms: int, commit: int | None = None, *, linked: bool = False
+    ) -> None:
+        """Say that a task's progress is written now, with this ``commit`` about to be written;
+        once ``linked``, it remains so.
 
         Raises TaskFenced where another has claimed it since.
         """
         with self._transaction():
             renewed = self._db.execute(
-                "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits) "
-                "WHERE name = ? AND fence = ?",
-                (written_ms, commit, claim.task, claim.fence),
+                "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits), "
+                "linked = linked OR ? WHERE name = ? AND fence = ?",
+                (written_ms, commit, linked, claim.task, claim.fence),
             ).rowcount
         if not renewed:
             raise _taken_over(claim)

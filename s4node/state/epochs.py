@@ -12,7 +12,7 @@ Rules
   damaged there are the commits before the damage; else the newest checkpoint is as good as it was,
   with the positions that belong to it, or the database of the owner before. Files that are never
   changed are shared by all of these: so after damage, each row of the next is read before it is
-  taken.
+  taken. Whether a task may go on from there is for its container to say.
 - What has no file ``complete`` was never finished, and is nothing.
 """
 
@@ -171,8 +171,9 @@ def claim(
     if earlier:
         shutil.rmtree(own, ignore_errors=True)
         raise StoreCorrupt(
-            f"all {len(earlier)} databases below {folder} are damaged; restore one from a backup, "
-            f"or remove the folder to begin anew"
+            f"all {len(earlier)} databases below {folder} are damaged; restore "
+            f"{folder.parent.parent} from a backup, or remove it to begin anew (for a task that "
+            f"has nothing to do with others its own folder is enough)"
         )
     database = make(own)
     passing("claim.copied")
