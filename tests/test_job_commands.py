@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -297,7 +298,36 @@ async def test_a_checkpoint_has_the_producers_of_durable_streams(s4: S4, kept: P
     assert {task: one["producers"] for task, one in shown.items()} == expected
 
 
+async def test_an_import_goes_where_the_state_is_shipped_to(s4: S4, kept: Path) -> None:
+    (kept / "counting.py").write_text(COUNTING)
+    url = {"s4.state.url": f"file://{kept}/shipped"}
+    settings = {"s4.state.folder": str(kept / "state"), "s4.stream.clicks.grade": "durable"}
+
+    async def count(more: dict[str, str]) -> None:
+        app = load_app(str(kept / "counting.py"))
+        async with (
+            running(app, settings | more, partitions=2) as container,
+            Client(container.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click(f"user {n}") for n in range(20)])
+            assert await clicks.flush() == []
+
+    await count(url)
+    exported = (await s4("checkpoint export counting")).stdout.encode()
+    done = await s4("checkpoint import counting -", exported)
+    assert done.returncode == 2
+    assert f"what counting keeps is shipped to file://{kept}/shipped/default/coun" in done.stderr
+    command = f"checkpoint import counting - -p s4.state.url={url['s4.state.url']}"
+    assert (await s4(command, exported)).returncode == 0
+    await count(url)  # it starts
+    shutil.rmtree(kept / "shipped")
+    await count({})  # it is shipped no more
+    assert (await s4("checkpoint import counting -", exported)).returncode == 0
+
+
 OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'
+VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
 
 
 @pytest.mark.parametrize(
@@ -309,6 +339,8 @@ OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}
          "no task 'Partition 9'; it has: Partition 0, Partition 1"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + OFFSET + "]}}}", 2,
          "memory.clicks[0] of task 'Partition 0': offsets are 0 or more"),
+        ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + VIEWS + "]}}}", 1,
+         "app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
          '"crc32", "counts": {}, "keys": ""}}'), 1, "it had 2 tasks and would have"),
         ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was kept is no job"),

@@ -44,7 +44,7 @@ from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs, under_way
 from s4node.state.database import Database
-from s4node.state.job import WRITTEN, checkpoint_of, safe_name, task_folder
+from s4node.state.job import SHIPPED, WRITTEN, checkpoint_of, safe_name, task_folder
 from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import OUTBOX
 from s4node.state.shipping import Depot
@@ -212,6 +212,9 @@ class Committer:
         except BaseException:
             database.close()
             raise
+        url = "" if self._depot is None else self._depot.url
+        if (state.meta(SHIPPED) or "") != url:
+            state.set_meta(SHIPPED, url)
         kept = self._tasks[task.partition] = _Kept(task, claim, state, keeping)
         _tell_missing(claim, state)
         passing("claim.whole")

@@ -4,14 +4,15 @@ Rules
 - What is exported can be imported as it is, while no container of the job runs. All of a file is
   looked at before anything is written.
 - Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
-- What is imported must fit the job: offsets of a job with other tasks or keys are refused.
+- What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused.
+- It goes where the job's state goes: where that is shipped, the command needs its URL.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ import msgspec
 
 from s4node.config import Config
 from s4node.errors import CheckpointError, ConfigError
-from s4node.ops.job import Job, find_job
+from s4node.ops.job import Job, Where, find_job
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.state import epochs
-from s4node.state.job import progress_of, replace, task_folder
+from s4node.state.job import progress_of, replace, shipped_to, task_folder
 from s4node.state.shipping import depot_of
 from s4node.systems.system import SystemStreamPartition
 
@@ -94,8 +95,13 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     status."""
     job = find_job(target, config)
     guard, checkpoints = _read(file)
-    for task in checkpoints:
+    for task, one in checkpoints.items():
         job.check_task(task)
+        for at in one.offsets:
+            job.places(Where(*at))  # raises where the job does not read it
+    depot = depot_of(config, job.folder)
+    if depot is None:
+        _check_unshipped(job, checkpoints)
     merged = {
         task: one.over(job.checkpoints.get(task, Checkpoint())) for task, one in checkpoints.items()
     }
@@ -104,7 +110,7 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
         try:
             if guard is not None:
                 store.admit(guard)
-            replace(job.folder, store, merged, depot_of(config, job.folder))
+            replace(job.folder, store, merged, depot)
         finally:
             store.close()
     if as_json:
@@ -114,6 +120,15 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
         print(f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
               f"says; startpoints that are set come first", file=sys.stderr)  # fmt: skip
     return 0
+
+
+def _check_unshipped(job: Job, tasks: Iterable[str]) -> None:
+    for task in tasks:
+        if url := shipped_to(job.folder, task):
+            raise ConfigError(
+                f"what {job.name} keeps is shipped to {url}, and an import has to go there, too: "
+                f"give the setting s4.state.url of its start with -p"
+            )
 
 
 def _with_checkpoints(target: str, config: Config) -> Job:

@@ -24,6 +24,10 @@ WRITTEN = "written"
 """The fact when a task's progress was written (Unix time, ms)."""
 
 
+SHIPPED = "shipped"
+"""The fact where a task's state is shipped to; empty or missing where it is not."""
+
+
 def safe_name(name: str) -> str:
     """A name as that of a folder: letters, digits and ``._-`` as they are."""
     return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
@@ -53,6 +57,15 @@ def progress_of(folder: Path, task: str) -> tuple[Checkpoint, dict[Producer, Kep
     with epochs.copied(place) as database:
         state = TaskState(database, crc32)
         return checkpoint_of(state), state.producers()
+
+
+def shipped_to(folder: Path, task: str) -> str:
+    """The URL below which commits of a task are shipped; empty if they are not."""
+    place = task_folder(folder, task)
+    if not epochs.epochs_of(place):
+        return ""
+    with epochs.copied(place) as database:
+        return TaskState(database, crc32).meta(SHIPPED) or ""
 
 
 def replace(

@@ -246,9 +246,10 @@ class Shipment:
                 last = (batches or [manifest.base])[-1]
                 if known[1] > last[1]:
                     raise StateError(
-                        f"{own.parent} has commit {known[1]}, which was never shipped to "
-                        f"{self.url}, where the last is {last[1]}; remove the one that is not to "
-                        f"count"
+                        f"{own.parent} has commit {known[1]}, which was written without "
+                        f"s4.state.url and never shipped to {self.url}, where the last is "
+                        f"{last[1]}. To go on from what was shipped remove {own.parent}, which "
+                        f"loses what came since; to go on from here remove {self.url}"
                     )
                 _emptied(own)
         if database is None or lacking is None:
