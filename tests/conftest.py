@@ -5,9 +5,11 @@ And notes which tests ran, for docs/semantics.md: the test that asks for it is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from input_systems import fresh
 from semantics import Outcomes, function_of
 
@@ -49,6 +51,13 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     """What this session has shown so far."""
     return request.config.stash[SEEN]
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logging() -> Iterator[None]:
+    """Every test begins as a program that has not configured structlog: logs go to stderr."""
+    yield
+    structlog.reset_defaults()  # capture_logs configures, too
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from harness import (
     environment,
     free_port,
     node_process,
+    proxy,
     run_s4,
     s4,
     s4_process,
@@ -203,6 +204,36 @@ async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
             "pending": 0,
             "bad lines": 1,
         }
+
+
+async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node, proxy(node.address) as between:
+        process = await trio.lowlevel.open_process(
+            s4("send", "names", "--to", between.address, "--json"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=folder,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with trio.fail_after(10):
+            await process.stdin.send_all(b'{"name": "joe"}\n')
+            await until(lambda: node.stdout == ["Hello joe!"])
+            between.cut()
+            said = b""
+            while b"\n" not in said:
+                said += await process.stderr.receive_some()
+            await process.stdin.send_all(b'{"name": "ann"}\n')
+            await process.stdin.aclose()
+            outcome = b"".join([chunk async for chunk in process.stdout])
+            assert await process.wait() == 0
+        for pipe in (process.stdout, process.stderr):
+            await pipe.aclose()
+    assert json.loads(said)["event"] == "connection lost; dialling again"
+    assert json.loads(outcome)["admitted"] == 2
 
 
 async def test_nothing_to_send_is_no_failure(folder: Path) -> None:

@@ -803,4 +803,4 @@ async def test_a_peer_that_answers_garbage_is_told_of_and_not_waited_for(
                     async with client.subscribe("clicks"):
                         raise AssertionError
             nursery.cancel_scope.cancel()
-    assert ("bad envelope from the node" in capsys.readouterr().out) == (answer != b"S4\x01\x00")
+    assert ("bad envelope from the node" in capsys.readouterr().err) == (answer != b"S4\x01\x00")

@@ -351,7 +351,7 @@ async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tel
             await clicks.send_many(clicks_of(20, 40))
             await clicks.flush()
     assert processed(app) == 20
-    assert "the node knows this producer no longer" in capsys.readouterr().out
+    assert "the node knows this producer no longer" in capsys.readouterr().err
 
 
 def test_ids_of_tasks_are_not_for_programs() -> None:

@@ -97,7 +97,7 @@ def test_damage_leads_back_to_the_one_before(
     newest.write_bytes(newest.read_bytes()[:-20])  # a file of its own: no link to the first's
     third = claim(tmp_path / "t", 3, Database)
     assert third.get(ROW) == b"1"
-    assert "a state folder is damaged; going on from the one before" in capsys.readouterr().out
+    assert "a state folder is damaged; going on from the one before" in capsys.readouterr().err
     third.close()
 
 

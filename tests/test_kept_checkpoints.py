@@ -89,7 +89,7 @@ def test_a_damaged_database_is_gone_on_from_at_its_last_checkpoint_and_that_is_s
     (first.own / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     second = Owner(tmp_path / "t", 2)
     assert second.found == at(2)
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert "a state folder is damaged; going on from the one before" in told
     assert str(first.own) in told
     second.commit(3)
@@ -115,11 +115,11 @@ def test_of_a_log_with_a_wrong_bit_there_are_the_commits_before_it(
     numbers, positions, commits = second.found
     assert numbers == {positions["log.clicks[0]"]} == {commits}  # all of one commit
     assert 2 < commits < 11
-    assert "the last commits in a state folder are damaged" in capsys.readouterr().out
+    assert "the last commits in a state folder are damaged" in capsys.readouterr().err
     second.die()
     third = Owner(tmp_path / "t", 3)  # and it is sound from now on
     assert third.found == (numbers, positions, commits)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
     third.die()
 
 
@@ -159,7 +159,7 @@ def test_a_wrong_bit_in_a_table_is_found_by_who_reads_it_and_never_read_again(
     capsys.readouterr()
     third = Owner(tmp_path / "t", 3)
     assert third.found == at(1)
-    assert capsys.readouterr().out.count("a state folder is damaged") == 4  # 2, 1, 1.3 and 1.2
+    assert capsys.readouterr().err.count("a state folder is damaged") == 4  # 2, 1, 1.3 and 1.2
     third.die()
 
 
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     blocked = Keeping(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder
     blocked.keep(owner.state)
-    assert "a checkpoint could not be kept; it is tried again" in capsys.readouterr().out
+    assert "a checkpoint could not be kept; it is tried again" in capsys.readouterr().err
     assert not blocked.due
     owner.die()
     never = Keeping(tmp_path / "t", 1, Policy(0, 2, 0), None, lambda: clock[0])

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from s4node.errors import ConfigError
+from s4node.logger import get_logger
 from s4node.ops.logging import configure
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.contextvars.clear_contextvars()
-    structlog.reset_defaults()
 
 
 def text_of(
@@ -224,3 +224,54 @@ def test_a_logger_follows_stderr_where_it_goes() -> None:
     with redirect_stderr(io.StringIO()) as second:
         log.info("two")
     assert json.loads(second.getvalue())["event"] == "two"
+
+
+# --- in programs that configure nothing, or something else ----------------------------------------
+
+
+def test_where_nobody_configures_logging_lines_go_to_stderr_and_structlog_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = get_logger("s4node.link")
+    log.debug("too little")
+    log.info("connection lost", address="tcp://127.0.0.1:12000")
+    out, err = capsys.readouterr()
+    line = json.loads(err)
+    assert (line["event"], line["level"]) == ("connection lost", "info")
+    assert out == ""
+    assert not structlog.is_configured()
+
+
+def test_a_program_s_own_configuration_holds_from_when_it_is_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = get_logger("s4node.link")
+    log.info("before")
+    said: list[dict[str, Any]] = []
+
+    def keep(_logger: object, _method: str, event: dict[str, Any]) -> str:
+        said.append(event)
+        return "rendered"
+
+    structlog.configure(processors=[keep])
+    log.info("after", partitions=4)
+    assert said == [{"event": "after", "partitions": 4}]
+    out, err = capsys.readouterr()
+    assert json.loads(err)["event"] == "before"
+    assert out == "rendered\n"
+
+
+def test_loggers_are_found_by_name_where_a_program_uses_the_standard_library(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    with caplog.at_level(logging.WARNING, "s4node.link"):
+        get_logger("s4node.link").info("too little")
+        get_logger("s4node.link").warning("sending failed")
+    assert [(record.name, record.message) for record in caplog.records] == [
+        ("s4node.link", "sending failed")
+    ]

@@ -114,11 +114,11 @@ def test_a_node_that_has_been_it_before_needs_only_what_it_lacks(
     one.commit(2)
     one.close()
     two = Owner(url, tmp_path / "two")
-    assert "state is fetched" in capsys.readouterr().out
+    assert "state is fetched" in capsys.readouterr().err
     two.commit(3)
     two.close()
     again = Owner(url, tmp_path / "one")
-    assert "state is fetched" not in capsys.readouterr().out
+    assert "state is fetched" not in capsys.readouterr().err
     assert again.found == ({1, 3}, {"log.clicks[0]": 3})
     again.close()
 
@@ -147,7 +147,7 @@ def test_a_damaged_folder_is_filled_anew_and_nothing_is_missing(
     (tmp_path / "one" / str(first.fence) / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     again = Owner(url, tmp_path / "one")
     assert again.found == at(3)
-    assert "a state folder is damaged; going on from what is shipped" in capsys.readouterr().out
+    assert "a state folder is damaged; going on from what is shipped" in capsys.readouterr().err
     again.close()
 
 
@@ -370,7 +370,7 @@ def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_sa
     damage(url, "batches", names(url, "batches")[2], flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(2)
-    assert "a commit that was shipped is damaged" in capsys.readouterr().out
+    assert "a commit that was shipped is damaged" in capsys.readouterr().err
     second.commit(3)
     second.close()
     third = Owner(url, tmp_path / "three")
@@ -393,7 +393,7 @@ def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
         damage(url, "files", name, flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(3)  # the commits behind the earlier checkpoint are there, too
-    assert "what is shipped is damaged; going on from the one before" in capsys.readouterr().out
+    assert "what is shipped is damaged; going on from the one before" in capsys.readouterr().err
     second.close()
 
 

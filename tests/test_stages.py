@@ -490,7 +490,7 @@ async def test_a_stream_that_feeds_itself_ends_with_the_exact_count_in_bounded_m
         highest = max(one.highest for one in node.statistics().stages if one.stream == "loop")
         assert highest > 100_000  # it was not memory that held them
         assert os.listdir(tmp_path) == []  # noqa: PTH208 - the file has no name
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("streams feed themselves") == 1
     assert "loop -> loop" in said
 

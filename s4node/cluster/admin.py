@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 import trio
 
 from s4node.cluster import package
 from s4node.errors import NodeUnreachable, S4Error
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.admin")
+log = get_logger("s4node.admin")
 
 MAX_LINE_BYTES = 64 << 20
 CONNECT_SECONDS = 5.0

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from s4node.cluster.registry import AppId, Registry
 from s4node.errors import CoordinationError, SessionLost
+from s4node.logger import get_logger
 
 if TYPE_CHECKING:
     from s4node.cluster.coordination import Session
 
 
-log = structlog.get_logger("s4node.directory")
+log = get_logger("s4node.directory")
 
 RETRY_SECONDS = 1.0
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from s4node.cluster.assignment import (
@@ -38,11 +37,12 @@ from s4node.cluster.assignment import (
 from s4node.cluster.registry import AppId, Group, MemberInfo, Registry
 from s4node.cluster.view import View
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
+from s4node.logger import get_logger
 
 if TYPE_CHECKING:
     from s4node.cluster.coordination import Session
 
-log = structlog.get_logger("s4node.membership")
+log = get_logger("s4node.membership")
 
 GATHER_SECONDS = 10.0
 RETRY_SECONDS = 1.0

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -34,8 +33,9 @@ from s4node.cluster.restarts import Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import Config
 from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.node")
+log = get_logger("s4node.node")
 
 RUNNING = "running"
 STOPPING = "stopping"

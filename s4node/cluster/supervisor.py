@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 import trio
 
 from s4node import config as settings
@@ -31,8 +30,9 @@ from s4node.cluster import lifeline
 from s4node.cluster.restarts import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import Config
 from s4node.errors import ContainerFailed
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.supervisor")
+log = get_logger("s4node.supervisor")
 
 _LAST_WORDS_SECONDS = 1.0
 """How long what a process said right before its end may take to be read."""

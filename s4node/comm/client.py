@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import structlog
 import trio
 
 from s4node.comm import frame as wire
@@ -36,10 +35,11 @@ from s4node.errors import (
 )
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
+from s4node.logger import get_logger
 from s4node.progress.startpoint import Startpoint
 from s4node.schema import GENERIC, EventType, TypeDecl
 
-log = structlog.get_logger("s4node.client")
+log = get_logger("s4node.client")
 
 _BREATHE = 256
 

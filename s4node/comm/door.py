@@ -14,15 +14,15 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import structlog
 import trio
 
 from s4node import config as settings
 from s4node.comm import frame as wire
 from s4node.comm.listener import Connection, Listener, check_reachable, no_log
 from s4node.config import Config
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.door")
+log = get_logger("s4node.door")
 
 Lookup = Callable[[str, bool], Sequence[str] | str]
 """The addresses of the containers whose app takes a stream, or why there are none. With True, of

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable
 
-import structlog
 import trio
 
 from s4node.comm import frame as wire
@@ -23,8 +22,9 @@ from s4node.comm.coalescer import Coalescer
 from s4node.comm.leg import Leg
 from s4node.comm.socket import PairSocket
 from s4node.errors import RemoteFrameError, StageBroken
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.link")
+log = get_logger("s4node.link")
 
 _ENVELOPE_BYTES = 131_072
 _PATIENCE_SECONDS = 5.0

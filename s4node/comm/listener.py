@@ -20,7 +20,6 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -29,8 +28,9 @@ from s4node.comm.producer_lane import ProducerLane
 from s4node.comm.socket import PairSocket, host_and_port
 from s4node.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.listener")
+log = get_logger("s4node.listener")
 
 _DRAIN_SECONDS = 0.002
 _MAX_ANSWER_BYTES = 4 << 20

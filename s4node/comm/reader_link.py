@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import structlog
 import trio
 
 from s4node.comm import frame as wire
 from s4node.comm.reading import Reading, fault_of
 from s4node.comm.socket import PairSocket
 from s4node.errors import ConnectionRefused, RemoteFrameError, S4Error, StageBroken
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.reader")
+log = get_logger("s4node.reader")
 
 _MAX_BYTES = 16_777_216
 

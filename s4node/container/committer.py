@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import structlog
 import trio
 
 from s4node.comm.frame import TASK
@@ -38,6 +37,7 @@ from s4node.container.task import Task
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.faults import passing
 from s4node.keys import Hasher
+from s4node.logger import get_logger
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.producers import KeptProducers
@@ -51,7 +51,7 @@ from s4node.state.shipping import Depot
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
-log = structlog.get_logger("s4node.progress")
+log = get_logger("s4node.progress")
 
 R = TypeVar("R")
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -35,6 +34,7 @@ from s4node.errors import CheckpointError, InputLost, S4Error, StartpointError
 from s4node.event import EventBatch
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
+from s4node.logger import get_logger
 from s4node.progress.checkpoint import Checkpoint
 from s4node.progress.fan_out import Request
 from s4node.progress.input_progress import InputProgress, InputReceipt
@@ -49,7 +49,7 @@ from s4node.systems.system import (
     SystemStreamPartition,
 )
 
-log = structlog.get_logger("s4node.inputs")
+log = get_logger("s4node.inputs")
 
 _GRACE_SECONDS = 1.0
 """After how long a system that cannot be reached is told of."""

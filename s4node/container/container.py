@@ -31,7 +31,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -69,10 +68,11 @@ from s4node.container.task_settings import TaskSettings
 from s4node.container.watchdog import Watchdog
 from s4node.errors import S4Error, TaskFenced
 from s4node.keys import Partitioner, hasher_named
+from s4node.logger import get_logger
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.stream import InputStream
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import partial
 from typing import Any
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -29,9 +28,10 @@ from s4node.container.statistics import InputStatistics
 from s4node.event import EventBatch
 from s4node.executors.stage import Gauge, Stage, StageStatistics
 from s4node.keys import Partitioner
+from s4node.logger import get_logger
 from s4node.stream import InputStream, OutputStream, Stream
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 Send = Callable[[str, int, int, list[Any]], None]
 """Puts events on a stream: from the task of a partition, to that of another."""

@@ -20,15 +20,15 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
 
-import structlog
 import trio
 
 from s4node import config as settings
 from s4node import own
 from s4node.config import Config
 from s4node.errors import ConfigError, ContainerStopped, LifecycleError, leaves
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 
 class Step(Enum):

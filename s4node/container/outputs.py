@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -26,9 +25,10 @@ from s4node.comm.outgoing import Mark
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container.pipeline import Pipeline
+from s4node.logger import get_logger
 from s4node.stream import OutputStream, Stream
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 
 class Outputs:

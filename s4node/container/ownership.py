@@ -15,7 +15,6 @@ import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import structlog
 import trio
 
 from s4node.app import App
@@ -35,8 +34,9 @@ from s4node.container.readers import Readers
 from s4node.container.replay import Replay
 from s4node.container.task import Task
 from s4node.errors import S4Error
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 _FAREWELL_SECONDS = 1.0
 """How long the last words to producers may take."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import structlog
 import trio
 
 from s4node.app import App
@@ -33,11 +32,12 @@ from s4node.container.task_settings import TaskSettings
 from s4node.errors import WouldBlock
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Stage
+from s4node.logger import get_logger
 from s4node.metrics.registry import MetricsRegistry
 from s4node.stream import OutputStream, Stream
 from s4node.systems.system import SystemStreamPartition
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 
 class Partitions:

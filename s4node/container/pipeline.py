@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import structlog
-
 from s4node import config as keys
 from s4node.app import App
 from s4node.config import Config
@@ -32,9 +30,10 @@ from s4node.executors.policy import (
     executor_of,
 )
 from s4node.executors.stage import Gauge, Overflow, Stage
+from s4node.logger import get_logger
 from s4node.stream import InputStream, OutputStream
 
-log = structlog.get_logger("s4node.pipeline")
+log = get_logger("s4node.pipeline")
 
 
 class Holder(Protocol):

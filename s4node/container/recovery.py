@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
@@ -26,9 +24,10 @@ from s4node.container.rejects import Rejects
 from s4node.container.task import Task
 from s4node.errors import ConfigError, EventKills, ProcessingError
 from s4node.event import EventBatch
+from s4node.logger import get_logger
 from s4node.stream import OutputStream
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
 

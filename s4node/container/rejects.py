@@ -17,19 +17,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import trio
 
 from s4node.container.culprits import Place
 from s4node.container.letters import letter
 from s4node.errors import DecodeError
 from s4node.event import GenericEvent
+from s4node.logger import get_logger
 from s4node.progress.input_progress import InputReceipt
 
 if TYPE_CHECKING:
     from s4node.container.task import Task
 
-log = structlog.get_logger("s4node.inputs")
+log = get_logger("s4node.inputs")
 
 Keep = Callable[[GenericEvent], Awaitable[None]]
 """Keeps a dead letter; returns when it is safe."""

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 import trio
 
 from s4node import config as settings
@@ -22,13 +21,14 @@ from s4node.config import Config
 from s4node.container.model import TaskModel
 from s4node.errors import StartpointError
 from s4node.faults import passing
+from s4node.logger import get_logger
 from s4node.progress.fan_out import EXPIRY_MS, Request
 from s4node.progress.startpoint import describe
 from s4node.progress.startpoints import StartpointStore, existing
 from s4node.progress.store import now_ms
 from s4node.systems.system import SystemStreamPartition
 
-log = structlog.get_logger("s4node.inputs")
+log = get_logger("s4node.inputs")
 
 R = TypeVar("R")
 E = TypeVar("E")

@@ -22,19 +22,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import structlog
 import trio
 
 from s4node.container.gate import Op
 from s4node.container.processor import Mode
 from s4node.errors import ProcessingError
+from s4node.logger import get_logger
 from s4node.stream import emitted
 
 if TYPE_CHECKING:
     from s4node.container.flights import Flight
     from s4node.container.task import Task
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 R = TypeVar("R")
 

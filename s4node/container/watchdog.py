@@ -12,11 +12,10 @@ import time
 import traceback
 from collections.abc import Callable
 
-import structlog
-
 from s4node.container.loop import EventLoop
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.watchdog")
+log = get_logger("s4node.watchdog")
 
 
 class Watchdog:

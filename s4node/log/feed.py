@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import structlog
 import trio
 
 from s4node.comm import frame as wire
@@ -22,8 +21,9 @@ from s4node.errors import InputLost, S4Error, StageBroken, StartpointError
 from s4node.log.hosted import HostedStream
 from s4node.log.partition import StoredFrame
 from s4node.log.store import LogPartition
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.log")
+log = get_logger("s4node.log")
 
 _TURN_BYTES = 262_144
 _ENVELOPE_BYTES = 131_072

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import structlog
 import trio
 
 from s4node import config as settings
@@ -30,10 +29,11 @@ from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, describe
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.store import LogPartition, LogSettings, LogStore, LogStream, open_log
+from s4node.logger import get_logger
 from s4node.routing import KeyRule
 from s4node.schema import TypeDecl
 
-log = structlog.get_logger("s4node.log")
+log = get_logger("s4node.log")
 
 MAX_QUESTIONS = 64
 """Questions of one connection that may wait for their answers."""

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import structlog
-
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane
@@ -31,10 +29,11 @@ from s4node.keys import Partitioner, hasher_named
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.split import Part, take_apart
 from s4node.log.store import LogStream
+from s4node.logger import get_logger
 from s4node.routing import KeyRule
 from s4node.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
 
-log = structlog.get_logger("s4node.log")
+log = get_logger("s4node.log")
 
 FRAME_BYTES = 512
 """About what a frame that waits takes up beside its body."""

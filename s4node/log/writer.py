@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
-import structlog
 import trio
 
 from s4node.errors import S4Error, StoreError
@@ -38,9 +37,10 @@ from s4node.faults import passing
 from s4node.log.ledger import Appended, Incoming, Known
 from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
+from s4node.logger import get_logger
 from s4node.schema import TypeDecl
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 GROUP_BYTES = 4 << 20
 """The bytes that are written together, about."""

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
 import trio
 
 from s4node import __version__
+from s4node.logger import get_logger
 from s4node.metrics.reporter import MetricsReporter
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
 
-log = structlog.get_logger("s4node.metrics")
+log = get_logger("s4node.metrics")
 
 _LAST_SECONDS = 1.0
 

@@ -11,16 +11,11 @@ Rules
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from typing import TYPE_CHECKING
 
 import structlog
 
 from s4node.config import LOGGER_FORMAT, LOGGER_LEVEL, Config
-
-if TYPE_CHECKING:
-    from structlog.typing import Processor
+from s4node.logger import StderrLogger, processors
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -38,51 +33,13 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
     """
     config = Config.of({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
     threshold = _LEVELS[config[LOGGER_LEVEL]]
-    terminal = sys.stderr.isatty()
-    people = format == "console" or (format == "auto" and terminal)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *(_for_people(colors=terminal) if people else _for_programs()),
-        ],
+        processors=processors(format),
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=_StderrLogger,
+        logger_factory=StderrLogger,
         cache_logger_on_first_use=True,
     )
     _route_libraries(threshold)
-
-
-def _for_people(*, colors: bool) -> list[Processor]:
-    return [
-        structlog.dev.ConsoleRenderer(
-            colors=colors and not os.environ.get("NO_COLOR"),
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-    ]
-
-
-def _for_programs() -> list[Processor]:
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-
-
-class _StderrLogger:
-    """Writes a rendered line to whatever ``sys.stderr`` is now.
-
-    structlog's own loggers keep the file of their first use, and so go on writing to one that was
-    closed or replaced meanwhile. A line is written in one piece, so that those of several threads
-    do not mix.
-    """
-
-    def __init__(self, *_: object) -> None:
-        """structlog hands on what ``get_logger`` was called with; nothing here depends on it."""
-
-    def msg(self, message: str) -> None:
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
-
-    debug = info = warning = error = critical = msg
 
 
 class _ToStructlog(logging.Handler):

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
-import structlog
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.faults import passing
+from s4node.logger import get_logger
 from s4node.state.database import DAMAGED, Database
 
-log = structlog.get_logger("s4node.state")
+log = get_logger("s4node.state")
 
 _WRITTEN_ONCE = {".sst", ".blob"}
 _DONE = "complete"  # a file in a folder that is whole

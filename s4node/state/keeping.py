@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from s4node.errors import StateError, StoreCorrupt
 from s4node.faults import passing
+from s4node.logger import get_logger
 from s4node.state import epochs
 from s4node.state.shipping import Shipment
 from s4node.state.task_state import TaskState
 
-log = structlog.get_logger("s4node.state")
+log = get_logger("s4node.state")
 
 
 class Policy(NamedTuple):

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import structlog
 
 from s4node import config as settings
 from s4node.config import Config
@@ -37,13 +36,14 @@ from s4node.errors import (
     TaskFenced,
 )
 from s4node.faults import passing
+from s4node.logger import get_logger
 from s4node.progress.checkpoint import JobGuard
 from s4node.state import lineage
 from s4node.state.database import Database
 from s4node.state.lineage import Batch, Manifest, StoredFile
 from s4node.state.rows import META, task_row
 
-log = structlog.get_logger("s4node.state")
+log = get_logger("s4node.state")
 
 Row = tuple[bytes, bytes | None]
 

@@ -1,0 +1,91 @@
+"""The loggers of this package, and what their lines look like where nobody has said otherwise.
+
+Rules
+- Where structlog has been configured, by the program or by ``ops.logging``, that holds. A library
+  configures nothing globally.
+- Where it has not, lines go to stderr, for structlog's own default is stdout, which belongs to what
+  a program prints: for people at a terminal, one JSON object a line elsewhere.
+- Which of both is asked for each line, so that a program may configure structlog at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+def get_logger(name: str = "") -> Any:
+    """A logger; ``name`` is for programs whose structlog tells its loggers apart by name."""
+    return _Logger(name)
+
+
+class StderrLogger:
+    """Writes a rendered line to whatever ``sys.stderr`` is now.
+
+    structlog's own loggers keep the file of their first use, and so go on writing to one that was
+    closed or replaced meanwhile. A line is written in one piece, so that those of several threads
+    do not mix.
+    """
+
+    def __init__(self, *_: object) -> None:
+        """structlog hands on what ``get_logger`` was called with; nothing here depends on it."""
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        if sys.stderr is not None:  # as in a process that was started with it closed
+            sys.stderr.write(message + "\n")
+            sys.stderr.flush()
+
+    debug = info = warning = error = critical = msg
+
+
+def processors(format: str = "auto") -> list[Processor]:  # noqa: A002 - as the key has it
+    """What makes a line; ``format`` is a value of ``s4.logger_format``."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    people = format == "console" or (format == "auto" and terminal)
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *(_for_people(colors=terminal) if people else _for_programs()),
+    ]
+
+
+def _for_people(*, colors: bool) -> list[Processor]:
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=colors and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]
+
+
+def _for_programs() -> list[Processor]:
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+@cache
+def _unconfigured() -> Any:
+    return structlog.wrap_logger(
+        StderrLogger(),
+        processors=processors(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+
+
+class _Logger:
+    """structlog's logger where that is configured, our own elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._configured = structlog.get_logger(*([name] if name else []))
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._configured if structlog.is_configured() else _unconfigured(), method)
