@@ -66,6 +66,40 @@ async def test_something_else_that_listens_is_no_node(answer: bytes) -> None:
                 await in_thread(lambda: check(address, 5))
 
 
+HANDSHAKE = bytes.fromhex("00 53 50 00 00 10 00 00")
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (None, "nothing answers at {} within 0.3 s"),
+        (b"z" * 50, "no node: it answers with no frame of s4node (an envelope starts with b'S4'"),
+        (b"S4\x01\x00", "no node: it answers with no frame of s4node (an empty message)"),
+    ],
+    ids=["nothing", "garbage", "an envelope of nothing"],
+)
+async def test_who_takes_part_in_the_handshake_only_is_no_node(
+    message: bytes | None, told: str
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+        def stranger() -> None:
+            peer, _ = server.accept()
+            with closing(peer):
+                peer.sendall(HANDSHAKE)
+                if message is not None:
+                    peer.sendall(len(message).to_bytes(8, "big") + message)
+                while peer.recv(1024):
+                    pass
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, stranger)
+            with pytest.raises(ConnectionRefused) as refused:
+                await in_thread(lambda: check(address, 0.3))
+    assert told.format(address) in str(refused.value)
+
+
 @pytest.mark.parametrize("text", ["localhost:12000", "tcp://:1", "tcp://host", "tcp://host:0", ""])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write tcp://host:port"):

@@ -22,6 +22,7 @@ import trio
 from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.silence import why_silent
 from s4node.comm.subscription import Subscription
 from s4node.errors import (
     ConfigError,
@@ -172,19 +173,19 @@ class Client:
                 while not outbox.opened and not outbox.error:
                     await self._news.park()
         finally:
-            unanswered = self._unanswered()
+            stranger = self._emitter.stranger
             if outbox.error or not outbox.opened:
                 self._emitter.remove(outbox)
         if outbox.error or not outbox.opened:
-            raise ConnectionRefused(
-                f"stream {name!r} at {self.address}: {outbox.error or unanswered}"
-            )
+            reason = outbox.error or await self._unanswered(stranger)
+            raise ConnectionRefused(f"stream {name!r} at {self.address}: {reason}")
         return stream
 
-    def _unanswered(self) -> str:
+    async def _unanswered(self, stranger: str) -> str:
         within = f"no answer within {self.timeout:g} s"
-        if not self._emitter.connected:
-            return f"{within}; is the node running?"
+        why = await why_silent(self.address, stranger)
+        if why:
+            return f"{within}; {why}"
         return (
             f"{within}, though the node is there: the app is starting, or has yet to commit what "
             f"an earlier life of this producer has sent. Try again, and look at s4 status"
@@ -396,10 +397,12 @@ class ClientStream:
         outbox, seconds = self._outbox, f"{self._client.timeout:g} s"
         left = f"{outbox.unsettled} events have no verdict"
         closed = ", ".join(map(str, outbox.closed))
-        if not (closed and self._emitter.connected):
+        stranger = self._emitter.stranger
+        if stranger or not (closed and self._emitter.connected):
+            what = f"; {stranger}" if stranger else ""
             return StageBroken(
-                f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}; "
-                f"{left}. Start the node and flush again"
+                f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}"
+                f"{what}; {left}. Start the node and flush again"
             )
         return StageBroken(
             f"stream {self.name!r}: a node answers, but nobody takes partition {closed} for "

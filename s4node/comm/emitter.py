@@ -84,6 +84,11 @@ class Emitter:
         """Whether any node is there now."""
         return any(link.connected for link in self.links.values())
 
+    @property
+    def stranger(self) -> str:
+        """What a peer that seems to be no node has answered, in words; empty if none does."""
+        return next((s for link in self.links.values() if (s := link.answers.stranger)), "")
+
     def send_soon(self) -> None:
         """There is an event to send: at once if all is quiet."""
         if self._sole is not None:

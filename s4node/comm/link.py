@@ -4,6 +4,7 @@ Rules
 - Hellos first, after every connect; the legs decide what may leave.
 - One envelope at a time: while the socket is busy events gather, when it is free they leave. The
   first event after a rest is sent by whoever brings it.
+- What answers with no frame of ours is told once, dialled ever more seldom, and named in errors.
 - Losing the peer is no error: nng dials again, the legs send again what had no verdict.
 - A node that says that it drains gets no further events on this connection, unless we ``insist``:
   of nodes that stop together each has to work off what the others still send.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import trio
 
 from s4node.comm import frame as wire
+from s4node.comm.answers import Answers
 from s4node.comm.coalescer import Coalescer
 from s4node.comm.leg import Leg
 from s4node.comm.socket import PairSocket
@@ -50,6 +52,7 @@ class Link:
         self.legs: list[Leg] = []
         self.draining = ""
         self.insists = False
+        self.answers = Answers()
         self.on_news = on_news
         self._on_lost = on_lost
         self._max_bytes = max_bytes
@@ -165,7 +168,8 @@ class Link:
             self.wake()
         else:
             self._away_since = time.monotonic()
-            log.info("connection lost; dialling again", address=self.address)
+            if self.answers.ended():
+                log.info("connection lost; dialling again", address=self.address)
         self._sent.unpark_all()
         if connected:
             self.on_news()
@@ -193,15 +197,22 @@ class Link:
                 self.on_news()
 
     def _take(self, data: bytes) -> None:
+        assert self._socket is not None
         try:
             for frame in wire.read_envelope(data, self._max_bytes):
                 if isinstance(frame, wire.BadFrame):
-                    log.warning("bad frame from the node", address=self.address,
-                                reason=frame.reason)  # fmt: skip
+                    self._take_bad(frame.reason)
                 else:
+                    self._socket.answered()
+                    self.answers.good()
                     self._take_frame(frame.header)
         except RemoteFrameError as error:
-            log.warning("bad envelope from the node", address=self.address, reason=str(error))
+            self._take_bad(str(error))
+
+    def _take_bad(self, reason: str) -> None:
+        if self.answers.bad(reason):
+            log.warning("bad frame; further ones are not told",
+                        address=self.address, reason=reason)  # fmt: skip
 
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):

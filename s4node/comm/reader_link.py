@@ -16,7 +16,9 @@ from typing import Any
 import trio
 
 from s4node.comm import frame as wire
+from s4node.comm.answers import Answers
 from s4node.comm.reading import Reading, fault_of
+from s4node.comm.silence import why_silent
 from s4node.comm.socket import PairSocket
 from s4node.errors import ConnectionRefused, RemoteFrameError, S4Error, StageBroken
 from s4node.logger import get_logger
@@ -50,6 +52,7 @@ class ReaderLink:
 
     def __init__(self, address: str, on_news: Callable[[], None] = lambda: None) -> None:
         self.address = address
+        self.answers = Answers()
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
         self._asked: dict[int, _Asked] = {}
@@ -103,9 +106,10 @@ class ReaderLink:
         finally:
             del self._asked[number]
         if not asked.done.is_set():
+            why = await why_silent(self.address, self.answers.stranger)
             raise ConnectionRefused(
-                f"no answer to {question!r} from {self.address} within {timeout:g} s; is the node "
-                f"running, with the setting s4.log.folder?"
+                f"no answer to {question!r} from {self.address} within {timeout:g} s; "
+                f"{why or 'a node answers there now: try again'}"
             )
         if asked.error is not None:
             raise asked.error
@@ -129,6 +133,8 @@ class ReaderLink:
             await socket.close()
 
     def _changed(self, connected: bool) -> None:
+        if not connected:
+            self.answers.ended()
         self._control.clear()
         for reading in self._readings.values():
             reading.disconnected()
@@ -166,14 +172,22 @@ class ReaderLink:
             del self._control[: len(frames)]
 
     def _take(self, data: bytes) -> None:
+        assert self._socket is not None
         try:
             for frame in wire.read_envelope(data, _MAX_BYTES):
                 if isinstance(frame, wire.BadFrame):
-                    log.warning("bad frame", address=self.address, reason=frame.reason)
+                    self._take_bad(frame.reason)
                 else:
+                    self._socket.answered()
+                    self.answers.good()
                     self._take_frame(frame)
         except RemoteFrameError as error:
-            log.warning("bad envelope", address=self.address, reason=str(error))
+            self._take_bad(str(error))
+
+    def _take_bad(self, reason: str) -> None:
+        if self.answers.bad(reason):
+            log.warning("bad frame; further ones are not told",
+                        address=self.address, reason=reason)  # fmt: skip
 
     def _take_frame(self, frame: wire.Frame) -> None:
         header = frame.header
@@ -181,7 +195,7 @@ class ReaderLink:
             for reading in self._of(header.stream, header.producer):
                 problem = reading.on_data(header, frame.body)
                 if problem:
-                    log.warning("bad frame", address=self.address, reason=problem)
+                    self._take_bad(problem)
         elif isinstance(header, wire.Hello):
             for reading in self._of(header.stream, str(header.headers.get(wire.READER, ""))):
                 reading.on_hello(header)

@@ -7,6 +7,8 @@ Rules
 - Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
   nothing is left.
 - pynng's exceptions stay in this module. nng's threads only ever set a flag in the trio thread.
+- Who connects and never answers is dialled ever more seldom, as one who is not there: nng itself
+  begins anew with each connection.
 - nng's close can take long, so it happens in a thread with a deadline.
 """
 
@@ -26,6 +28,9 @@ _NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
 _RECEIVE = int(pynng.lib.NNG_FLAG_ALLOC) | _NOWAIT
 _CLOSE_SECONDS = 2.0
 _BUFFERED_ENVELOPES = 8
+_REDIAL_MS = 50
+_REDIAL_MOST_MS = 1000
+"""nng waits at random, up to a bound that doubles from the one to the other."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -48,8 +53,8 @@ class PairSocket:
             recv_buffer_size=_BUFFERED_ENVELOPES,
             send_buffer_size=_BUFFERED_ENVELOPES,
             recv_max_size=max_bytes,
-            reconnect_time_min=50,
-            reconnect_time_max=1000,
+            reconnect_time_min=_REDIAL_MS,
+            reconnect_time_max=_REDIAL_MOST_MS,
         )
         self._on_change = on_change
         self._token = trio.lowlevel.current_trio_token()
@@ -61,6 +66,8 @@ class PairSocket:
         self._recv_fd: int = self._socket.recv_fd
         self._send_fd: int = self._socket.send_fd
         self._closed = False
+        self._dialer: pynng.Dialer | None = None
+        self._unanswered = 0  # connections in a row that brought nothing good
         self.connected = False
 
     @classmethod
@@ -86,7 +93,7 @@ class PairSocket:
         host_and_port(address)
         self = cls(max_bytes, on_change)
         try:
-            self._socket.dial(address, block=False)
+            self._dialer = self._socket.dial(address, block=False)
         except pynng.NNGException as error:
             raise ConfigError(f"{address!r} cannot be dialled: {error}") from error
         return self
@@ -111,6 +118,12 @@ class PairSocket:
         if code:
             raise StageBroken(f"sending failed: nng error {code}")
         return True
+
+    def answered(self) -> None:
+        """What was received is a peer's: dial again at once if it is lost."""
+        if self._unanswered > 1:
+            self._redial_after(_REDIAL_MS)
+        self._unanswered = 0
 
     async def wait_readable(self) -> None:
         """Return once an envelope may have arrived."""
@@ -137,4 +150,12 @@ class PairSocket:
     def _changed(self, connected: bool) -> None:
         if not self._closed:
             self.connected = connected
+            if connected:
+                if self._unanswered:
+                    self._redial_after(min(_REDIAL_MS << self._unanswered, _REDIAL_MOST_MS))
+                self._unanswered += 1
             self._on_change(connected)
+
+    def _redial_after(self, most_ms: int) -> None:
+        if self._dialer is not None:
+            self._dialer.reconnect_time_min = most_ms

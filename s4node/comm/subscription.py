@@ -21,6 +21,7 @@ import trio
 
 from s4node.comm.reader_link import ReaderLink
 from s4node.comm.reading import Arrived, Lost, Reading
+from s4node.comm.silence import why_silent
 from s4node.comm.socket import host_and_port
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
 from s4node.progress.startpoint import Startpoint, Upcoming
@@ -65,6 +66,7 @@ class Subscription:
         self._of: Arrived | None = None  # whose events are in ``_batch``
         self._reasons: dict[int, str] = {}
         self._sources: dict[str, Reading] = {}
+        self._links: list[ReaderLink] = []
         self._news = trio.lowlevel.ParkingLot()
         self._manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -114,7 +116,7 @@ class Subscription:
                 error = self._error
                 if error is not None and not isinstance(error, ConnectionRefused):
                     raise error
-                reason = error or f"no answer within {self._timeout:g} s"
+                reason = error or await self._unanswered()
                 raise ConnectionRefused(f"stream {self.stream!r} at {self._address}: {reason}")
         except BaseException:
             await self._end()
@@ -128,6 +130,13 @@ class Subscription:
         traceback: TracebackType | None,
     ) -> None:
         await self._end()
+
+    async def _unanswered(self) -> str:
+        known = (link.answers.stranger for link in self._links)
+        why = await why_silent(self._address, next(filter(None, known), ""))
+        return f"no answer within {self._timeout:g} s" + (
+            f"; {why}" if why else ", though the node is there: the app is starting; see s4 status"
+        )
 
     async def _end(self) -> None:
         nursery, self._nursery = self._nursery, None
@@ -185,6 +194,7 @@ class Subscription:
         if address in known or self._nursery is None:
             return
         link = ReaderLink(address, self._heard)
+        self._links.append(link)
         reading = self._sources[address] = Reading(
             self.stream,
             f"subscriber-{secrets.token_hex(5)}",

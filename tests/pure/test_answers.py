@@ -1,0 +1,43 @@
+"""What a dialled address answers: when it is taken for a stranger, and what is told how often."""
+
+from __future__ import annotations
+
+from s4node.comm.answers import Answers
+
+
+def test_who_only_sends_what_cannot_be_read_is_a_stranger_until_a_frame_can() -> None:
+    answers = Answers()
+    assert answers.stranger == ""
+    answers.bad("no magic")
+    assert "with no frame of s4node (no magic); its port may be another program's" in (
+        answers.stranger
+    )
+    answers.ended()
+    assert answers.stranger
+    answers.good()
+    assert answers.stranger == ""
+    answers.bad("a header that does not decode")
+    assert answers.stranger == ""
+    answers.ended()
+    answers.bad("no magic")  # another program has taken the port
+    assert answers.stranger
+
+
+def test_a_peer_that_comes_and_goes_without_a_good_answer_is_told_of_once() -> None:
+    answers = Answers()
+    told = [(answers.bad(f"rubbish {n}"), answers.ended()) for n in range(100)]
+    assert told == [(True, True)] + [(False, False)] * 99
+
+
+def test_after_a_good_answer_on_a_later_connection_it_is_told_again() -> None:
+    answers = Answers()
+    answers.good()
+    assert answers.bad("one")
+    answers.good()
+    assert not answers.bad("two")  # the same connection
+    assert answers.ended()
+    assert not answers.bad("three")
+    assert not answers.ended()
+    answers.good()
+    assert answers.bad("four")
+    assert answers.ended()
