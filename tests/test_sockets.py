@@ -29,7 +29,7 @@ from structlog.testing import capture_logs
 
 from s4node import AdapterApp, App, Client, Event, ProcessingElement
 from s4node.comm import frame as wire
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, ConnectionRefused
 from s4node.schema import EventType
 
 if TYPE_CHECKING:
@@ -366,13 +366,16 @@ async def test_a_type_that_no_hello_declared_is_refused_with_its_fingerprint(nod
     assert str(EventType(Other).fingerprint) in str(verdict)
 
 
-async def test_each_peer_is_logged_once_however_much_it_sends(node: Node) -> None:
+async def test_a_host_is_logged_once_a_minute_however_much_it_sends_and_often_it_comes(
+    node: Node,
+) -> None:
     with capture_logs() as logs:
-        async with raw_peer(node.container.address) as peer:
-            for _ in range(100):
-                await peer.send(b"rubbish")
-            await until(lambda: counts(node)["bad frames"] == 100)
-    assert len([log for log in logs if log["event"].startswith("bad frame")]) == 1
+        for n in range(1, 6):
+            async with raw_peer(node.container.address) as peer:
+                for _ in range(20):
+                    await peer.send(b"rubbish")
+                await until(lambda n=n: counts(node)["bad frames"] == 20 * n)
+    assert len([log for log in logs if log["event"] == "bad frame"]) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -477,6 +480,14 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
             assert await third.receive_some(1) == b""
             await third.aclose()
             assert counts(node)["connections refused"] == 1
+            with capture_logs() as logs:
+                async with Client(node.container.address, timeout=0.3) as client:
+                    with pytest.raises(
+                        ConnectionRefused, match=r"as many connections as s4\.listener\.max"
+                    ):
+                        await client.stream("clicks")
+            assert counts(node)["connections refused"] > 2
+            assert logs == []  # the third has been told already
         await until(lambda: not node.container.listener.connections)
         await node.works()
 

@@ -3,7 +3,8 @@
 Rules
 - One trio task a connection: await readiness once, drain a bounded number of envelopes, go on.
 - What to do with a frame is decided elsewhere; here a bad one is counted, answered and dropped,
-  the peer stays connected, and each connection is logged about once.
+  the peer stays connected.
+- A warning that peers bring about is written once a minute for each host, however often they come.
 - Verdicts are cumulative, so one that does not fit into a busy socket is simply made anew later: a
   peer that never reads costs nothing but its socket.
 - A connection that does not speak nng's protocol within the timeout is closed.
@@ -25,6 +26,7 @@ import trio
 from s4node import config as settings
 from s4node.comm import frame as wire
 from s4node.comm.producer_lane import ProducerLane
+from s4node.comm.seldom import Seldom
 from s4node.comm.socket import PairSocket, host_and_port
 from s4node.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
@@ -36,6 +38,7 @@ _DRAIN_SECONDS = 0.002
 _MAX_ANSWER_BYTES = 4 << 20
 _VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
+_WARNING_SECONDS = 60.0
 
 
 class FrameHandler(Protocol):
@@ -70,7 +73,6 @@ class Connection:
         self.peer = peer
         self.serial = serial  # a peer that comes again has a higher one
         self.socket: PairSocket | None = None
-        self.errors = 0
         self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}
         self.pressing: dict[ProducerLane, None] = {}
@@ -125,15 +127,12 @@ class Connection:
         before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
 
     def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
-        """Count a bad frame, tell the peer, log it if it is this peer's first.
+        """Count a bad frame, tell the peer, log it.
 
         The answer names the stream and producer of a data frame whose header could be read.
         """
-        self.errors += 1
         self._listener.counts["bad frames"] += 1
-        if self.errors == 1:
-            log.warning("bad frame; further ones of this peer are only counted",
-                        peer=self.peer, reason=reason)  # fmt: skip
+        self._listener.warn("bad frame", self.peer, reason=reason)
         whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
         self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
 
@@ -248,6 +247,7 @@ class Listener:
         self._nudge = nudge
         self._held = held
         self._news: set[Connection] = set()
+        self._seldom = Seldom(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
 
     @classmethod
@@ -307,6 +307,17 @@ class Listener:
         for connection in self.connections:
             connection.answer(frame)
 
+    def warn(self, event: str, peer: str = "", **facts: object) -> None:
+        """Log what a peer (``host:port``) has brought about, unless its host did so just before."""
+        left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), time.monotonic())
+        if left_out is None:
+            return
+        if peer:
+            facts = {"peer": peer, **facts}
+        if left_out:
+            facts["left_out"] = left_out  # since the line before
+        log.warning(event, **facts)
+
     def has_news(self, connection: Connection) -> None:
         """The connection has something to send; it goes with the next flush."""
         if connection not in self._news:
@@ -359,7 +370,7 @@ class Listener:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                log.warning("accepting a connection failed", error=str(error))
+                self.warn("accepting a connection failed", error=str(error))
                 await trio.sleep(0.1)  # out of file descriptors: give others time to go
                 continue
             raw = stream.socket
@@ -370,8 +381,7 @@ class Listener:
                 continue
             if len(self.connections) >= self._max_connections:
                 self.counts["connections refused"] += 1
-                log.warning("too many connections; refused", peer=peer,
-                            limit=self._max_connections)  # fmt: skip
+                self.warn("too many connections; refused", peer, limit=self._max_connections)
                 raw.close()
                 continue
             duplicate = stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach())
@@ -384,7 +394,7 @@ class Listener:
         except StageBroken as error:
             raw.close()
             self.counts["connections refused"] += 1
-            log.warning("a connection cannot be taken; closed", peer=peer, error=str(error))
+            self.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
         self.connections.add(connection)
         self.counts["connections"] += 1
@@ -393,7 +403,7 @@ class Listener:
                 await connection.arrived.wait()
             if patience.cancelled_caught:
                 self.counts["strangers"] += 1
-                log.warning("a peer does not speak the protocol; closed", peer=peer)
+                self.warn("a peer does not speak the protocol; closed", peer)
                 return
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read, connection)

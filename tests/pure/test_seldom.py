@@ -1,0 +1,22 @@
+"""Warnings that peers can bring about are written seldom, and nothing grows with their number."""
+
+from __future__ import annotations
+
+from s4node.comm.seldom import Seldom
+
+
+def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out() -> None:
+    seldom = Seldom(60)
+    assert [seldom.left_out("a", now) for now in (0, 1, 59.9)] == [0, None, None]
+    assert seldom.left_out("b", 30) == 0
+    assert seldom.left_out("a", 60) == 2
+    assert seldom.left_out("a", 119) is None
+    assert seldom.left_out("a", 500) == 1
+
+
+def test_of_a_thousand_kinds_the_oldest_is_forgotten() -> None:
+    seldom = Seldom(60)
+    for n in range(1001):
+        assert seldom.left_out(n, n / 1000) == 0
+    assert seldom.left_out(1, 2) is None
+    assert seldom.left_out(0, 2) == 0
