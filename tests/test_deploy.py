@@ -583,9 +583,11 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
         await until(lambda: len(printed(one, two)) == 4)
         while True:  # pulses bring the counts within a second
             status = json.loads((await s4_of(folder, "status", "--json")).stdout)
-            if sum(row["admitted"] for row in status["stages"] if row["stage"] == "stream") == 4:
+            admitted = {row["stage"]: row["admitted"] for row in status["stages"]}
+            if admitted.get("stream") == 4:
                 break
             await trio.sleep(0.05)
+        assert admitted["deserializer"] == 4  # also those that one has passed on to the other
         assert [each["name"] for each in status["nodes"]] == ["one", "two"]
         (app,) = status["apps"]
         assert (app["name"], app["partitions"], app["members"]) == ("counter", 4, ["one", "two"])
@@ -593,6 +595,7 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
         told = (await s4_of(folder, "status")).stdout
         for words in ("cluster shop", one.address, "counter", "one: ", "two: ", "clicks"):
             assert words in told
+        assert "rate" not in told  # which takes two looks
         seen = (await s4_of(folder, "top", "--count", "2", "--interval", "0.2")).stdout
         assert seen.count("cluster shop") == 2
         assert "0/s" in seen
@@ -604,7 +607,10 @@ async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folde
     async with node(folder, "one"):
         pass
     none = await s4_of(folder, "status", ok=False)
-    assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stdout
+    for command in (["status"], ["top"], ["apps"]):
+        none = await s4_of(folder, *command, ok=False)
+        assert none.returncode == 1
+        assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stderr
     async with node(folder, "one") as one, node(folder, "two"):
         one.signal(signal.SIGSTOP)
         told = (await s4_of(folder, "status")).stdout
@@ -627,6 +633,22 @@ app = App("failing")
 app.create_output_stream("copies", key="user", types=Click)
 app.create_input_stream("clicks", app.create_pe(Copy), key="user")
 """
+
+
+async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
+    (folder / "failing.py").write_text(FAILING)
+    async with node(folder, "one", s4_container_restartDelay="20000") as one:
+        await deploy(folder, "failing.py")
+        async with Client(one.address) as client:
+            client.abandon()
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("bad"))
+            await until(lambda: "a container ended" in one.errors)
+        listed = (await s4_of(folder, "apps")).stdout
+        assert listed.endswith(" waiting to restart, 1 partition\n")
+        told = (await s4_of(folder, "status")).stdout
+        assert "waiting to restart  1, owned by nobody" in told
+        assert "failing on one ended because: " in told
 
 
 async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_there_is_any(

@@ -245,7 +245,7 @@ class Inputs:
         return {
             name: InputStatistics(
                 one.admitted, one.refused, one.shed, one.left, one.duplicates, one.gaps,
-                one.over_credit, port.redispatched,
+                one.over_credit, port.redispatched, port.forwarded if name in self.ports else 0,
             )
             for name, port in (*self.ports.items(), *self.inner.items())
             for one in [port.admission]

@@ -161,6 +161,7 @@ class InputPort:
         if deserializer is not None:
             self.admission.deserializer = deserializer
         self.redispatched = 0
+        self.forwarded = 0
         self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
@@ -310,6 +311,8 @@ class InputPort:
         admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
         if admitted is None:
             return ""
+        if connection in self.members:
+            self.forwarded += admitted.end - admitted.first
         if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
             body = memoryview(bytes(body))
         routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)

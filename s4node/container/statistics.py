@@ -44,7 +44,8 @@ class InputStatistics:
     """What came in on one stream, in events but for ``gaps`` and ``over_credit``: frames dropped.
 
     ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
-    partition.
+    partition. ``forwarded`` were admitted by another container of the app before, which passed them
+    on to the owner of their partition.
     """
 
     admitted: int
@@ -55,6 +56,7 @@ class InputStatistics:
     gaps: int
     over_credit: int
     redispatched: int
+    forwarded: int
 
 
 @dataclass(frozen=True)

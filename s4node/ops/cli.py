@@ -422,24 +422,11 @@ def _deploy(parsed: argparse.Namespace) -> int:
 
 
 def _apps(parsed: argparse.Namespace) -> int:
-    import dataclasses
-
     import trio
 
-    from s4node.ops.deploy import apps
+    from s4node.ops.status import apps
 
-    found = trio.run(apps, _cluster_config(parsed))
-    if parsed.json:
-        import json
-
-        print(json.dumps([dataclasses.asdict(app) for app in found]))
-        return 0
-    for app in found:
-        nodes = ", ".join(sorted(app.containers)) or "no node"
-        print(f"{app.app} {app.version} {app.state}, {app.partitions} partitions, on {nodes}")
-    if not found:
-        print("no apps", file=sys.stderr)
-    return 0
+    return trio.run(partial(apps, _cluster_config(parsed), as_json=parsed.json))
 
 
 def _undeploy(parsed: argparse.Namespace) -> int:

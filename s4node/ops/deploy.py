@@ -307,7 +307,7 @@ def _named(nodes: dict[str, NodeInfo]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}"
 
 
-# -- removing and listing -------------------------------------------------------------------------
+# -- removing -------------------------------------------------------------------------------------
 
 
 async def undeploy(app: str, config: Config) -> AppInfo:
@@ -336,28 +336,3 @@ async def _remove(registry: Registry, config: Config, info: AppInfo) -> None:
         await registry.session.wait_change(path, seen)
     await registry.remove_app(*app)
     packages_of(config).remove(info.package)
-
-
-@dataclass(frozen=True)
-class Listed:
-    """An app as ``s4 apps`` shows it."""
-
-    app: str
-    cluster: str
-    version: str
-    state: str
-    partitions: int
-    containers: dict[str, str]
-
-
-async def apps(config: Config) -> list[Listed]:
-    """The apps of the cluster, with their containers' addresses by node."""
-    cluster = config[settings.CLUSTER_NAME]
-    async with registry_of(config, "apps") as registry:
-        found = []
-        for name, info in sorted((await registry.apps(cluster)).items()):
-            members = (await registry.members(AppId(cluster, name))).values()
-            at = {member.value.node: member.value.address for member in members}
-            value = info.value
-            found.append(Listed(name, cluster, value.version, value.state, value.partitions, at))
-        return found

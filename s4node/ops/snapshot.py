@@ -3,6 +3,8 @@
 Rules
 - Containers tell what their stages count; here the same stage of several partitions and containers
   becomes one row. Counts are added up, times are the longest.
+- An event that one container passes on to the owner of its partition is decoded in both, and is
+  counted where it came in from outside.
 - A rate is the difference of two snapshots; a container that started between them counts from 0.
 - The bottleneck is the fullest blocking stage furthest downstream: a stage that is full fills those
   before it, so the last full one is what all of them wait for.
@@ -10,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,6 +36,7 @@ class Row(msgspec.Struct):
     bytes: int = 0
     in_flight: int = 0
     admitted: int = 0
+    """Events that came in, each once; what other containers of the app passed on is not new."""
     shed: dict[str, int] = {}
     waited: float = 0.0
     fullest: float = 0.0
@@ -84,7 +87,8 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class AppRow(msgspec.Struct, frozen=True):
-    """An app; ``owners`` are its members' names by partition, empty where nobody owns it."""
+    """An app; ``state`` is what :func:`state_of` says, ``owners`` are its members' names by
+    partition, empty where nobody owns it, ``containers`` the members' addresses by node."""
 
     name: str
     version: str
@@ -92,6 +96,7 @@ class AppRow(msgspec.Struct, frozen=True):
     partitions: int
     owners: list[str]
     members: list[str]
+    containers: dict[str, str]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -119,10 +124,36 @@ def rows_of(told: Iterable[Told]) -> list[Row]:
             row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
             row.grade = statistics.get("grades", {}).get(key[2], row.grade)
             _add(row, stage)
+        for stream, count in statistics.get("inputs", {}).items():
+            decoded = rows.get((app, "deserializer", stream))
+            if decoded is not None:
+                decoded.admitted -= count["forwarded"]
         for stream, count in (statistics.get("replay") or {}).get("left_out", {}).items():
             key = app, "stream", stream
             rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).left_out += count
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
+
+
+_DOING = {
+    "running": "starting",  # it has been let go on, and takes no part yet
+    "starting": "starting",
+    "waiting": "waiting to restart",
+    "stopping": "stopping",
+    "killed": "stopping",
+    "prepared": "starting",
+}
+"""What an app without members does, by the phase of a container of it; of several the first."""
+
+
+def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> str:
+    """What is true of an app that is wanted to be in a state, as the registry has it.
+
+    ``phases`` are those of its containers, as far as nodes have answered, ``members`` the names of
+    those that take part. An app that fails at every start is wanted to run, and does not.
+    """
+    if wanted != "running" or members:
+        return wanted
+    return next((doing for phase, doing in _DOING.items() if phase in phases), "not running")
 
 
 def outboxes_of(told: Iterable[Told]) -> list[OutboxRow]:

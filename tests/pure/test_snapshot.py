@@ -14,6 +14,7 @@ from s4node.ops.snapshot import (
     outboxes_of,
     ranges,
     rows_of,
+    state_of,
     with_rates,
 )
 
@@ -71,6 +72,34 @@ def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
     tasks = [{"stages": {"clicks": {"depth": n, "capacity": 10, "admitted": n}}} for n in (1, 2)]
     (row,) = rows_of([("shop", {}, {"tasks": tasks})])
     assert (row.stage, row.depth, row.admitted, row.fullest) == ("stream", 3, 3, 0.2)
+
+
+def test_an_event_that_one_container_passes_on_to_another_has_come_in_once() -> None:
+    def container(came: int, forwarded: int) -> tuple[str, dict[str, int], dict[str, Any]]:
+        inputs = {"clicks": {"admitted": came, "forwarded": forwarded}}
+        app, levels, statistics = told(stage("deserializer", "clicks", admitted=came))
+        return app, levels, {**statistics, "inputs": inputs}
+
+    (row,) = rows_of([container(1000, 0), container(600, 600)])
+    assert row.admitted == 1000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "phases", "members", "state"),
+    [
+        ("running", ["running", "waiting"], ["one"], "running"),
+        ("running", ["waiting", "waiting"], [], "waiting to restart"),
+        ("running", ["waiting", "starting"], [], "starting"),
+        ("running", ["waiting", "prepared"], [], "waiting to restart"),
+        ("running", ["running"], [], "starting"),
+        ("running", [], [], "not running"),
+        ("stopping", ["running"], ["one"], "stopping"),
+    ],
+)
+def test_an_app_is_in_the_state_that_is_true_of_it_and_not_in_the_one_that_is_wanted(
+    wanted: str, phases: list[str], members: list[str], state: str
+) -> None:
+    assert state_of(wanted, phases, members) == state
 
 
 def test_a_container_that_has_told_nothing_yet_makes_no_row() -> None:

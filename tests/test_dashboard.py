@@ -1,0 +1,77 @@
+"""What ``s4 status`` and ``s4 top`` show on terminals of any width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from s4node.ops.dashboard import rendered
+from s4node.ops.snapshot import AppRow, Container, NodeRow, Row, Snapshot
+
+FAILURE = (
+    "app 'counter': PE Count, key 'joe', event 12 of stream 'clicks':\n"
+    "ValueError: a long story that no terminal has room for in a line"
+)
+
+
+def snapshot() -> Snapshot:
+    owners = [f"node-{number % 3}" for number in range(30)]
+    where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
+    counter = Container(
+        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, FAILURE
+    )
+    return Snapshot(
+        "shop",
+        1.0,
+        [NodeRow("one", "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
+        [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
+        [
+            Row("counter", stage, "clicks", depth=80_000, capacity=80_000, admitted=1_000_000,
+                grade="durable", fullest=1.0, rate=1234.5)
+            for stage in ("deserializer", "stream", "sender")
+        ],
+        "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
+    )  # fmt: skip
+
+
+def lines_of(width: int, *, live: bool = True) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(rendered(snapshot(), width, live=live))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+@pytest.mark.parametrize("live", [True, False])
+def test_what_matters_is_whole_and_in_its_place_however_narrow_the_terminal_is(
+    width: int, *, live: bool
+) -> None:
+    lines = lines_of(width, live=live)
+    assert max(map(len, lines)) <= width
+    found = [line.split()[:3] for line in lines if line.startswith("counter  ")]
+    assert ["counter", "deserializer", "clicks"] in found
+    table = next(index for index, line in enumerate(lines) if "deserializer" in line)
+    assert lines[table - 1].split()[:3] == ["app", "stage", "stream"]
+    assert lines[1].startswith("bottleneck: stream 'clicks' of app 'counter'")
+
+
+def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
+    titles = {}
+    for width in (120, 80, 60):
+        split = map(str.split, lines_of(width))
+        titles[width] = next(words for words in split if words[:2] == ["app", "stage"])
+    assert titles[120][3:] == [
+        "grade", "waiting", "full", "admitted", "rate", "waited", "shed"
+    ]  # fmt: skip
+    assert titles[80][3:] == ["waiting", "full", "admitted", "rate", "waited"]
+    assert titles[60][3:] == ["waiting", "full", "rate"]
+
+
+def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> None:
+    lines = lines_of(60)
+    assert len(lines) < 20
+    assert lines[-1].startswith("counter on one ended because: app 'counter': PE Count")
+    assert lines[-1].endswith("…")
+    assert FAILURE.replace("\n", " ") in " ".join(lines_of(60, live=False))
