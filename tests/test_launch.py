@@ -106,12 +106,28 @@ async def test_the_setting_says_how_many_containers_share_them_and_the_option_wi
 
 async def test_containers_with_nothing_to_do_are_refused(tmp_path: Path) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)
-    command = ("run", "counter.py", "--nodes", "3", "--partitions", "2", "--listen", ANY_PORT)
-    done = await run_s4(*command, cwd=tmp_path)
+    three = ("-p", "job.container.count=3", "--partitions", "2")
+    done = await run_s4("run", "counter.py", *three, "--listen", ANY_PORT, cwd=tmp_path)
     assert done.returncode == 2
     assert "job.container.count = 3, but the app has 2 tasks, and some containers would" in (
         done.stderr
     )
+
+
+async def test_more_nodes_than_partitions_leave_spares_of_which_one_takes_over(
+    tmp_path: Path,
+) -> None:
+    async with launched(tmp_path, "--nodes", "3", "--partitions", "2") as process:
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == len(USERS))
+        owners = counts(process)
+        assert len(owners) == 2
+        began = processes_in(tmp_path)
+        os.kill(next(iter(owners)), signal.SIGKILL)
+        await click_all(process.address)
+        await until(lambda: len(process.stdout) == 2 * len(USERS))
+        (spare,) = counts(process).keys() - owners
+        assert str(spare) in began
 
 
 async def test_a_killed_container_s_partitions_are_taken_over_and_it_comes_back_as_a_spare(
@@ -196,8 +212,24 @@ async def test_ctrl_c_at_any_time_of_the_start_leaves_nobody(
     async with s4_process(*command, cwd=tmp_path, ready=False) as process:
         await trio.sleep(seconds)
         process.signal(signal.SIGINT)
-        await process.wait()
+        status = await process.wait()
+        assert status == (0 if process.readiness else 130) or seconds == 0.0  # Python's own start
+        assert " at \n" not in process.errors + "\n"
+        assert "it was stopped" not in process.errors
         await until(lambda: not processes_in(tmp_path), "all are gone")
+
+
+async def test_ctrl_c_before_the_app_is_ready_says_that_it_never_ran(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import trio\nfrom s4node import App\nclass Slow(App):\n    async def on_init(self):\n"
+        "        print('begins', flush=True)\n        await trio.sleep(60)\napp = Slow('slow')\n"
+    )
+    command = ("run", "slow.py", "--listen", ANY_PORT, "--nodes", "2")
+    async with s4_process(*command, cwd=tmp_path, ready=False) as process:
+        await until(lambda: process.stdout == ["begins"] * 2)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert process.stderr == ["s4: stopped before it ran"]
 
 
 NEVER_CLOSES = """\

@@ -43,6 +43,18 @@ _CLOSING_SECONDS = 2.0
 _SESSIONS = "sessions"
 
 
+def has_sessions(folder: Path) -> bool:
+    """Whether a process lives that has a session in the folder."""
+    for path in (folder / _SESSIONS).glob("*"):
+        seen = SeenFile(path, 0.0, 0.0)
+        try:
+            if not seen.dead():
+                return True
+        finally:
+            seen.close()
+    return False
+
+
 class FolderCoordination:
     """The tree in ``folder``, which is made if it is missing; ``~`` is the user's home.
 

@@ -7,15 +7,15 @@ Rules
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from s4node.cluster.own_folder import abandoned, locked
 from s4node.errors import CoordinationError
 
 _LONGEST_SOCKET_PATH = 100
@@ -45,38 +45,32 @@ def node_folder(coordination: Path) -> Iterator[NodeFolder]:
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(below)
         folder.mkdir(mode=0o700)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = ExitStack()
+        lock.enter_context(locked(folder))
     except OSError as error:
         raise CoordinationError(
             f"{folder} cannot be made: {error.strerror}; set s4.coordination.folder to a folder "
             f"of yours that can be written"
         ) from error
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    admin = folder / "admin"
-    places = [folder]
-    if len(os.fsencode(admin)) > _LONGEST_SOCKET_PATH:
-        places.append(Path(tempfile.mkdtemp(prefix=_SHORT)))
-        (folder / "elsewhere").symlink_to(places[-1])
-        admin = places[-1] / "admin"
-    try:
-        yield NodeFolder(folder, admin)
-    finally:
-        for place in places:
-            shutil.rmtree(place, ignore_errors=True)
-        os.close(lock)
+    with lock:
+        admin = folder / "admin"
+        places = [folder]
+        if len(os.fsencode(admin)) > _LONGEST_SOCKET_PATH:
+            places.append(Path(tempfile.mkdtemp(prefix=_SHORT)))
+            (folder / "elsewhere").symlink_to(places[-1])
+            admin = places[-1] / "admin"
+        try:
+            yield NodeFolder(folder, admin)
+        finally:
+            for place in places:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _sweep(below: Path) -> None:
     """Remove the folders of nodes that have died."""
-    for folder in below.iterdir():
-        with suppress(OSError):
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with suppress(FileNotFoundError):
-                    elsewhere = (folder / "elsewhere").readlink()
-                    if elsewhere.name.startswith(_SHORT):
-                        shutil.rmtree(elsewhere, ignore_errors=True)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+    for folder in abandoned(below.iterdir()):
+        with suppress(FileNotFoundError):
+            elsewhere = (folder / "elsewhere").readlink()
+            if elsewhere.name.startswith(_SHORT):
+                shutil.rmtree(elsewhere, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

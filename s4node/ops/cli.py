@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # the reader of our output has gone
         return 1
-    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+    except KeyboardInterrupt:  # maybe within an import, which cannot be done again
+        return 130
+    except BaseExceptionGroup as error:
         from s4node.ops.serve import exit_status
 
         return exit_status(error)
@@ -88,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--partitions", metavar="N",
                      help="partition tasks of the app (default: as many as nodes)")  # fmt: skip
     run.add_argument("--nodes", type=count, metavar="N",
-                     help="share the partitions among N container processes "
-                          "(job.container.count)")  # fmt: skip
+                     help="share the partitions among N container processes; those that get "
+                          "none are spares (default: job.container.count)")  # fmt: skip
     _serving_options(run)
 
     node = command(
@@ -296,18 +298,18 @@ def _run(parsed: argparse.Namespace) -> int:
         parsed.settings,
         s4_listener_address=parsed.listen,
         s4_cluster_partitions=parsed.partitions,
-        job_container_count=str(parsed.nodes or ""),
+        job_container_count=parsed.nodes and "0",  # all that there are
     )
-    if not config[CONTAINER_COUNT]:
+    count = parsed.nodes or config[CONTAINER_COUNT]
+    if not count:
         return _serve(parsed.app, config, as_json=parsed.json)
-    return _launch(parsed, config)
+    return _launch(parsed, config, count)
 
 
-def _launch(parsed: argparse.Namespace, config: Config) -> int:
-    from s4node.config import CLUSTER_PARTITIONS, CONTAINER_COUNT
+def _launch(parsed: argparse.Namespace, config: Config, count: int) -> int:
+    from s4node.config import CLUSTER_PARTITIONS
     from s4node.ops.launch import Launched, launch
 
-    count = config[CONTAINER_COUNT]
     if config.origin(CLUSTER_PARTITIONS) == "default":
         config = config.with_({CLUSTER_PARTITIONS.name: str(count)})
 

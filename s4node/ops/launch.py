@@ -1,18 +1,19 @@
 """``s4 run APP --nodes N``: an app in several container processes on this machine.
 
 Rules
-- The containers find each other through a folder that lasts as long as the command does.
+- The containers find each other through a folder that lasts as long as the command does. What one
+  that was killed has left behind is removed by the next.
 - Clients come to one address, the launcher's door, which leads them to the containers. The log, if
   there is one, is at that address, too: one process has its folder, and containers come and go.
 - A container that dies is started again, as a spare: by then others have its partitions. One whose
   tasks are done is not, and the command ends when all are.
 - An app that cannot start at all ends the command, with the reason.
+- With more containers than partitions the last ones to come are spares.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import trio
 
 from s4node import config as settings
 from s4node.cluster.lifeline import Begin, handed_on
+from s4node.cluster.own_folder import temporary_coordination
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.comm.door import Door
 from s4node.config import Config
@@ -44,8 +46,8 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
     """Run until a signal or a failure; returns the exit status."""
     logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     try:
-        with tempfile.TemporaryDirectory(prefix="s4-run-", ignore_cleanup_errors=True) as folder:
-            launcher = _Launcher(target, nodes, config, Path(folder))
+        with temporary_coordination("s4-run-") as folder:
+            launcher = _Launcher(target, nodes, config, folder)
             return trio.run(launcher.run, on_ready)
     except BaseException as error:
         return exit_status(error)
@@ -68,12 +70,14 @@ class _Launcher:
         self._config = config
         self._folder = folder
         self._stopping = trio.Event()
-        self._status = 130
+        self._status = 0
+        self._ran = False
         self._door: Door
         self._supervisor: Supervisor
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
         """All of it; returns the exit status."""
+        stopped = False
         async with trio.open_nursery() as nursery:
             with stop_on_signals(self._stopping.set, nursery.cancel_scope):
                 door = self._door = Door(self._config, "door", self._lookup, make_log=LogHost.of)
@@ -86,10 +90,13 @@ class _Launcher:
                     await self._stopping.wait()
                     await self._supervisor.stop()
                     await door.finish()
-                    if self._status == 130:
-                        self._status = 0
+                    stopped = True
                 nursery.cancel_scope.cancel()
-        return self._status
+        if self._status:
+            return self._status
+        if not self._ran:
+            print("s4: stopped before it ran", file=sys.stderr)
+        return 0 if stopped and self._ran else 130
 
     def _begin(self, name: str) -> Begin:
         given = handed_on(self._config, self._door.address)
@@ -119,13 +126,18 @@ class _Launcher:
             for process in processes:
                 await _wait_ready(process)
         except ContainerFailed as error:
+            if self._stopping.is_set():
+                return
             print(f"{error.trace}s4: {error.reason}", file=sys.stderr)
             self._status = process.failure.status if process.failure is not None else 1
             self._stopping.set()
             return
+        if self._stopping.is_set():
+            return
         first = processes[0].prepared
         inputs = tuple(first.inputs) if first is not None else ()
-        containers = {process.begin.member: process.address for process in processes}
+        containers = {each.begin.member: each.address for each in processes if each.address}
+        self._ran = True
         on_ready(Launched(self._app, door.address, inputs, containers))
         while self._supervisor.processes:
             await self._supervisor.changed.wait()
