@@ -276,6 +276,21 @@ async def test_a_stopped_node_leaves_nothing_behind(folder: Path) -> None:
     assert list((folder / "shared" / "nodes").iterdir()) == []
 
 
+async def test_a_deployment_tells_which_node_it_waits_for_and_goes_on_when_that_one_does(
+    folder: Path,
+) -> None:
+    more = f'\nLONG = "{os.urandom(500_000).hex()}"\n'  # more than a socket takes at once
+    app = write_app(folder, "counter", "v1", more=more)
+    async with node(folder, "one"), node(folder, "two") as two:
+        two.signal(signal.SIGSTOP)
+        where = ("--cluster", "shop", "--folder", folder / "shared")
+        async with s4_process("deploy", app, *where, cwd=folder, ready=False) as deploying:
+            await until(lambda: "waiting for node two, for 70 s at most" in deploying.errors)
+            two.signal(signal.SIGCONT)
+            assert await deploying.wait() == 0
+            assert "loaded and checked on nodes one, two" in deploying.errors
+
+
 # -- what does not run ----------------------------------------------------------------------------
 
 

@@ -249,14 +249,22 @@ def _is_ours(stream: trio.SocketStream) -> bool:
 
 
 class Caller:
-    """A request to a node, under way."""
+    """A request to a node; it is sent when its first answer is waited for."""
 
-    def __init__(self, node: str, conversation: Conversation) -> None:
+    def __init__(
+        self, node: str, conversation: Conversation, token: bytes, ask: Ask, body: bytes
+    ) -> None:
         self.node = node
         self._conversation = conversation
+        self._request: tuple[bytes, Ask, bytes] | None = (token, ask, body)
 
     async def answer(self, kind: type[M]) -> M:
-        """The next answer; raises NodeUnreachable, and AdminFailed where the node says no."""
+        """The next answer; raises NodeUnreachable, and NodeRefused where the node says no."""
+        if self._request is not None:
+            (token, ask, body), self._request = self._request, None
+            with suppress(trio.BrokenResourceError):  # it may have said why before it hung up
+                await self._conversation.show(token)
+                await self._conversation.say(ask, body)
         line = await self._conversation.line()
         if line is None:
             raise NodeUnreachable(f"node {self.node!r} has gone while it was asked; see its log")
@@ -295,8 +303,4 @@ async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIte
             f"node {node!r} cannot be asked at {place} ({error or 'no answer'}); is it running?"
         ) from error
     async with stream:
-        conversation = Conversation(stream)
-        with suppress(trio.BrokenResourceError):  # it may have said why before it hung up
-            await conversation.show(token)
-            await conversation.say(ask, body)
-        yield Caller(node, conversation)
+        yield Caller(node, Conversation(stream), token, ask, body)

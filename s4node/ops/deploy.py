@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,8 @@ from s4node.errors import (
 )
 
 LOCK = "deploying"
+_PATIENCE_SECONDS = 3.0
+"""After how long it is told which nodes have not answered yet."""
 _LEAVING_SECONDS = 5.0
 """How long a deployment that is interrupted may take to bring the old version back."""
 
@@ -288,10 +290,18 @@ async def _from_all(
             failures.append(error)
             scope.cancel()
 
+    async def tell_late() -> None:
+        await trio.sleep(_PATIENCE_SECONDS)
+        late = [caller.node for caller in callers if caller.node not in answers]
+        tell(f"waiting for {_named(late)}, for {seconds:g} s at most; is it stopped? See its log")
+
     with trio.move_on_after(seconds):
-        async with trio.open_nursery() as nursery:
-            for caller in callers:
-                nursery.start_soon(ask, caller, nursery.cancel_scope)
+        async with trio.open_nursery() as outer:
+            outer.start_soon(tell_late)
+            async with trio.open_nursery() as nursery:
+                for caller in callers:
+                    nursery.start_soon(ask, caller, nursery.cancel_scope)
+            outer.cancel_scope.cancel()
     if failures:
         raise failures[0]
     for caller in callers:
@@ -303,7 +313,7 @@ async def _from_all(
     return answers
 
 
-def _named(nodes: dict[str, NodeInfo]) -> str:
+def _named(nodes: Collection[str]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}"
 
 
