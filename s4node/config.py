@@ -633,13 +633,21 @@ class Config:
     _entries: Mapping[str, Entry] = field(default_factory=_defaults)
 
     @classmethod
-    def load(cls, paths: Sequence[Path], overrides: Mapping[str, str] = {}) -> Config:
-        """Read the files in their order, then the overrides of the command line.
+    def load(
+        cls,
+        paths: Sequence[Path],
+        overrides: Mapping[str, str] = {},
+        *,
+        settings: Sequence[str] = (),
+    ) -> Config:
+        """Read the files in their order, then what the command line has: ``settings``, each as
+        ``KEY=VALUE``, and the overrides.
 
         Raises ConfigError with every mistake of all of them.
         """
         found = [line for path in paths for line in read(path)]
-        return cls()._changed([*found, *_given("command line", overrides)])
+        written = map(_written, settings)
+        return cls()._changed([*found, *written, *_given(_COMMAND_LINE, overrides)])
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Config:
@@ -679,6 +687,17 @@ class Config:
 
 
 # --- checking ------------------------------------------------------------------------------------
+
+
+_COMMAND_LINE = "command line"
+
+
+def _written(setting: str) -> Line | Problem:
+    name, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals:
+        problem = f"{setting!r} has no '='; write -p KEY=VALUE"
+        return Problem(_COMMAND_LINE, None, None, problem)
+    return Line(_COMMAND_LINE, None, name, text)
 
 
 def _given(file: str, values: Mapping[str, str]) -> list[Line]:

@@ -573,23 +573,33 @@ async def test_config_check_tells_all_mistakes_together_with_their_places(tmp_pa
     )
     (tmp_path / "two.properties").write_text("s4.comm.timeout = -1\n")
     files = ("one.properties", "two.properties", "three.properties")
-    done = await run_s4("config", "check", *files, "-p", "s4.hasher=md5", cwd=tmp_path)
+    given = ("-p", "bar", "-p", "s4.hasher=md5")
+    done = await run_s4("config", "check", "--json", *files, *given, cwd=tmp_path)
     assert done.returncode == 2
     lines = done.stderr.removeprefix("s4: ").splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert lines[0].startswith("one.properties:1: s4.cluster.partitions = 'many' is not a whole")
     assert "one.properties:2: unknown key 's4.sender.maxframebytes'" in lines[1]
     assert "did you mean 's4.sender.maxFrameBytes'?" in lines[1]
     assert lines[2].startswith("one.properties:3: 'nonsense' has no '='")
     assert lines[3].startswith("two.properties:1: s4.comm.timeout = '-1' is out of bounds")
     assert lines[4].startswith("three.properties: cannot be read")
-    assert lines[5].startswith("command line: s4.hasher = 'md5' is neither")
+    assert lines[5] == "command line: 'bar' has no '='; write -p KEY=VALUE"
+    assert lines[6].startswith("command line: s4.hasher = 'md5' is neither")
+    told = json.loads(done.stdout)
+    assert [(each["file"], each["line"]) for each in told] == [
+        ("one.properties", 1), ("one.properties", 2), ("one.properties", 3), ("two.properties", 1),
+        ("three.properties", None), ("command line", None), ("command line", None),
+    ]  # fmt: skip
+    assert (told[3]["key"], told[3]["text"]) == ("s4.comm.timeout", lines[3].partition(": ")[2])
 
 
 async def test_config_check_is_quiet_about_what_is_right(tmp_path: Path) -> None:
     (tmp_path / "one.properties").write_text("s4.cluster.partitions = 4\n")
     done = await run_s4("config", "check", "one.properties", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
+    done = await run_s4("config", "check", "--json", "one.properties", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
 
 
 async def test_config_show_tells_each_value_and_where_it_comes_from(tmp_path: Path) -> None:
@@ -623,7 +633,8 @@ async def test_config_default_prints_the_file_of_the_repository(tmp_path: Path) 
     [
         (["--partitions", "0"], "command line: s4.cluster.partitions = '0' is out of bounds"),
         (["--listen", "here"], "command line: s4.listener.address = 'here'"),
-        (["-p", "s4.comm.timeout"], "-p s4.comm.timeout: write KEY=VALUE"),
+        (["-p", "s4.comm.timeout"], "'s4.comm.timeout' has no '='; write -p KEY=VALUE"),
+        (["--partitions", ""], "command line: s4.cluster.partitions = ''"),
         (["-p", "s4.com.timeout=1"], "did you mean 's4.comm.timeout'?"),
         (["--config", "no.properties"], "no.properties: cannot be read"),
     ],
@@ -745,6 +756,14 @@ async def test_an_app_that_cannot_be_loaded_is_told_in_a_sentence(
     done = await run_s4("run", app, "-p", f"s4.listener.address={ANY_PORT}", cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr.splitlines()[-1]
+
+
+async def test_names_that_are_empty_are_refused(tmp_path: Path) -> None:
+    for command in (["node", ""], ["apps", "--cluster", ""], ["apps", "--folder", ""]):
+        done = await run_s4(*command, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "s4.cluster.name = ''" in done.stderr or "--folder: it is empty" in done.stderr
+        assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
 async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:

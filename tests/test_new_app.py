@@ -85,3 +85,9 @@ async def test_a_new_app_never_writes_into_a_folder_that_exists(tmp_path: Path) 
     assert "clicks exists already; name another folder with --folder" in again.stderr
     assert "file/clicks cannot be made: Not a directory" in below.stderr
     assert names_in(tmp_path / "clicks") == []
+
+
+async def test_what_it_says_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    made = await run_s4("new-app", "ok", "--folder", "x y/ok", cwd=tmp_path)
+    assert "cd 'x y/ok' && python -m pytest" in made.stderr
+    assert "s4 run 'x y/ok/app.py'" in made.stderr

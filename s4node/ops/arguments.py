@@ -26,6 +26,22 @@ def command(
     return parser
 
 
+def group(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    example: str,
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """A command of this name that is made of further ones, which are added to what is returned."""
+
+    def tell(_: argparse.Namespace) -> int:
+        parser.print_help()
+        return 2
+
+    parser = command(commands, name, tell, summary, example)
+    return parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
+
+
 def seconds(text: str) -> float:
     """More than 0 seconds."""
     try:
@@ -49,3 +65,10 @@ def whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
     return int(text)
+
+
+def text(given: str) -> str:
+    """A text that is not empty."""
+    if not given.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return given

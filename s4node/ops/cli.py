@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, S4Error
-from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds
+from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds, text
+from s4node.ops.config_command import config_commands
 from s4node.ops.job_commands import (
     checkpoint_commands,
     dead_letter_commands,
@@ -239,16 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true",
                        help="a short run that checks correctness; ignore its figures")  # fmt: skip
 
-    config = command(
-        commands, "config", _config, "show or check the configuration",
-        "s4 config check config/flights.properties",
-    )  # fmt: skip
-    config.add_argument("action", choices=("show", "check", "default"),
-                        help="show: every key and where its value comes from; check: only report "
-                        "mistakes; default: print default.s4.comm.properties")  # fmt: skip
-    config.add_argument("files", nargs="*", metavar="FILE", help="property files, later ones win")
-    config.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    config.add_argument("--json", action="store_true", help="print JSON")
+    config_commands(commands, _load)
     return parser
 
 
@@ -258,7 +250,7 @@ def _cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _folder_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", metavar="FOLDER",
+    parser.add_argument("--folder", type=text, metavar="FOLDER",
                         help="where the nodes find each other (default ~/.s4node)")  # fmt: skip
 
 
@@ -280,14 +272,10 @@ def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) ->
 
     from s4node.config import Config
 
-    overrides = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"-p {setting}: write KEY=VALUE")
-        overrides[key.strip()] = value.strip()
-    overrides |= {name.replace("_", "."): value for name, value in extra.items() if value}
-    return Config.load([Path(file) for file in files], overrides)
+    overrides = {
+        name.replace("_", "."): value for name, value in extra.items() if value is not None
+    }
+    return Config.load([Path(file) for file in files], overrides, settings=settings)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -507,31 +495,3 @@ def _bench(parsed: argparse.Namespace) -> int:
     return command.bench(
         parsed.name, everything=parsed.all, as_json=parsed.json, quick=parsed.quick
     )
-
-
-def _config(parsed: argparse.Namespace) -> int:
-    from s4node import config as settings
-
-    if parsed.action == "default":
-        print(settings.render(), end="")
-        return 0
-    config = _load(parsed.files, parsed.settings)
-    if parsed.action == "check" and not (parsed.files or parsed.settings):
-        raise ConfigError("nothing to check; name a property file, or settings with -p")
-    if parsed.action == "check":
-        files = "1 file" if len(parsed.files) == 1 else f"{len(parsed.files)} files"
-        print(f"{files}, no mistakes", file=sys.stderr)
-        return 0
-    entries = list(config.items())
-    if parsed.json:
-        import json
-
-        print(json.dumps([
-            {"key": e.name, "value": e.text, "origin": e.origin} for e in entries
-        ], indent=2))  # fmt: skip
-        return 0
-    width = max(len(f"{e.name} = {e.text}") for e in entries)
-    for entry in entries:
-        text = f"{entry.name} = {entry.text}"
-        print(f"{text:<{width}}  # {entry.origin}" if entry.origin != "default" else text)
-    return 0

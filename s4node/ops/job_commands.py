@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s4node.ops.arguments import DEFAULT_ADDRESS, command, whole
+from s4node.ops.arguments import DEFAULT_ADDRESS, command, group, whole
 
 if TYPE_CHECKING:
     from s4node.config import Config
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def startpoint_commands(commands: Parsers, load: Load) -> None:
     """``s4 startpoint``, and what comes behind it."""
-    actions = _group(
+    actions = group(
         commands,
         "startpoint",
         "say where an app's tasks begin to read when it next starts",
@@ -63,7 +63,7 @@ def startpoint_commands(commands: Parsers, load: Load) -> None:
 
 def checkpoint_commands(commands: Parsers, load: Load) -> None:
     """``s4 checkpoint``, and what comes behind it."""
-    actions = _group(
+    actions = group(
         commands,
         "checkpoint",
         "show how far an app's tasks have come, and carry that elsewhere",
@@ -99,7 +99,7 @@ def checkpoint_commands(commands: Parsers, load: Load) -> None:
 
 def state_commands(commands: Parsers, load: Load) -> None:
     """``s4 state``, and what comes behind it."""
-    actions = _group(
+    actions = group(
         commands,
         "state",
         "show what an app's PEs and stores keep, as of the last commits",
@@ -126,7 +126,7 @@ def state_commands(commands: Parsers, load: Load) -> None:
 
 def dead_letter_commands(commands: Parsers, load: Load) -> None:
     """``s4 dead-letter``, and what comes behind it."""
-    actions = _group(
+    actions = group(
         commands,
         "dead-letter",
         "show the events that an app could not process, and send them again",
@@ -163,20 +163,6 @@ def dead_letter_commands(commands: Parsers, load: Load) -> None:
 
 
 # -- arguments ------------------------------------------------------------------------------------
-
-
-def _group(commands: Parsers, name: str, summary: str, example: str) -> Parsers:
-    group = commands.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example: {example}",
-    )  # fmt: skip
-    group.set_defaults(function=partial(_help, group))
-    return group.add_subparsers(dest="action", metavar="ACTION", title="actions")
-
-
-def _help(group: argparse.ArgumentParser, _: argparse.Namespace) -> int:
-    group.print_help()
-    return 2
 
 
 def _app(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import sys
 from pathlib import Path
 from string import Template
@@ -132,8 +133,8 @@ def new_app(name: str, folder: Path | None = None) -> int:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
     print(
         f"made {folder} with {', '.join(_FILES)}\n"
-        f"  test it:  cd {folder} && python -m pytest\n"
-        f"  run it:   s4 run {folder / 'app.py'}",
+        f"  test it:  cd {shlex.quote(str(folder))} && python -m pytest\n"
+        f"  run it:   s4 run {shlex.quote(str(folder / 'app.py'))}",
         file=sys.stderr,
     )
     return 0
