@@ -29,7 +29,6 @@ from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.node_folder import NodeFolder, node_folder
 from s4node.cluster.package import Manifest, Store
 from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Registry
-from s4node.cluster.restarts import Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import Config
 from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
@@ -377,23 +376,8 @@ class Node:
             self.cluster,
             os.getpid(),
             self.address,
-            [_status_of(process) for process in self._supervisor.processes],
+            [process.status() for process in self._supervisor.processes],
         )
-
-
-def _status_of(process: ContainerProcess) -> admin.ContainerStatus:
-    waits = process.begin.hold and process.phase is Phase.RUNNING
-    return admin.ContainerStatus(
-        app=process.begin.app,
-        version=process.begin.version,
-        phase="prepared" if waits else process.phase.value,
-        pid=process.pid,
-        address=process.address,
-        starts=process.starts,
-        failure=process.ended_because,
-        levels=process.prepared.levels if process.prepared is not None else {},
-        statistics=process.statistics,
-    )
 
 
 def store_folder(coordination: Path) -> Path:

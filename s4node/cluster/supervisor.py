@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from s4node import config as settings
-from s4node.cluster import lifeline
+from s4node.cluster import admin, lifeline
 from s4node.cluster.restarts import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import Config
 from s4node.errors import ContainerFailed
@@ -96,6 +96,21 @@ class ContainerProcess:
     def starts(self) -> int:
         """How often it was started."""
         return self._life.starts
+
+    def status(self) -> admin.ContainerStatus:
+        """What is told of it to who asks."""
+        waits = self.begin.hold and self.phase is Phase.RUNNING
+        return admin.ContainerStatus(
+            app=self.begin.app,
+            version=self.begin.version,
+            phase="prepared" if waits else self.phase.value,
+            pid=self.pid,
+            address=self.address,
+            starts=self.starts,
+            failure=self.ended_because,
+            levels=self.prepared.levels if self.prepared is not None else {},
+            statistics=self.statistics,
+        )
 
     async def wait_prepared(self) -> lifeline.Prepared:
         """Its app is loaded and checked; raises ContainerFailed with the reason why it is not."""

@@ -295,7 +295,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _launch(parsed: argparse.Namespace, config: Config, count: int) -> int:
-    from s4node.config import CLUSTER_PARTITIONS
+    from s4node.config import CLUSTER_NAME, CLUSTER_PARTITIONS
     from s4node.ops.launch import Launched, launch
 
     if config.origin(CLUSTER_PARTITIONS) == "default":
@@ -305,13 +305,18 @@ def _launch(parsed: argparse.Namespace, config: Config, count: int) -> int:
         if parsed.json:
             import json
 
-            nodes = dict(done.containers)
-            print(json.dumps({"app": done.app, "address": done.address, "nodes": nodes}),
-                  flush=True)  # fmt: skip
+            told = {
+                "app": done.app, "address": done.address, "nodes": dict(done.containers),
+                "folder": str(done.folder),
+            }  # fmt: skip
+            print(json.dumps(told), flush=True)
             return
         _tell_running(done.app, done.address, done.inputs)
         for name, address in done.containers.items():
             print(f"  {name} at {address}", file=sys.stderr, flush=True)
+        named = config.origin(CLUSTER_NAME) != "default"
+        cluster = f" --cluster {config[CLUSTER_NAME]}" if named else ""
+        print(f"  see it:  s4 top --folder {done.folder}{cluster}", file=sys.stderr, flush=True)
 
     return launch(parsed.app, count, config, announce)
 

@@ -278,7 +278,7 @@ async def _enrolled(
         container.enrolment = Enrolment(
             session,
             cluster=config[settings.CLUSTER_NAME],
-            app=begin.app,
+            app=begin.app if begin.package else container.app.name,
             member=begin.member,
             expected=begin.expected,
             containers=config[settings.CONTAINER_COUNT],

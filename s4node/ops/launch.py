@@ -2,7 +2,7 @@
 
 Rules
 - The containers find each other through a folder that lasts as long as the command does. What one
-  that was killed has left behind is removed by the next.
+  that was killed has left behind is removed by the next. Who looks there finds the app, too.
 - Clients come to one address, the launcher's door, which leads them to the containers. The log, if
   there is one, is at that address, too: one process has its folder, and containers come and go.
 - A container that dies is started again, as a spare: by then others have its partitions. One whose
@@ -30,16 +30,19 @@ from s4node.errors import ContainerFailed
 from s4node.log.host import LogHost
 from s4node.ops import logging
 from s4node.ops.serve import exit_status, stop_on_signals
+from s4node.ops.stand_in import StandIn
 
 
 @dataclass(frozen=True)
 class Launched:
-    """An app that runs: where its door is, its input streams, its containers by name."""
+    """An app that runs: where its door is, its input streams, its containers by name, and the
+    folder through which they find each other."""
 
     app: str
     address: str
     inputs: tuple[str, ...]
     containers: Mapping[str, str]
+    folder: Path
 
 
 def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
@@ -86,7 +89,7 @@ class _Launcher:
                     for number in range(1, self._nodes + 1):
                         self._supervisor.start(self._begin(f"node-{number}"))
                     nursery.start_soon(self._tell_door, door)
-                    nursery.start_soon(self._announce, door, on_ready)
+                    nursery.start_soon(self._announce, door, on_ready, nursery)
                     await self._stopping.wait()
                     await self._supervisor.stop()
                     await door.finish()
@@ -116,7 +119,9 @@ class _Launcher:
             hold=True,
         )
 
-    async def _announce(self, door: Door, on_ready: Callable[[Launched], None]) -> None:
+    async def _announce(
+        self, door: Door, on_ready: Callable[[Launched], None], nursery: trio.Nursery
+    ) -> None:
         processes = list(self._supervisor.processes)
         try:
             for process in processes:
@@ -132,13 +137,15 @@ class _Launcher:
             self._status = process.failure.status if process.failure is not None else 1
             self._stopping.set()
             return
+        stand_in = StandIn(self._config, self._folder, self._app, door.address, processes)
+        await nursery.start(stand_in.run)
         if self._stopping.is_set():
             return
         first = processes[0].prepared
         inputs = tuple(first.inputs) if first is not None else ()
         containers = {each.begin.member: each.address for each in processes if each.address}
         self._ran = True
-        on_ready(Launched(self._app, door.address, inputs, containers))
+        on_ready(Launched(self._app, door.address, inputs, containers, self._folder))
         while self._supervisor.processes:
             await self._supervisor.changed.wait()
         self._stopping.set()

@@ -98,7 +98,8 @@ async def apps(config: Config, *, as_json: bool) -> int:
         return _told(snapshot)
     for app in found:
         nodes = f", on {', '.join(sorted(app.containers))}" if app.containers else ""
-        print(f"{app.app} {app.version} {app.state}, {_partitions(app.partitions)}{nodes}")
+        named = f"{app.app} {app.version}".strip()
+        print(f"{named} {app.state}, {_partitions(app.partitions)}{nodes}")
     if snapshot.nodes and not found:
         print("no apps", file=sys.stderr)
     return _told(snapshot)
