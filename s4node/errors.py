@@ -56,7 +56,7 @@ class ProcessingError(S4Error):
 
     def __init__(self, app: str, pe: str, key: object, position: str, cause: BaseException) -> None:
         super().__init__(
-            f"{pe} of app {app!r} raised {type(cause).__name__}: {cause}; "
+            f"{pe} of app {app!r} raised {described(cause)}; "
             f"key {key!r}, event at {position}. The app stops here: mend the handler, or catch "
             f"the exception in it"
         )
@@ -80,7 +80,7 @@ class TaskError(ProcessingError):
         ignorable = hook in ("process", "process_async", "window", "timer")
         S4Error.__init__(
             self,
-            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {type(cause).__name__}: {cause}"
+            f"{hook} of task {task!r} ({cls}) of app {app!r} raised {described(cause)}"
             f"{place}. The container stops here: mend the task, or catch the exception in it"
             f"{', or name it in task.ignored.exceptions' if ignorable else ''}",
         )
@@ -224,6 +224,31 @@ class ContainerFailed(S4Error):  # noqa: N818
         super().__init__(f"{container} does not run: {reason}")
         self.reason = reason
         self.trace = trace
+
+
+def described(error: BaseException) -> str:
+    """An exception of user code in words: its class, and what it says unless saying that fails."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether it tells code to end, rather than that this has failed; so do groups with such a one.
+
+    Anything else that user code raises is a failure of that code, ``SystemExit``, too: an app's
+    handler is not who ends a node.
+    """
+    return any(
+        isinstance(leaf, (KeyboardInterrupt, GeneratorExit)) or _name(leaf) == "trio.Cancelled"
+        for leaf in leaves(error)
+    )
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__name__}"  # whoever asks need not know trio
 
 
 def leaves(error: BaseException) -> list[BaseException]:

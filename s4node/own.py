@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, described, is_signal
 
 
 def found(named: str, setting: str, what: str) -> Any:
@@ -17,9 +17,11 @@ def found(named: str, setting: str, what: str) -> Any:
     module, _, name = named.partition(":")
     try:
         return getattr(import_module(module), name)
-    except Exception as error:
+    except BaseException as error:
+        if is_signal(error):
+            raise
         raise ConfigError(
-            f"{what} {named!r} of {setting} cannot be imported: {type(error).__name__}: {error}; "
+            f"{what} {named!r} of {setting} cannot be imported: {described(error)}; "
             f"name it as package.module:Class, importable where the node runs"
         ) from error
 
@@ -29,10 +31,12 @@ def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
     maker = found(named, setting, what)
     try:
         return maker(*arguments)
-    except Exception as error:
+    except BaseException as error:
+        if is_signal(error):
+            raise
         given = ", ".join(type(argument).__name__ for argument in arguments) or "nothing"
         raise ConfigError(
-            f"{what} {named!r} of {setting} cannot be made: {type(error).__name__}: {error}; it is "
+            f"{what} {named!r} of {setting} cannot be made: {described(error)}; it is "
             f"called with {given}"
         ) from error
 

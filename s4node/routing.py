@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter, length_hint
 from typing import Any, TypeAlias
 
-from s4node.errors import GraphError, KeyFinderError
+from s4node.errors import GraphError, KeyFinderError, described, is_signal
 from s4node.event import GenericEvent
 from s4node.keys import KeyFinder, KeySpec, Partitioner, check_key
 
@@ -120,7 +120,9 @@ def route(
     while True:
         try:
             run(it, appends)
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             failures.append((culprit(it, len(events)), key_failure(error)))
         else:
             return lanes, failures
@@ -131,11 +133,11 @@ def culprit(it: Any, total: int) -> int:
     return total - length_hint(it) - 1
 
 
-def key_failure(error: Exception) -> str:
+def key_failure(error: BaseException) -> str:
     """Why no key was found, in words, from what the KeyFinder raised."""
     if isinstance(error, KeyFinderError):
         return str(error)
-    return f"the KeyFinder raised {type(error).__name__}: {error}"
+    return f"the KeyFinder raised {described(error)}"
 
 
 def is_generic(types: Sequence[type]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from s4node.comm.producer_lane import shortened
 from s4node.container.letters import letter, raw_of
-from s4node.errors import ProcessingError
+from s4node.errors import ProcessingError, described
 from s4node.event import LIVE, EventBatch, GenericEvent
 from s4node.progress.suspects import DEATHS
 
@@ -100,7 +100,7 @@ def fault_of(error: ProcessingError) -> Fault:
     if len(trace) > MAX_TRACE:
         trace = f"[...] {trace[-MAX_TRACE:]}"
     key = "" if error.key is None else repr(error.key)
-    reason = shortened(f"{type(cause).__name__}: {cause}")
+    reason = shortened(described(cause))
     return Fault(reason, error.pe, shortened(key), trace)
 
 

@@ -24,7 +24,7 @@ from s4node.container.gate import Op
 from s4node.container.kept import KeptElements, State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
-from s4node.errors import ProcessingError
+from s4node.errors import ProcessingError, is_signal
 from s4node.event import EventBatch, handled
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import Instances
@@ -140,7 +140,9 @@ class Elements:
                 try:
                     run(it)
                     break
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     self.failed(batch, error, batch.at + culprit(it, len(events)))
             handled.set(None)
             self._trim()
@@ -162,7 +164,9 @@ class Elements:
                 try:
                     await run(it)
                     break
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     self.failed(batch, error, batch.at + culprit(it, len(events)))
             handled.set(None)
             await self.tidy()
@@ -174,7 +178,7 @@ class Elements:
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
         """Refuse the culprit if its key was not found, or raise what stops the app."""
         event, position = batch.events[index], batch.position(index)
-        if isinstance(error, Exception) and graph.is_key_failure(error):
+        if graph.is_key_failure(error):
             if batch.receipt is None:
                 finder = f"KeyFinder of {batch.stream!r}"
                 failure = ProcessingError(self._app.name, finder, None, position, error)
@@ -197,7 +201,9 @@ class Elements:
         for instances in self._trimmed:
             try:
                 instances.trim()
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 raise self._hook_failed("on_remove", error) from error
 
     async def tidy(self) -> None:
@@ -207,7 +213,9 @@ class Elements:
             try:
                 instances.trim()
                 await instances.finish_leaving()
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 raise self._hook_failed("on_remove", error) from error
 
     # -- handlers that overlap ---------------------------------------------------------------
@@ -229,7 +237,9 @@ class Elements:
         try:
             place: Hashable = self._finders[flight.batch.stream](flight.event)
             hash(place)
-        except Exception:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             return
         flight.place = place
 
@@ -282,7 +292,9 @@ class Elements:
             for timer, instance in self._take_timed(limit):
                 try:
                     timer.on_time(instance)
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     raise self._hook_failed("on_time", error, instance) from error
             if self._timing is None:
                 self._trim()
@@ -301,7 +313,9 @@ class Elements:
                     result = timer.on_time(instance)
                     if inspect.isawaitable(result):
                         await result
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     raise self._hook_failed("on_time", error, instance) from error
             if self._timing is None:
                 await self.tidy()
@@ -332,7 +346,7 @@ class Elements:
                         yield timer, instance
 
     def _hook_failed(
-        self, hook: str, error: Exception, instance: ProcessingElement | None = None
+        self, hook: str, error: BaseException, instance: ProcessingElement | None = None
     ) -> ProcessingError:
         pe = instance if instance is not None else graph.blame(error)
         return ProcessingError(
@@ -360,7 +374,9 @@ class Elements:
                         result = prototype.on_create(singleton)
                         if inspect.isawaitable(result):
                             await result
-                    except Exception as error:
+                    except BaseException as error:
+                        if is_signal(error):
+                            raise
                         raise self._hook_failed("on_create", error, singleton) from error
         finally:
             emitted.reset(token)

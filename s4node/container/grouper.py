@@ -17,7 +17,7 @@ from typing import Protocol
 
 from s4node import config as settings
 from s4node import own
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, described, is_signal
 from s4node.systems.system import SystemStreamPartition
 
 Groups = dict[str, tuple[SystemStreamPartition, ...]]
@@ -84,9 +84,11 @@ def grouped(name: str, ssps: Collection[SystemStreamPartition]) -> Groups:
     else:
         try:
             groups = {group: list(members) for group, members in grouper.group(ordered).items()}
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             raise ConfigError(
-                f"{_blamed(name)} raised {type(error).__name__}: {error}; it must give a mapping "
+                f"{_blamed(name)} raised {described(error)}; it must give a mapping "
                 f"from names of tasks to partitions"
             ) from error
         _check(name, groups, ordered)

@@ -17,7 +17,7 @@ from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.config import Config
 from s4node.container.binding import bind
-from s4node.errors import GraphError, S4Error
+from s4node.errors import GraphError, S4Error, described, is_signal
 
 
 async def declare(app: App, config: Config, partitions: int) -> None:
@@ -43,8 +43,9 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
             await result
     except S4Error:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_signal(error):
+            raise
         raise GraphError(
-            f"{hook.__name__} of app {app.name!r} raised {type(error).__name__}: {error}; the app "
-            f"cannot run"
+            f"{hook.__name__} of app {app.name!r} raised {described(error)}; the app cannot run"
         ) from error

@@ -19,7 +19,7 @@ import msgspec
 
 from s4node import graph
 from s4node.app import App
-from s4node.errors import KeyFinderError, StateError
+from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.keys import check_key
 from s4node.pe.codec import ElementCodec
 from s4node.pe.element import ProcessingElement
@@ -154,14 +154,15 @@ class _Prototype:
 
 def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
     """The keys of those events that have one; the dispatch will say what is wrong."""
-    try:
-        return set(map(find, events))
-    except Exception:  # a KeyFinder of the app's may raise anything
-        keys = set()
-        for event in events:
-            with suppress(Exception):
-                keys.add(find(event))
-        return keys
+    keys: set[Any] = set()
+    it = iter(events)
+    while True:
+        try:
+            keys.update(map(find, it))
+            return keys
+        except BaseException as error:  # a KeyFinder of the app's may raise anything
+            if is_signal(error):
+                raise
 
 
 class KeptElements:

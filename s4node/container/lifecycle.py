@@ -25,7 +25,14 @@ import trio
 from s4node import config as settings
 from s4node import own
 from s4node.config import Config
-from s4node.errors import ConfigError, ContainerStopped, LifecycleError, leaves
+from s4node.errors import (
+    ConfigError,
+    ContainerStopped,
+    LifecycleError,
+    described,
+    is_signal,
+    leaves,
+)
 from s4node.logger import get_logger
 
 log = get_logger("s4node.container")
@@ -168,8 +175,7 @@ class Lifecycle:
             try:
                 in_time = await self._within_limit(closing)
             except Exception as error:
-                log.error("closing failed", part=closing.name, error=f"{type(error).__name__}: "
-                          f"{error}")  # fmt: skip
+                log.error("closing failed", part=closing.name, error=described(error))
                 first = first or error
             else:
                 if not in_time:
@@ -216,9 +222,11 @@ async def _tell(listener: object, method: str, *arguments: Any) -> None:
         result = function(*arguments)
         if inspect.isawaitable(result):
             await result
-    except Exception as error:
+    except BaseException as error:
+        if is_signal(error):
+            raise
         raise LifecycleError(
-            f"{method} of listener {_name(listener)} raised {type(error).__name__}: {error}; the "
+            f"{method} of listener {_name(listener)} raised {described(error)}; the "
             f"container cannot run: mend it, or take it out of {settings.LIFECYCLE_LISTENERS.name}"
         ) from error
 

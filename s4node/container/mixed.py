@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from s4node.comm.durable import DurablePart, DurableReceipt
+from s4node.errors import is_signal
 from s4node.progress.input_progress import InputReceipt, PartReceipt
 from s4node.routing import key_failure
 
@@ -41,7 +42,9 @@ def sorted_out(
     for number, event in zip(numbers, events, strict=True):
         try:
             partition = partition_of(event)
-        except Exception as error:  # a KeyFinder of the app's may raise anything
+        except BaseException as error:  # a KeyFinder of the app's may raise anything
+            if is_signal(error):
+                raise
             refuse(number, f"{key_failure(error)} (event {event!r})", event)
             continue
         found.good.append(number)

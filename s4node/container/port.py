@@ -26,6 +26,7 @@ from s4node.comm.decoder import FrameDecoder
 from s4node.comm.durable import DurableAdmission, DurableReceipt
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane
 from s4node.container.mixed import MixedFramePart, sorted_out
+from s4node.errors import is_signal
 from s4node.event import EventBatch, footprint
 from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
@@ -341,7 +342,9 @@ class InputPort:
         for index, event in enumerate(events):
             try:
                 targets[self._memo[self._find(event)]].append(index)
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
         parts = [(p, indices) for p, indices in enumerate(targets) if indices]
         if not parts:

@@ -26,7 +26,7 @@ import trio
 
 from s4node.container.gate import Op
 from s4node.container.processor import Mode
-from s4node.errors import ProcessingError
+from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
 from s4node.stream import emitted
 
@@ -164,7 +164,7 @@ class Steps:
         while True:
             task, flight, style = self._launched.popleft()
             emitted.set(flight.put)
-            error: Exception | None = None
+            error: BaseException | None = None
             try:
                 if style is Mode.AWAIT:
                     await task.processor.process_one_async(flight)
@@ -172,7 +172,9 @@ class Steps:
                     await self._in_thread(
                         self._limiter_of(task, flight), task.processor.process_one, flight
                     )
-            except Exception as raised:
+            except BaseException as raised:
+                if is_signal(raised):
+                    raise
                 error = raised
             flights = task.flights
             assert flights is not None

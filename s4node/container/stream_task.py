@@ -27,7 +27,15 @@ from s4node.container.kept import State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
 from s4node.container.task_settings import TaskSettings
-from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
+from s4node.errors import (
+    CallbackError,
+    GraphError,
+    ProcessingError,
+    S4Error,
+    TaskError,
+    described,
+    is_signal,
+)
 from s4node.event import LIVE, EventBatch, handled
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
@@ -178,7 +186,9 @@ class StreamTaskProcessor:
         }
         try:
             self.task = task = app.factory()
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             raise self._blame("factory", error) from error
         self._begin = getattr(task, "process_async", None)
         self._process = getattr(task, "process", None)
@@ -263,7 +273,9 @@ class StreamTaskProcessor:
                         if asked.any:
                             break
                     break
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     self.failed(batch, error, batch.at + _behind(it, envelopes) - 1)
                     if asked.any:
                         break
@@ -290,7 +302,9 @@ class StreamTaskProcessor:
                         if asked.any:
                             break
                     break
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     self.failed(batch, error, batch.at + _behind(it, envelopes) - 1)
                     if asked.any:
                         break
@@ -322,13 +336,15 @@ class StreamTaskProcessor:
                 found.append(
                     Envelope(system, stream, partition, number, find(event), event, created)
                 )
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             if not found:
                 self._refuse(batch, error, at)
                 return None
         return found
 
-    def _refuse(self, batch: EventBatch, error: Exception, index: int) -> None:
+    def _refuse(self, batch: EventBatch, error: BaseException, index: int) -> None:
         """An event's key was not found."""
         if batch.receipt is None:
             finder, position = f"KeyFinder of {batch.stream!r}", batch.position(index)
@@ -354,7 +370,7 @@ class StreamTaskProcessor:
 
     def _ignore(self, error: BaseException) -> bool:
         """Count an exception that is to be ignored; False if it is not."""
-        if not self._ignoring or not isinstance(error, Exception):
+        if not self._ignoring or is_signal(error):
             return False
         for cls in type(error).__mro__:
             if {"*", cls.__name__, f"{cls.__module__}.{cls.__qualname__}"} & self._ignoring:
@@ -384,7 +400,9 @@ class StreamTaskProcessor:
             try:
                 flight.key = find(flight.event)
                 hash(flight.key)
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 flight.key = _NoKey(error)
         if self._by_key:
             flight.place = flight.key
@@ -426,7 +444,9 @@ class StreamTaskProcessor:
         handled.set((self._name, flight.batch, None, flight.index))
         try:
             self._check(self._begin(self._envelope(flight), collector, flight.asked, callback))
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             callback.failure(error)
         finally:
             handled.set(None)
@@ -454,7 +474,9 @@ class StreamTaskProcessor:
             token = emitted.set(self.put)
             try:
                 self._check(hook(self._collector, self.asked))
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 self._hook_failed(op, name, error)
             finally:
                 emitted.reset(token)
@@ -466,7 +488,9 @@ class StreamTaskProcessor:
             token = emitted.set(self.put)
             try:
                 await hook(self._collector, self.asked)
-            except Exception as error:
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 self._hook_failed(op, name, error)
             finally:
                 emitted.reset(token)
@@ -485,7 +509,7 @@ class StreamTaskProcessor:
         due = self.next_due
         return due is not None and due <= self._clock()
 
-    def _hook_failed(self, op: Op, name: str, error: Exception) -> None:
+    def _hook_failed(self, op: Op, name: str, error: BaseException) -> None:
         if op is Op.END_OF_STREAM or not self._ignore(error):
             raise self._blame(name, error) from error
 
@@ -508,7 +532,9 @@ class StreamTaskProcessor:
             result = hook(*arguments)
             if inspect.isawaitable(result):
                 await result
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             raise self._blame(name, error) from error
         finally:
             emitted.reset(token)
@@ -535,8 +561,8 @@ def processor_of(
 class _NoKey(Exception):  # noqa: N818 - it stands for the key
     """The key of an event was not found."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(described(error))
         self.error = error
 
 

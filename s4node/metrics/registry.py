@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from s4node.errors import MetricError
+from s4node.errors import MetricError, described, is_signal
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 
 M = TypeVar("M", "Counter", "Gauge", "Timer")
@@ -68,8 +68,10 @@ class Gauge:
             return self._value
         try:
             return self.function()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            return described(error)
 
     def set(self, value: Value) -> None:
         """Set the value: a number, or a short text."""

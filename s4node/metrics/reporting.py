@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from s4node import __version__
+from s4node.errors import described, is_signal
 from s4node.logger import get_logger
 from s4node.metrics.reporter import MetricsReporter
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
@@ -93,12 +94,17 @@ class Reporting:
     async def _call(self, name: str, method: Callable[..., Any], *arguments: Any) -> bool:
         try:
             await trio.to_thread.run_sync(method, *arguments, abandon_on_cancel=True)
-        except Exception as error:
+        except BaseException as error:
+            if is_signal(error):
+                raise
             self.failures[name] += 1
             if self.failures[name] == 1:
-                log.warning("a metrics reporter failed; further failures are only counted",
-                            reporter=name, method=method.__name__, error=f"{type(error).__name__}: "
-                            f"{error}")  # fmt: skip
+                log.warning(
+                    "a metrics reporter failed; further failures are only counted",
+                    reporter=name,
+                    method=method.__name__,
+                    error=described(error),
+                )
             return False
         return True
 

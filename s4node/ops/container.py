@@ -37,7 +37,7 @@ from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
-from s4node.errors import ConfigError, GraphError, S4Error, leaves
+from s4node.errors import ConfigError, GraphError, S4Error, described, leaves
 from s4node.ops import logging, pack
 from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
@@ -184,7 +184,7 @@ def failure(error: BaseException) -> lifeline.Failed:
     leaf = (ours or found)[0]
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if not ours:
-        return lifeline.Failed(f"{type(leaf).__name__}: {leaf}", _trace(leaf), status)
+        return lifeline.Failed(described(leaf), _trace(leaf), status)
     cause = leaf.__cause__
     plain = cause is None or isinstance(cause, (S4Error, SyntaxError)) or not _of_app(cause)
     return lifeline.Failed(str(leaf), "" if cause is None or plain else _trace(cause), status)

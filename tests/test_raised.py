@@ -1,0 +1,283 @@
+"""Whatever code of an app raises is that code's failure; only what tells code to end is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import ANY_PORT, run_s4, running, s4_process, until
+
+from s4node import App, Client, Event, KeyFinder, ProcessingElement, TaskApp
+from s4node.errors import GraphError, ProcessingError, TaskError, described, is_signal
+from s4node.systems.memory import MemorySystem
+from s4node.systems.system import SystemStreamPartition
+
+
+class Click(Event):
+    user: str
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise RuntimeError("nothing to say")
+
+
+RAISED: dict[str, BaseException] = {
+    "SystemExit: 3": SystemExit(3),
+    "BaseException: base": BaseException("base"),
+    "Mute": Mute(),
+}
+
+
+async def run_until_it_fails(app: App, *users: str, **settings: str) -> None:
+    """Send clicks as the producer "web"; raises what stops the app."""
+    async with running(app, settings) as node, Client(node.address, producer="web") as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(map(Click, users))
+        await trio.sleep_forever()
+
+
+# -- handlers -------------------------------------------------------------------------------------
+
+
+def counting(kind: str, error: BaseException) -> App:
+    """An app whose PE raises at bob's, in a handler of this kind."""
+
+    class Count(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.fail("plain")
+
+        def on_create(self) -> None:
+            self.fail("on_create")
+
+        def on_time(self) -> None:
+            self.fail("on_time")
+
+        def on_remove(self) -> None:
+            self.fail("on_remove")
+
+        def fail(self, where: str) -> None:
+            if where == kind and self.key == "bob":
+                raise error
+
+    class AsyncCount(Count):
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            self.fail("async")
+
+    app = App("counts")
+    pe = app.create_pe(AsyncCount if kind == "async" else Count, name="Count")
+    if kind == "on_time":
+        pe.set_timer_interval(0.01)
+    if kind == "on_remove":
+        pe.set_pe_cache(max_size=1)
+    app.create_input_stream("clicks", pe, key="user")
+    return app
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "on_create", "on_time", "on_remove"])
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_a_pe_raises_fails_the_app_and_names_everything(
+    kind: str, what: str
+) -> None:
+    with pytest.raises(ProcessingError) as caught:
+        await run_until_it_fails(counting(kind, RAISED[what]), "ann", "bob", "cid")
+    error = caught.value
+    assert (error.app, error.key, error.__cause__) == ("counts", "bob", RAISED[what])
+    assert f"of app 'counts' raised {what}; key 'bob', event at " in str(error)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_keyboard_interrupt_in_a_handler_stays_one(kind: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        await run_until_it_fails(counting(kind, KeyboardInterrupt()), "ann", "bob")
+
+
+async def test_handlers_that_are_cancelled_with_all_else_have_not_failed() -> None:
+    waiting: list[Any] = []
+
+    class Wait(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                waiting.append(self.key)
+                await trio.sleep_forever()
+
+    app = App("waits")
+    app.create_input_stream("clicks", app.create_pe(Wait), key="user")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_until_it_fails, app, "ann")
+        await until(lambda: waiting)
+        nursery.cancel_scope.cancel()  # a failure of the app would be raised here
+    assert waiting == ["ann"]
+
+
+async def test_a_handler_that_raises_system_exit_is_left_out_where_the_stream_says_skip(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Count(ProcessingElement):
+        clicks: int = 0
+
+        def on_event(self, event: Click) -> None:
+            self.clicks += 1
+            if event.user == "bob":
+                raise SystemExit(3)
+
+    app = App("counts")
+    app.create_input_stream("clicks", app.create_pe(Count), key="user", system="memory")
+    system.create("clicks", 1)
+    system.put("clicks", 0, *map(Click, ("ann", "bob", "ann")))
+    settings["s4.stream.clicks.onError"] = "skip"
+    async with running(app, settings) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        here = SystemStreamPartition("memory", "clicks", 0)
+        await until(lambda: here in progress.get(0, {}) and progress[0][here].safe == 3)
+        assert container.statistics().replay.left_out == {"clicks": 1}  # type: ignore[union-attr]
+        counts = container.tasks[0].instances["Count"]
+        assert {key: pe.clicks for key, pe in counts.items()} == {"ann": 2}  # type: ignore[attr-defined]
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+class Exits:
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        raise SystemExit(3)
+
+
+class AsyncExits:
+    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise SystemExit(3)
+
+
+class CallbackExits:
+    def process_async(self, envelope: Any, collector: Any, coordinator: Any, callback: Any) -> None:
+        raise SystemExit(3)
+
+
+class InitExits(Exits):
+    def init(self, config: Any, context: Any) -> None:
+        raise SystemExit(3)
+
+
+def making_exits() -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("factory", "hook", "settings"),
+    [
+        (Exits, "process", {}),
+        (Exits, "process", {"job.container.thread.pool.size": "1"}),
+        (AsyncExits, "process", {}),
+        (AsyncExits, "process", {"task.max.concurrency": "3"}),
+        (CallbackExits, "process_async", {}),
+        (InitExits, "init", {}),
+        (making_exits, "factory", {}),
+    ],
+)
+async def test_a_task_that_raises_system_exit_fails_the_app_naming_the_hook(
+    factory: Callable[[], Any], hook: str, settings: dict[str, str]
+) -> None:
+    class Clicks(TaskApp):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", types=Click)
+
+    with pytest.raises(TaskError, match=rf"^{hook} of task .* raised SystemExit: 3"):
+        await run_until_it_fails(Clicks("clicks", factory), "ann", **settings)
+
+
+# -- KeyFinders and hooks of apps -----------------------------------------------------------------
+
+
+class ExitsAtBob(KeyFinder):
+    def get(self, event: Click) -> str:
+        if event.user == "bob":
+            raise SystemExit(3)
+        return event.user
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_a_key_finder_that_raises_system_exit_refuses_its_event_alone(
+    partitions: int,
+) -> None:
+    seen: list[Any] = []
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append(self.key)
+
+    app = App("keys")
+    app.create_input_stream("clicks", app.create_pe(Note), key=ExitsAtBob())
+    async with running(app, partitions=partitions) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(map(Click, ("ann", "bob", "cid")))
+        refused = await clicks.flush()
+    assert sorted(seen) == ["ann", "cid"]
+    assert [refusal.reason for refusal in refused] == [
+        "the KeyFinder raised SystemExit: 3 (event Click(user='bob'))"
+    ]
+
+
+async def test_a_hook_of_the_app_whose_exception_cannot_be_told_is_named_by_its_class() -> None:
+    class Broken(App):
+        def on_init(self) -> None:
+            raise Mute
+
+    with pytest.raises(GraphError, match="on_init of app 'Broken' raised Mute; "):
+        async with running(Broken()):
+            raise AssertionError("it must not run")
+
+
+# -- what is told ---------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_calls_sys_exit_is_told_in_a_sentence_behind_its_own_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "gone.py").write_text(
+        "import sys\n"
+        "from s4node import App, ProcessingElement\n"
+        "class Gone(ProcessingElement):\n"
+        "    def on_event(self, event): sys.exit(3)\n"
+        "app = App('gone')\n"
+        "app.create_input_stream('clicks', app.create_pe(Gone), key='user')\n"
+    )
+    async with s4_process("run", "gone.py", "--listen", ANY_PORT, cwd=tmp_path) as node:
+        address = node.readiness.split(" runs at ")[1].split()[0]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_one, address, tmp_path)
+            assert await node.wait() == 1
+            nursery.cancel_scope.cancel()
+        told = node.stderr[node.stderr.index(node.readiness) :]
+        assert len(told) < 20
+        assert "sys.exit(3)" in node.errors
+        assert told[-1].startswith("s4: Gone of app 'gone' raised SystemExit: 3; key 'joe', ")
+
+
+async def send_one(address: str, folder: Path) -> None:
+    await run_s4("send", "clicks", "--to", address, cwd=folder, stdin=b'{"user": "joe"}\n')
+
+
+def test_an_exception_is_described_by_its_class_and_what_it_says_if_it_can() -> None:
+    assert described(ValueError("no number")) == "ValueError: no number"
+    assert described(KeyError()) == "KeyError"
+    assert described(Mute()) == "Mute"
+
+
+async def test_what_tells_code_to_end_is_no_failure_also_in_a_group() -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(trio.Cancelled) as caught:
+            await trio.lowlevel.checkpoint()
+    assert is_signal(caught.value)
+    assert is_signal(BaseExceptionGroup("two", [ValueError(), caught.value]))
+    assert is_signal(GeneratorExit())
+    assert is_signal(KeyboardInterrupt())
+    assert not is_signal(SystemExit(0))
+    assert not is_signal(BaseExceptionGroup("two", [SystemExit(), ValueError()]))
