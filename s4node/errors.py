@@ -20,6 +20,14 @@ class ConfigError(S4Error):
         self.problems = problems
 
 
+class LoadError(ConfigError):
+    """The app's own code raises when it is loaded; ``trace`` is its traceback, or empty."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
 class GraphError(S4Error):
     """The app's graph of streams and PEs cannot run; the message lists every mistake found."""
 
@@ -162,7 +170,7 @@ class TaskFenced(S4Error):  # noqa: N818
 
 
 class LifecycleError(S4Error):
-    """A listener of the container's life raised; its own exception is the cause."""
+    """A listener of the container's life, or an app's ``on_close``, raised; that is the cause."""
 
 
 class ContainerStopped(S4Error):  # noqa: N818

@@ -465,14 +465,6 @@ async def test_an_app_that_cannot_start_is_told_in_a_line_and_ends_with_status_2
     assert done.stdout == ""
 
 
-async def test_an_app_file_that_raises_shows_its_own_line(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("value = 1\nvalue / 0\n")
-    done = await run_s4("run", "app.py", cwd=tmp_path)
-    assert done.returncode == 1
-    assert 'app.py", line 2, in <module>' in done.stderr
-    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-
-
 async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
     done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
     assert done.returncode == 2
@@ -764,6 +756,46 @@ async def test_names_that_are_empty_are_refused(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "s4.cluster.name = ''" in done.stderr or "--folder: it is empty" in done.stderr
         assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+@pytest.mark.parametrize("command", ["run", "deploy", "graph"])
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("int('three')", "ValueError: invalid literal for int() with base 10: 'three'"),
+        ("import json; json.loads('{')", "JSONDecodeError: Expecting property name"),
+    ],
+)
+async def test_what_an_app_s_file_raises_is_told_with_its_line(
+    tmp_path: Path, command: str, code: str, raised: str
+) -> None:
+    (tmp_path / "words.py").write_text(f"def load():\n    {code}\n")
+    (tmp_path / "app.py").write_text("import words\nwords.load()\n")
+    done = await run_s4(command, "app.py", cwd=tmp_path)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert "s4node" not in lines[1]
+    assert lines[-1].startswith(f"s4: app.py cannot be loaded: {raised}")
+    assert lines[-1].endswith(f"({tmp_path / 'words.py'}:2)")
+
+
+@pytest.mark.parametrize("command", ["run", "deploy"])
+async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
+    tmp_path: Path, command: str
+) -> None:
+    inner = tmp_path / "shop" / "front"
+    inner.mkdir(parents=True)
+    for package in (inner, inner.parent):
+        (package / "__init__.py").write_text("")
+    (inner / "app.py").write_text("from . import words\n")
+    done = await run_s4(command, "shop/front/app.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"s4: shop/front/app.py is a module of a package, from which it imports: give "
+        f"shop.front.app instead, in the folder {tmp_path}"
+    )
 
 
 async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:

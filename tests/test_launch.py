@@ -216,7 +216,7 @@ async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path:
     done = await run_s4("run", "broken.py", "--nodes", "2", "--listen", ANY_PORT, cwd=tmp_path)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
-    assert lines[-1].startswith("s4: app 'app' cannot be loaded: ZeroDivisionError")
+    assert lines[-1].startswith("s4: broken.py cannot be loaded: ZeroDivisionError")
     assert sum("ZeroDivisionError: division by zero" in line for line in lines) == 2
 
 

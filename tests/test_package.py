@@ -239,7 +239,7 @@ class Trees(App):
     ("text", "error", "words"),
     [
         ("x = 1\n", ConfigError, "has no App object and no App class"),
-        ("1 / 0\n", PackageError, "ZeroDivisionError: division by zero"),
+        ("1 / 0\n", ConfigError, "ZeroDivisionError: division by zero"),
         ("def\n", ConfigError, ":1: invalid syntax"),
         (LOCKS, PackageError, "cannot pickle '_thread.lock' object; make such values in on_init"),
         (TREES, PackageError, "an event type refers to itself; move it to a file of its own"),

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from s4node import __version__
-from s4node.errors import ConfigError, GraphError, S4Error
+from s4node.errors import ConfigError, GraphError, LoadError, S4Error
 from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds, text
 from s4node.ops.config_command import config_commands
 from s4node.ops.job_commands import (
@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _allow_files()
     try:
         return command(parsed)
+    except LoadError as error:
+        print(f"{error.trace}s4: {error}", file=sys.stderr)
+        return 2
     except (ConfigError, GraphError) as error:
         print(f"s4: {error}", file=sys.stderr)
         return 2

@@ -16,10 +16,8 @@ import select
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -39,13 +37,11 @@ from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, S4Error, described, leaves
 from s4node.ops import logging, pack
-from s4node.ops.load import load_app
+from s4node.ops.load import frames_of_app, load_app, trace_of_app
 from s4node.ops.serve import tune_gc
 from s4node.stream import InputStream, OutputStream
 
 _LAST_WORDS_SECONDS = 5.0
-_FRAMES = 6
-_LIBRARIES = ("<", str(Path(__file__).parent.parent), *set(sysconfig.get_paths().values()))
 
 
 class Line:
@@ -184,38 +180,14 @@ def failure(error: BaseException) -> lifeline.Failed:
     leaf = (ours or found)[0]
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if not ours:
-        return lifeline.Failed(described(leaf), _trace(leaf), status)
+        return lifeline.Failed(described(leaf), trace_of_app(leaf), status)
     cause = leaf.__cause__
-    plain = cause is None or isinstance(cause, (S4Error, SyntaxError)) or not _of_app(cause)
-    return lifeline.Failed(str(leaf), "" if cause is None or plain else _trace(cause), status)
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback, from where the app's own code begins."""
-    frames = _of_app(error) or traceback.extract_tb(error.__traceback__)
-    shown = traceback.StackSummary.from_list(frames[-_FRAMES:])
-    last = traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *shown.format(), *last])
-
-
-def _of_app(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of a traceback from the first one that is neither ours nor a library's."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    for index, frame in enumerate(frames):
-        if not frame.filename.startswith(_LIBRARIES):
-            return frames[index:]
-    return []
+    plain = cause is None or isinstance(cause, (S4Error, SyntaxError)) or not frames_of_app(cause)
+    return lifeline.Failed(str(leaf), "" if cause is None or plain else trace_of_app(cause), status)
 
 
 def _load(begin: lifeline.Begin) -> App:
-    try:
-        app = _packaged(begin) if begin.package else load_app(begin.target)
-    except S4Error:
-        raise
-    except Exception as error:
-        raise GraphError(
-            f"app {begin.app or begin.target!r} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+    app = _packaged(begin) if begin.package else load_app(begin.target)
     if begin.adapter and not isinstance(app, AdapterApp):
         raise ConfigError(f"{begin.target} is no AdapterApp; run it without --adapter")
     return app

@@ -5,6 +5,7 @@ Rules
 - Without a name the module must hold exactly one: one App object, or else one App class that the
   module defines itself.
 - A file is loaded as a module of its own name, with its folder importable.
+- Whatever the app's own code raises meanwhile is told with the line of that code at which it did.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from s4node.app import AdapterApp, App
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
+
+_FRAMES = 6
+_LIBRARIES = ("<", str(Path(__file__).parent.parent), *set(sysconfig.get_paths().values()))
 
 
 def load_app(target: str) -> App:
@@ -63,7 +71,8 @@ def made_app(found: object, target: str) -> App:
     if isinstance(found, App):
         return found
     if isinstance(found, type) and issubclass(found, App):
-        return found()
+        with loading(target):
+            return found()
     raise ConfigError(f"{target} is not an App object or class")
 
 
@@ -76,27 +85,80 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise _unreadable(error) from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} needs a module that is not installed: {error}") from error
+    with loading(str(path)):
+        try:
+            spec.loader.exec_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{path} needs a module that is not installed: {error}") from error
+        except ImportError as error:
+            if "no known parent package" not in str(error):
+                raise
+            name, folder = _module_form(path)
+            raise ConfigError(
+                f"{path} is a module of a package, from which it imports: give {name} instead, in "
+                f"the folder {folder}"
+            ) from error
     return module
 
 
-def _unreadable(error: SyntaxError) -> ConfigError:
-    """The file may be one that the app's own file imports."""
-    return ConfigError(f"{error.filename}:{error.lineno}: {error.msg}")
+def _module_form(path: Path) -> tuple[str, Path]:
+    """``package.module`` of a file in a package, and the folder that has the package."""
+    path = path.resolve()
+    parts, folder = [path.parent.name, path.stem], path.parent.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
 
 
 def _load_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"{name!r} is no app; give FILE.py or package.module")
     sys.path.insert(0, "")
+    with loading(name):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"no module {name!r}: {error}; give FILE.py or package.module"
+            ) from error
+
+
+@contextmanager
+def loading(target: str) -> Iterator[None]:
+    """Around code of the app's own; raises ConfigError for whatever that does."""
     try:
-        return importlib.import_module(name)
-    except SyntaxError as error:
-        raise _unreadable(error) from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"no module {name!r}: {error}; give FILE.py or package.module") from error
+        yield
+    except S4Error:
+        raise
+    except SyntaxError as error:  # perhaps of a file that the app's own file imports
+        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}") from error
+    except BaseException as error:
+        if is_signal(error):
+            raise
+        lines = [f"{f.filename}:{f.lineno}" for f in frames_of_app(error) if _is_app_s(f)]
+        place = f" ({lines[-1]})" if lines else ""
+        raise LoadError(
+            f"{target} cannot be loaded: {described(error)}{place}", trace_of_app(error)
+        ) from error
+
+
+def frames_of_app(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of a traceback from the first one that is neither ours nor a library's."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    for index, frame in enumerate(frames):
+        if _is_app_s(frame):
+            return frames[index:]
+    return []
+
+
+def _is_app_s(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(_LIBRARIES)
+
+
+def trace_of_app(error: BaseException) -> str:
+    """The traceback, from where the app's own code begins."""
+    frames = frames_of_app(error) or traceback.extract_tb(error.__traceback__)
+    shown = traceback.StackSummary.from_list(frames[-_FRAMES:])
+    last = traceback.format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *shown.format(), *last])

@@ -25,9 +25,9 @@ from s4node import __version__
 from s4node.app import App
 from s4node.cluster import package as archive
 from s4node.cluster.package import Manifest, Package
-from s4node.errors import PackageError, S4Error
+from s4node.errors import PackageError
 from s4node.ops import pickling
-from s4node.ops.load import find_app, load_app, made_app
+from s4node.ops.load import find_app, load_app, loading, made_app
 
 _SKIPPED = {"__pycache__", "node_modules"}
 
@@ -39,7 +39,7 @@ def pack(
 
     ``settings`` go along under their keys. Without a version it gets one of its content.
     """
-    module, found = _found(target)
+    module, found = find_app(target)
     app = made_app(found, target)
     by_value = target.partition(":")[0].endswith(".py")
     if by_value:
@@ -77,26 +77,19 @@ def load(package: Package, folder: Path) -> App:
     package.check_python()
     manifest = package.manifest
     sys.path.insert(0, str(package.unpack(folder)))
-    try:
-        if manifest.kind == "source":
-            app = load_app(manifest.entry)
-        else:
-            app = made_app(_unpickled(package), manifest.entry)
-    except ModuleNotFoundError as error:
-        raise PackageError(
-            f"app {manifest.name!r} needs {error.name!r}, which this node has not; install it here"
-        ) from error
+    what = f"app {manifest.name!r}"
+    with loading(what):
+        try:
+            if manifest.kind == "source":
+                app = load_app(manifest.entry)
+            else:
+                app = made_app(_unpickled(package), what)
+        except ModuleNotFoundError as error:
+            raise PackageError(
+                f"{what} needs {error.name!r}, which this node has not; install it here"
+            ) from error
     app.name = manifest.name
     return app
-
-
-def _found(target: str) -> tuple[ModuleType, object]:
-    try:
-        return find_app(target)
-    except S4Error:
-        raise
-    except Exception as error:
-        raise PackageError(f"{target} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _versioned(manifest: Manifest, version: str) -> Manifest:
