@@ -24,6 +24,7 @@ from s4node.errors import (
     ConnectionRefused,
     EventError,
     GraphError,
+    LifecycleError,
     ProcessingError,
     S4Error,
     WouldBlock,
@@ -160,8 +161,10 @@ async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: 
             if where == hook:
                 raise ZeroDivisionError(where)
 
-    words = f"{hook} of app 'Broken' raised ZeroDivisionError"
-    with pytest.raises(GraphError, match=words) as told:
+    words = f"{hook} of app 'Broken' raised ZeroDivisionError: {hook}; "
+    after = "all else of the app has ended" if hook == "on_close" else "the app cannot run"
+    kind = LifecycleError if hook == "on_close" else GraphError
+    with pytest.raises(kind, match=words + after) as told:
         async with running(Broken()):
             assert hook == "on_close"
     assert isinstance(told.value.__cause__, ZeroDivisionError)

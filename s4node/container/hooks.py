@@ -17,7 +17,7 @@ from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.config import Config
 from s4node.container.binding import bind
-from s4node.errors import GraphError, S4Error, described, is_signal
+from s4node.errors import GraphError, LifecycleError, S4Error, described, is_signal
 
 
 async def declare(app: App, config: Config, partitions: int) -> None:
@@ -46,6 +46,9 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
     except BaseException as error:
         if is_signal(error):
             raise
-        raise GraphError(
-            f"{hook.__name__} of app {app.name!r} raised {described(error)}; the app cannot run"
-        ) from error
+        said = f"{hook.__name__} of app {app.name!r} raised {described(error)}"
+        if hook == app.on_close:
+            raise LifecycleError(
+                f"{said}; all else of the app has ended: mend it, or catch the exception in it"
+            ) from error
+        raise GraphError(f"{said}; the app cannot run") from error
