@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from s4node.errors import GraphError
 from s4node.event import LIVE
@@ -42,19 +42,42 @@ class App:
     name: str
     """Shown in logs and errors; the class's name unless given."""
 
+    parameters: Mapping[str, str]
+    """The ``s4.app.*`` settings, by what follows that."""
+
+    partitions: int
+    """How many tasks the app is shared out among."""
+
+    clock: Callable[[], float]
+    """The time in seconds, by which timers and triggers go."""
+
+    streams: dict[str, Stream]
+    prototypes: dict[str, tuple[Prototype, ProcessingElement]]
+    stores: dict[str, StoreSpec[Any, Any]]
+    spawn: Callable[..., None] | None
+    _frozen: bool
+
     has_tasks: ClassVar[bool] = False
     """Whether the streams lead to tasks instead of PEs."""
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name or type(self).__name__
-        self.parameters: Mapping[str, str] = {}
+    def __new__(cls, *_arguments: Any, **_named: Any) -> Self:
+        """Whole as it is made: a subclass's own ``__init__`` need not call this class's, and may
+        declare the graph before it does."""
+        self = super().__new__(cls)
+        self.name = cls.__name__
+        self.parameters = {}
         self.partitions = 1
-        self.clock: Callable[[], float] = time.time
-        self.streams: dict[str, Stream] = {}
-        self.prototypes: dict[str, tuple[Prototype, ProcessingElement]] = {}
-        self.stores: dict[str, StoreSpec[Any, Any]] = {}
-        self.spawn: Callable[..., None] | None = None
+        self.clock = time.time
+        self.streams = {}
+        self.prototypes = {}
+        self.stores = {}
+        self.spawn = None
         self._frozen = False
+        return self
+
+    def __init__(self, name: str = "") -> None:
+        if name:
+            self.name = name
 
     # -- the author overrides ----------------------------------------------------------------
 

@@ -174,6 +174,8 @@ class TaskApp(App):
     """
 
     has_tasks = True
+    factory: Callable[[], Any] | None = None
+    inputs: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -124,6 +124,29 @@ async def test_an_app_is_initialised_started_and_closed_in_this_order(kind: str)
     assert story == ["on_init", "on_start", "event", "on_close"]
 
 
+async def test_an_app_s_own_constructor_may_declare_and_need_not_call_the_inherited_one() -> None:
+    seen: list[Any] = []
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append((self.app.name, event.user, self.app.greeting))
+
+    class Forgetful(App):
+        def __init__(self) -> None:
+            self.greeting = "hello"
+            self.create_input_stream("clicks", self.create_pe(Note), key="user")
+
+    class Late(Forgetful):
+        def __init__(self) -> None:
+            super().__init__()
+            App.__init__(self, "late")
+
+    for app in (Forgetful(), Late()):
+        async with running(app) as node:
+            await deliver(node.address, [Click("ann")])
+    assert seen == [("Forgetful", "ann", "hello"), ("late", "ann", "hello")]
+
+
 async def test_on_init_sees_the_parameters_and_the_number_of_partitions() -> None:
     seen: list[Any] = []
 
