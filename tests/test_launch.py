@@ -220,6 +220,17 @@ async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path:
     assert sum("ZeroDivisionError: division by zero" in line for line in lines) == 2
 
 
+async def test_containers_are_logged_with_the_name_of_their_app(tmp_path: Path) -> None:
+    async with launched(tmp_path, "--nodes", "2") as process:
+        await click_all(process.address)
+        pid, _ = counts(process)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: "a container ended" in process.errors)
+        lines = [json.loads(line) for line in process.stderr if line.startswith("{")]
+        assert {line["app"] for line in lines if "app" in line} == {"counter"}
+        assert "a container ended" in [line["event"] for line in lines if "app" in line]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
 async def test_ctrl_c_at_any_time_of_the_start_leaves_nobody(
     tmp_path: Path, seconds: float

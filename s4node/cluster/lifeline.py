@@ -43,7 +43,8 @@ class Begin(Message, tag="begin", frozen=True):
     """To a container, once, first: what it is to run.
 
     Either ``target`` (as for ``s4 run``) or ``package`` (the file of a package with this
-    ``digest``, and the ``folder`` to unpack it in) names the app. ``member`` is the container's
+    ``digest``, and the ``folder`` to unpack it in) is the app, and ``app`` its name; empty where
+    the app's own code is to say it. ``member`` is the container's
     name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
     partitions with the ``expected`` members.
     """

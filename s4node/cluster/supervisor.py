@@ -228,6 +228,8 @@ class ContainerProcess:
                 return
             case lifeline.Prepared():
                 self.prepared = message
+                if not self.begin.app:
+                    self.begin = msgspec.structs.replace(self.begin, app=message.app)
                 if self.begin.hold:
                     self._life.ready(now)
             case lifeline.Ready():

@@ -243,14 +243,15 @@ async def _enrolled(
     if not begin.coordination:
         yield
         return
+    app = begin.app or container.app.name
     coordination = FolderCoordination(
         begin.coordination, session_timeout=config[settings.SESSION_TIMEOUT]
     )
-    async with coordination.session(f"{begin.app} on {begin.member}") as session:
+    async with coordination.session(f"{app} on {begin.member}") as session:
         container.enrolment = Enrolment(
             session,
             cluster=config[settings.CLUSTER_NAME],
-            app=begin.app if begin.package else container.app.name,
+            app=app,
             member=begin.member,
             expected=begin.expected,
             containers=config[settings.CONTAINER_COUNT],

@@ -67,7 +67,6 @@ async def _wait_ready(process: ContainerProcess) -> None:
 
 class _Launcher:
     def __init__(self, target: str, nodes: int, config: Config, folder: Path) -> None:
-        self._app = "app"  # the only one in its folder; its own name is known later
         self._target = target
         self._nodes = nodes
         self._config = config
@@ -109,7 +108,7 @@ class _Launcher:
             settings.COORDINATION_FOLDER.name: str(self._folder),
         }
         return Begin(
-            self._app,
+            "",  # its processes say it, when they have loaded it
             name,
             given | ours,
             target=self._target,
@@ -125,7 +124,7 @@ class _Launcher:
         processes = list(self._supervisor.processes)
         try:
             for process in processes:
-                self._app = (await process.wait_prepared()).app
+                await process.wait_prepared()
             for process in processes:
                 await process.go()
             for process in processes:
@@ -137,15 +136,16 @@ class _Launcher:
             self._status = process.failure.status if process.failure is not None else 1
             self._stopping.set()
             return
-        stand_in = StandIn(self._config, self._folder, self._app, door.address, processes)
+        first = processes[0]
+        app = first.begin.app
+        stand_in = StandIn(self._config, self._folder, app, door.address, processes)
         await nursery.start(stand_in.run)
         if self._stopping.is_set():
             return
-        first = processes[0].prepared
-        inputs = tuple(first.inputs) if first is not None else ()
+        inputs = tuple(first.prepared.inputs) if first.prepared is not None else ()
         containers = {each.begin.member: each.address for each in processes if each.address}
         self._ran = True
-        on_ready(Launched(self._app, door.address, inputs, containers, self._folder))
+        on_ready(Launched(app, door.address, inputs, containers, self._folder))
         while self._supervisor.processes:
             await self._supervisor.changed.wait()
         self._stopping.set()
@@ -158,15 +158,11 @@ class _Launcher:
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
         """For the door: the containers, if their app takes ``stream``, or for who reads it."""
-        known = {
-            name
-            for process in self._supervisor.processes
-            if process.prepared is not None
-            for name in process.prepared.inputs
-        }
+        prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
+        known = {name for each in prepared for name in each.inputs}
         if reads or stream in known or not known:  # none has said yet what it takes
             return [process.address for process in self._supervisor.processes if process.address]
         return (
-            f"app {self._app!r} has no input stream {stream!r}; its input streams: "
+            f"app {prepared[0].app!r} has no input stream {stream!r}; its input streams: "
             f"{', '.join(sorted(known))}"
         )
