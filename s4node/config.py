@@ -215,6 +215,11 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
 
 
 STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}
+STREAM_KEYS = (
+    STREAM_CONSUMERS,
+    *(pattern for keys in STAGE_KEYS.values() for _, pattern in keys.values()),
+)
+"""What may be said of streams that an app does not have, for a file may be that of several apps."""
 STREAM_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["stream"]["workQueueSize"][0]
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 import trio.lowlevel
-from harness import data_frame, raw_peer, running, until
+from harness import ANY_PORT, data_frame, raw_peer, running, until
+from structlog.testing import capture_logs
 from test_nodes import nodes
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
@@ -19,6 +20,7 @@ from s4node.bench.process import resident_mb
 from s4node.comm import frame as wire
 from s4node.config import Config
 from s4node.container.container import Container
+from s4node.container.pipeline import Pipeline
 from s4node.container.spill import Spill
 from s4node.container.statistics import InputStatistics
 from s4node.errors import GraphError, ProcessingError, SpillError
@@ -842,8 +844,6 @@ def test_a_parallelism_is_a_whole_number_from_one_on() -> None:
 
 
 def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
-    from s4node.container.pipeline import Pipeline
-
     app = App("app")
     for name in ("clicks", "orders"):
         app.create_input_stream(name, key="user", types=Click).set_parallelism(3)
@@ -866,3 +866,28 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
     )
     assert (other.executor, other.max_rate) == ("shed", 200_000)
     assert [pipeline.parallelism(name) for name in ("clicks", "orders")] == [5, 3]
+
+
+def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_nearest_name(
+    tmp_path: Path,
+) -> None:
+    class Look(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("looks")
+    app.create_input_stream("names", app.create_pe(Look), key="user")
+    (tmp_path / "shared.properties").write_text(
+        "s4.stream.names.workQueueSize = 100\ns4.deserializer.orders.executor = shed\n"
+    )
+    overrides = {"s4.stream.name.executor": "shed", "s4.listener.address": ANY_PORT}
+    config = Config.load([tmp_path / "shared.properties"], overrides)
+    with capture_logs() as logs:
+        Pipeline(app, config)
+        Pipeline(app, Config.of({"s4.stream.names.executor": "shed"}))
+    warnings = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0]["streams"] == "names"
+    assert warnings[0]["settings"].split(", ") == [
+        f"s4.deserializer.orders.executor ({tmp_path / 'shared.properties'}:2)",
+        "s4.stream.name.executor (command line: did you mean names?)",
+    ]

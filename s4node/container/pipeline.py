@@ -6,6 +6,7 @@ Rules
 - A stage of a stream in a partition, or of a stream on its way to other nodes or clusters, that
   makes tasks wait is watched from when it is full until it has room; the order of processing does
   the rest.
+- Settings of streams that the app does not have are told once.
 - A stream that feeds itself is given a spill as soon as that is known, and it is said once.
 """
 
@@ -75,6 +76,7 @@ class Pipeline:
         for name in self._durable:
             executor_of(self.settings(STREAM, name))  # raises where it drops events
         self._tell_cycles()
+        self._tell_strays()
 
     # -- making ------------------------------------------------------------------------------
 
@@ -179,6 +181,27 @@ class Pipeline:
     def strained(self) -> bool:
         """Whether some stage makes tasks wait."""
         return bool(self._full)
+
+    def _tell_strays(self) -> None:
+        """Settings of streams that the app does not have: another app's, or misspelt."""
+        strays = {
+            pattern.name.replace("<stream>", stream): stream
+            for pattern in keys.STREAM_KEYS
+            for stream in self._config.matching(pattern)
+            if stream not in self._app.streams
+        }
+        if not strays:
+            return
+        from difflib import get_close_matches  # slow to load, and only mistakes use it
+
+        told = []
+        for key, stream in strays.items():
+            near = get_close_matches(stream, self._app.streams, 1)
+            meant = f": did you mean {near[0]}?" if near else ""
+            told.append(f"{key} ({self._config.origin(key)}{meant})")
+        log.warning("settings of streams that the app does not have do nothing",
+                    app=self._app.name, settings=", ".join(told),
+                    streams=", ".join(self._app.streams))  # fmt: skip
 
     def _tell_cycles(self) -> None:
         for group in self.order.edges.groups:
