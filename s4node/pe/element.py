@@ -50,8 +50,12 @@ class ElementType(ABCMeta):
         for attribute in own.keys() & _RESERVED:
             raise GraphError(f"PE class {name}: {attribute!r} is taken; give it another name")
         slots = namespace.get("__slots__", ())
-        slots = (slots,) if isinstance(slots, str) else tuple(slots)
-        namespace["__slots__"] = (*slots, *(n for n in own if n not in inherited))
+        slots = (slots,) if isinstance(slots, str) else slots
+        added = [n for n in own if n not in inherited]
+        if isinstance(slots, dict):  # of names and what help() says of them
+            namespace["__slots__"] = {**slots, **dict.fromkeys(added)}
+        else:
+            namespace["__slots__"] = (*slots, *added)
         try:
             cls = super().__new__(mcs, name, bases, namespace, **more)
         except TypeError as error:
@@ -101,7 +105,14 @@ class ProcessingElement(metaclass=ElementType):
     process while it runs: use an ``async`` one for whatever waits.
     """
 
-    __slots__ = ("_group", "_home", "_mark", "_row", "key")
+    __slots__ = {  # with what help() says of them
+        "_group": None,
+        "_home": None,
+        "_mark": None,
+        "_row": None,
+        "key": "The instance's key: a str, an int, bytes, or a tuple of at least two of those. "
+        "None in a prototype and in a singleton.",
+    }
 
     _prototype: ClassVar[Prototype]
 
@@ -109,7 +120,6 @@ class ProcessingElement(metaclass=ElementType):
     """The app that this PE belongs to."""
 
     key: Key | None
-    """The instance's key; None in a prototype and in a singleton."""
 
     _home: Instances
     _mark: object  # when it was touched last, where it is saved,

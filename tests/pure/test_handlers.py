@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import pytest
@@ -726,6 +727,16 @@ def test_a_subclass_adds_state_and_changes_defaults_with_or_without_annotation()
     assert (instances["b"].names, instances["b"].extra) == (["child"], {})
     _, parents = started(Parent)
     assert (parents["a"].names, parents["a"].mode) == ([], "slow")
+
+
+def test_help_says_what_the_key_of_an_instance_is_and_what_slots_of_one_s_own_are() -> None:
+    class Count(ProcessingElement):
+        __slots__ = {"connection": "To the database."}
+        clicks: int = 0
+
+    assert str(inspect.getdoc(Count.key)).startswith("The instance's key: ")
+    assert inspect.getdoc(Count.__dict__["connection"]) == "To the database."
+    assert list(Count.__slots__) == ["connection", "clicks"]
 
 
 def test_two_bases_with_state_are_refused_by_name() -> None:
