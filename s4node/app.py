@@ -115,7 +115,8 @@ class App:
     ) -> Stream:
         """A stream inside the app: what PEs put on it comes to ``pes``.
 
-        ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event.
+        ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event. A
+        key of several parts is a tuple; a tuple or list of one part is that part.
         ``types`` are its event types; left out, they are those that the PEs' handlers name.
         """
         return self._add(Stream, name, pes, key, types, broadcast)

@@ -25,6 +25,7 @@ KEY_GROUPS = 4096
 """How many slices the key space has; the largest number of partitions of an app."""
 
 Key: TypeAlias = str | int | bytes | tuple[str | int | bytes, ...]
+"""A text, a whole number of 64 bits, bytes, or a tuple of at least two of those."""
 
 _PART_TYPES = (str, int, bytes)
 _MEMO_LIMIT = 65_536
@@ -35,7 +36,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class KeyFinder(Protocol):
     """Finds the key of an event.
 
-    An object with ``get(event)`` that returns a :data:`Key` (or a list of its parts). Give it a
+    An object with ``get(event)`` that returns a :data:`Key` (or a list of its parts; ``"joe"``,
+    ``("joe",)`` and ``["joe"]`` are one key, which the PE sees as ``"joe"``). Give it a
     ``name`` if producers and nodes use the same one: frames routed by a finder of the same name
     are trusted and not hashed again.
     """
@@ -46,7 +48,10 @@ class KeyFinder(Protocol):
 
 
 KeySpec: TypeAlias = str | Sequence[str] | KeyFinder | Callable[[Any], Any]
-"""How a stream finds keys: an attribute's name, several names, a KeyFinder, or a function."""
+"""How a stream finds keys: an attribute's name, several names, a KeyFinder, or a function.
+
+``"user"`` and ``["user"]`` are the same: a key of one part is that part.
+"""
 
 
 def check_key(key: Any) -> Key:
