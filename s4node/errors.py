@@ -137,6 +137,10 @@ class InputLost(S4Error):  # noqa: N818
     """Events that were to be read next are gone: retention was faster than the reader."""
 
 
+class OutputLost(S4Error):  # noqa: N818
+    """A container has stopped with events on output streams that nobody took, and nobody keeps."""
+
+
 class DecodeError(S4Error):
     """A message of an input does not decode, and the configuration says to stop at that."""
 

@@ -304,6 +304,37 @@ class Lines(AdapterApp):
         assert node.stdout == [f"ann {n}" for n in range(1, 101)]
 
 
+async def test_an_adapter_that_stops_without_its_consumer_names_what_is_lost_and_fails(
+    folder: Path,
+) -> None:
+    (folder / "thirty.py").write_text("""\
+from s4node import AdapterApp, Event
+class Click(Event):
+    user: str
+class Thirty(AdapterApp):
+    remote_stream_key_finder = "user"
+    async def on_start(self): await self.remote_stream.send_many([Click("ann")] * 30)
+""")
+    settings = {
+        "s4.listener.address": ANY_PORT,
+        "s4.adapter.output.stream": "clicks",
+        "s4.stream.clicks.consumers": "counter",
+        "s4.cluster.counter.address": f"tcp://127.0.0.1:{free_port()}",
+        "task.shutdown.ms": "100",
+    }
+    pairs = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
+    command = ("adapter", "thirty", "--app", "thirty.py", *pairs)
+    async with s4_process(*command, cwd=folder) as adapter:
+        adapter.signal(signal.SIGINT)
+        assert await adapter.wait() == 1
+    assert adapter.stderr[-1].startswith(
+        "s4: app 'Thirty' stopped with 30 events of stream 'clicks' without a verdict of consumer "
+        "'counter'."
+    )
+    (error,) = [line for line in logs(adapter) if line["level"] == "error"]
+    assert (error["stream"], error["consumer"], error["events"]) == ("clicks", "counter", 30)
+
+
 # -- stopping -------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until
+from harness import ANY_PORT, NodeProcess, free_port, run_s4, s4_process, until
 
 from s4node import Client, Event
 
@@ -147,6 +147,32 @@ async def test_a_killed_container_s_partitions_are_taken_over_and_it_comes_back_
         await click_all(process.address)
         await until(lambda: len(process.stdout) == 3 * len(USERS))
         assert counts(process)[survivor] == after[survivor]
+
+
+async def test_a_container_that_stops_with_events_that_nobody_took_fails_the_command(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "relay.py").write_text(
+        "from s4node import App, Event, ProcessingElement\n"
+        "class Click(Event):\n    user: str\n"
+        "class Pass(ProcessingElement):\n"
+        "    def on_event(self, click: Click): out.put(click)\n"
+        "app = App('relay')\n"
+        "app.create_input_stream('clicks', app.create_pe(Pass), key='user')\n"
+        "out = app.create_output_stream('totals', types=Click)\n"
+    )
+    away = (
+        "-p", "s4.stream.totals.consumers=away", "-p", "task.shutdown.ms=100",
+        "-p", f"s4.cluster.away.address=tcp://127.0.0.1:{free_port()}",
+    )  # fmt: skip
+    command = ("run", "relay.py", "--listen", ANY_PORT, "--nodes", "1", *away)
+    async with s4_process(*command, cwd=tmp_path) as process:
+        await click_all(process.address)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 1
+    assert process.stderr[-1].startswith(
+        f"s4: node-1: app 'relay' stopped with {len(USERS)} events of stream 'totals' "
+    )
 
 
 async def test_a_killed_launcher_leaves_nobody(tmp_path: Path) -> None:

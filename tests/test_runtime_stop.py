@@ -18,9 +18,10 @@ from harness import (
 )
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement
+from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement, Stream
 from s4node.comm import frame as wire
-from s4node.errors import ProcessingError
+from s4node.container import drain
+from s4node.errors import OutputLost, ProcessingError
 
 if TYPE_CHECKING:
     from s4node import ClientStream
@@ -294,6 +295,61 @@ async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
     assert story == ["began", "on_close"]
     (warning,) = [log for log in logs if log["event"] == "not drained in time"]
     assert (warning["log_level"], warning["setting"]) == ("warning", "task.shutdown.ms")
+    assert warning["waits_for"] == ["task 'Partition 0' with 1 events"]
+
+
+class Onward(ProcessingElement):
+    out: Stream
+
+    def on_event(self, event: Click) -> None:
+        self.out.put(event)
+
+
+class Relay(App):
+    """Puts each click on an output stream."""
+
+    def on_init(self) -> None:
+        onward = self.create_pe(Onward)
+        self.create_input_stream("raw", onward, key="user")
+        onward.out = self.create_output_stream("clicks", key="user", types=Click)
+
+
+async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "_SILENCE_SECONDS", 0.02)
+    settings = {
+        "s4.stream.clicks.consumers": "away",
+        "s4.cluster.away.address": f"tcp://127.0.0.1:{free_port()}",
+        "task.shutdown.ms": "200",
+    }
+
+    async def run() -> None:
+        async with running(Relay("relay"), settings) as node, Client(node.address) as client:
+            await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
+
+    lost_five = r"5 events of stream 'clicks' .* consumer 'away'"
+    with capture_logs() as logs, pytest.raises(OutputLost, match=lost_five):
+        await run()
+    waited = ["a verdict of 'away' on 5 events of stream 'clicks'"]
+    (told,) = [log for log in logs if log["event"] == "still draining"]
+    assert (told["waits_for"], told["at_most_seconds"]) == (waited, 0.2)
+    (late,) = [log for log in logs if log["event"] == "not drained in time"]
+    assert late["waits_for"] == waited
+    (lost,) = [log for log in logs if log["log_level"] == "error"]
+    assert (lost["stream"], lost["consumer"], lost["events"]) == ("clicks", "away", 5)
+
+
+async def test_a_consumer_that_comes_back_while_an_app_drains_gets_what_was_put_for_it() -> None:
+    seen: list[int] = []
+    address = f"tcp://127.0.0.1:{free_port()}"
+    settings = {"s4.stream.clicks.consumers": "away", "s4.cluster.away.address": address}
+    async with running(Relay("relay"), settings) as node:
+        async with Client(node.address) as client:
+            await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
+        node.stop()
+        async with running(noting(seen), address=address):
+            await until(lambda: len(seen) == 5)
 
 
 async def test_peers_that_say_nothing_keep_a_stopping_node_for_a_second_at_most() -> None:

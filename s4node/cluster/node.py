@@ -134,11 +134,13 @@ class Node:
                 async with supervising(limits_of(self.config)) as self._supervisor:
                     nursery.start_soon(self._stay)
                     await self._stopping.wait()
-                    await self._supervisor.stop()
+                    failures = await self._supervisor.stop()
                     await self._door.finish()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
+        if failures:
+            raise S4Error("\n".join(failures))
 
     # -- what the registry says --------------------------------------------------------------
 

@@ -124,10 +124,13 @@ class RemoteSender:
         return {name: outgoing.statistics() for name, (_, outgoing) in self._routes.items()}
 
     @property
-    def settled(self) -> bool:
-        """Whether every event has its verdict."""
-        ways = [outgoing for _, outgoing in self._routes.values()]
-        return all(not way.unsettled or way.outbox.error for way in ways)
+    def unsettled(self) -> dict[str, int]:
+        """Events without a verdict, by consumer; of those that have some, and take the stream."""
+        return {
+            name: outgoing.unsettled
+            for name, (_, outgoing) in self._routes.items()
+            if outgoing.unsettled and not outgoing.outbox.error
+        }
 
     def marks(self) -> list[tuple[str, Mark]]:
         """A mark behind all that has been put so far, on the way to each consumer."""

@@ -18,7 +18,8 @@ Rules
 - Tasks and on_close are closed after a failure, too, and listeners are told of every step of the
   start and of the end: see lifecycle.
 - Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
-  admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all.
+  admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all;
+  what then has no verdict, and is kept nowhere, is the failure that ends it.
 - Only this room knows both the app's side and the sockets. This module knows the parts, and lets
   each have of the others what it needs.
 """
@@ -46,6 +47,7 @@ from s4node.container.accounts import Accounts
 from s4node.container.binding import durable_of, exchanges, inner_of, live_of, replayable
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
+from s4node.container.drain import Drain
 from s4node.container.exchange import Exchange
 from s4node.container.front import Front
 from s4node.container.inputs import Inputs, close
@@ -127,6 +129,7 @@ class Container:
         self.log = self.front.log
         self.ownership: Ownership
         self.quiescence: Quiescence
+        self._drain: Drain | None = None  # there is nothing to drain before the parts are made
         self.pipeline: Pipeline
         self.loop: EventLoop
         self.readers: Readers
@@ -206,7 +209,12 @@ class Container:
             if self.log is None:
                 await self.prepare()  # its errors come as they are
             if not self._reaching.cancelled_caught:
-                await self._live()
+                try:
+                    await self._live()
+                finally:
+                    left = self._drain.tell_left() if self._drain is not None else []
+                if self._drain is not None and left:
+                    raise self._drain.lost(left)
 
     async def _live(self) -> None:
         grace = self.config[settings.TASK_SHUTDOWN_MS]
@@ -218,6 +226,14 @@ class Container:
                     outer.cancel_scope.cancel()
                     return
             self._make(outer)
+            drain = self._drain = Drain(
+                self.app.name,
+                self.partitions.tasks,
+                self.outputs,
+                self.members,
+                self.exchange,
+                self.config[settings.DEAD_LETTERS] if self.replay is not None else "",
+            )
             self._lifecycle.closes("files", self.pipeline.close)
             if self.replay is not None:
                 self._lifecycle.closes("state", self.replay.close)
@@ -253,6 +269,7 @@ class Container:
                             self.app.spawn = partial(self._spawn, sources)
                             sources.start_soon(self._start)
                             await self._stopping.wait()
+                            inner.start_soon(drain.tell, grace)
                             patience.deadline = trio.current_time() + grace
                             sources.cancel_scope.cancel()
                         self.ownership.keep()
@@ -276,9 +293,9 @@ class Container:
                         with trio.move_on_after(_FAREWELL_SECONDS):
                             await self.listener.farewell()
                     if patience.cancelled_caught:
-                        log.warning(
-                            "not drained in time", seconds=grace, setting="task.shutdown.ms"
-                        )
+                        log.warning("not drained in time", seconds=grace,
+                                    setting=settings.TASK_SHUTDOWN_MS.name,
+                                    waits_for=drain.waits_for())  # fmt: skip
                         self.loop.grace = _FAREWELL_SECONDS
                         if self.replay is not None:
                             with trio.move_on_after(_FAREWELL_SECONDS):

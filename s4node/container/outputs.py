@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -29,6 +30,14 @@ from s4node.logger import get_logger
 from s4node.stream import OutputStream, Stream
 
 log = get_logger("s4node.container")
+
+
+class Owed(NamedTuple):
+    """So many events of an output stream have no verdict of this consumer."""
+
+    stream: str
+    consumer: str
+    events: int
 
 
 class Outputs:
@@ -156,6 +165,14 @@ class Outputs:
             for consumer, mark in sender.marks()
         ])  # fmt: skip
 
+    def owed(self) -> list[Owed]:
+        """What has no verdict yet; but for what tasks keep, which goes another way."""
+        return [
+            Owed(stream, consumer, events)
+            for stream, sender in self.senders.items()
+            for consumer, events in sender.unsettled.items()
+        ]
+
     async def wait_news(self) -> None:
         """Return once a consumer has ruled, come or gone."""
         await self._news.park()
@@ -164,7 +181,7 @@ class Outputs:
         """Return once everything has its verdict, and the consumers know that it was all."""
         for emitter in self._emitters.values():
             emitter.hurry()
-        while not all(sender.settled for sender in self.senders.values()):
+        while self.owed():
             await self._news.park()
         for emitter in self._emitters.values():
             emitter.finish()

@@ -90,9 +90,13 @@ class _Launcher:
                     nursery.start_soon(self._tell_door, door)
                     nursery.start_soon(self._announce, door, on_ready, nursery)
                     await self._stopping.wait()
-                    await self._supervisor.stop()
+                    failures = await self._supervisor.stop()
                     await door.finish()
                     stopped = True
+                    if not self._status:
+                        self._status = 1 if failures else 0
+                        for failure in failures:
+                            print(f"s4: {failure}", file=sys.stderr)
                 nursery.cancel_scope.cancel()
         if self._status:
             return self._status

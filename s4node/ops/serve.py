@@ -3,8 +3,8 @@
 Rules
 - SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
   stops at once.
-- Exit status 0 after an orderly stop, 1 when the app failed, 2 when it could not start, 130 when it
-  was stopped at once.
+- Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
+  nobody took, 2 when it could not start, 130 when it was stopped at once.
 """
 
 from __future__ import annotations
