@@ -118,7 +118,14 @@ class StageClosed(S4Error):  # noqa: N818
 
 
 class StageBroken(S4Error):  # noqa: N818
-    """What this stage feeds is gone for good; what was not admitted is still with the sender."""
+    """What this stage feeds is gone for good; what was not admitted is still with the sender.
+
+    ``fact`` is the message without its last sentence, the ``advice`` to a program.
+    """
+
+    def __init__(self, fact: str, advice: str = "") -> None:
+        super().__init__(f"{fact}. {advice}" if advice else fact)
+        self.fact = fact
 
 
 class SpillError(S4Error):

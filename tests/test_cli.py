@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +31,7 @@ from harness import (
 from s4node import Client, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -391,6 +392,70 @@ async def test_a_node_that_is_idle_ends_within_a_second(folder: Path) -> None:
         began = trio.current_time()
         assert await node.wait() == 0
         assert trio.current_time() - began < 1
+
+
+HOLDING = """\
+import trio
+from s4node import App, ProcessingElement
+class Hold(ProcessingElement):
+    async def on_event(self, event):
+        print(event.name)
+        await trio.sleep_forever()
+app = App("holding")
+app.create_input_stream("names", app.create_pe(Hold), key="name")
+"""
+
+
+@asynccontextmanager
+async def sending(folder: Path, node: NodeProcess, *options: str) -> AsyncIterator[trio.Process]:
+    """``s4 send`` with two events under way, and input that goes on."""
+    process = await trio.lowlevel.open_process(
+        s4("send", "names", "--to", node.address, *options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with process.stdin, process.stdout, process.stderr:
+        await process.stdin.send_all(b'{"name": "joe"}\n{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["joe"])
+        with trio.fail_after(10):
+            yield process
+
+
+async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
+    assert pipe is not None
+    return b"".join([chunk async for chunk in pipe]).decode()
+
+
+async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path) -> None:
+    (folder / "holding.py").write_text(HOLDING)
+    async with node_process("holding.py", cwd=folder) as node, sending(folder, node) as process:
+        process.send_signal(signal.SIGINT)
+        assert await everything(process.stdout) == ""
+        assert await everything(process.stderr) == "names: 2 pending\n"
+        assert await process.wait() == 130
+
+
+async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:
+    (folder / "holding.py").write_text(HOLDING)
+    options = ("--json", "--timeout", "0.3")
+    async with (
+        node_process("holding.py", cwd=folder) as node,
+        sending(folder, node, *options) as process,
+    ):
+        await node.kill()
+        assert process.stdin is not None
+        await process.stdin.aclose()
+        assert await process.wait() == 1
+        outcome = json.loads((await everything(process.stdout)).splitlines()[-1])
+        assert (outcome["stream"], outcome["admitted"], outcome["pending"]) == ("names", 0, 2)
+        last = (await everything(process.stderr)).splitlines()[-1]
+        assert last.endswith("2 events have no verdict. Send again what is pending when it runs")
 
 
 async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:

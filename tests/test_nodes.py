@@ -232,6 +232,12 @@ async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_pat
         assert all_nodes.state("Count") == {user: 1 if user in lost else 2 for user in USERS}
 
 
+NOBODY_TAKES = (
+    "a node answers, but nobody takes partition .* events have no verdict. "
+    "The app may be failing: s4 status and the node's log say why"
+)
+
+
 async def test_a_flush_says_which_partitions_nobody_takes_while_others_answer(
     tmp_path: Path,
 ) -> None:
@@ -243,7 +249,7 @@ async def test_a_flush_says_which_partitions_nobody_takes_while_others_answer(
             assert await stream.flush() == []
             all_nodes.kill("n1")  # its session goes on, as that of a machine that is cut off
             await stream.send_many([Click(user) for user in USERS])
-            with pytest.raises(StageBroken, match="a node answers, but nobody takes partition"):
+            with pytest.raises(StageBroken, match=NOBODY_TAKES):
                 await stream.flush()
             session.cancel()
             await until(lambda: len(all_nodes.containers["n0"].tasks) == 8)

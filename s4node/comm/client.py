@@ -187,8 +187,9 @@ class Client:
         if why:
             return f"{within}; {why}"
         return (
-            f"{within}, though the node is there: the app is starting, or has yet to commit what "
-            f"an earlier life of this producer has sent. Try again, and look at s4 status"
+            f"{within}, though the node is there. The app may be failing: s4 status and the node's "
+            f"log say why. Or it is starting, or has yet to commit what an earlier life of this "
+            f"producer has sent: try again"
         )
 
     def subscribe(
@@ -402,12 +403,14 @@ class ClientStream:
             what = f"; {stranger}" if stranger else ""
             return StageBroken(
                 f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}"
-                f"{what}; {left}. Start the node and flush again"
+                f"{what}; {left}",
+                "Start the node and flush again",
             )
         return StageBroken(
             f"stream {self.name!r}: a node answers, but nobody takes partition {closed} for "
-            f"{seconds}; {left}. Its owner is starting, or has yet to commit what an earlier life "
-            f"of this producer has sent: flush again, and look at s4 status if that goes on"
+            f"{seconds}; {left}. The app may be failing: s4 status and the node's log say why. Or "
+            f"it is starting, or has yet to commit what an earlier life of this producer has sent",
+            "Flush again when it runs",
         )
 
     def _tell_unknown(self) -> None:

@@ -3,20 +3,25 @@
 Rules
 - A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped.
 - A line that is no JSON object is reported with its number and not sent; the others are.
-- At the end every event has its verdict, and what was refused is named.
+- At the end every event has its verdict, and what was refused is named. How many there were of each
+  outcome is told however it ends, also by an interrupt; what is pending then has no verdict.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import trio
 
 from s4node.comm.client import Client, ClientStream
 from s4node.comm.outbox import Refusal
+from s4node.errors import StageBroken
 from s4node.ops.serve import exit_status
 from s4node.schema import JsonText
 
@@ -48,19 +53,35 @@ class Sending:
         self._line = 0
         self._bad = 0
         self._refused: list[Refusal] = []
+        self._stream: ClientStream | None = None  # before it is open there is nothing to tell
         self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     async def run(self) -> int:
-        """Send until the end of input; returns the exit status."""
+        """Send until the end of input or an interrupt; returns the exit status."""
+        with trio.CancelScope() as scope, _interrupting(scope):
+            try:
+                await self._send_all()
+            finally:
+                if self._stream is not None:
+                    self._report(self._stream.take_refusals())
+                    self._tell_outcome(self._stream)
+        if scope.cancelled_caught:
+            return 130
+        return 1 if self._bad or self._refused else 0
+
+    async def _send_all(self) -> None:
         async with Client(self._address, timeout=self._timeout) as client:
             stream = await client.stream(self._name)
             stream.read_as(self._type)
+            self._stream = stream
             if sys.stdin.isatty():
                 print(f"sending to {self._name} at {self._address}; a JSON object a line, "
                       f"Ctrl-D ends", file=sys.stderr)  # fmt: skip
             await self._pump(stream)
-            self._report(await stream.flush())
-            return self._summary(stream)
+            try:
+                self._report(await stream.flush())
+            except StageBroken as error:
+                raise StageBroken(error.fact, "Send again what is pending when it runs") from None
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
@@ -105,11 +126,21 @@ class Sending:
                 print(f"{word}: {refusal.reason}{many}", file=sys.stderr)
                 self._refused.append(refusal)
 
-    def _summary(self, stream: ClientStream) -> int:
+    def _tell_outcome(self, stream: ClientStream) -> None:
         counts = {**stream.counts, "bad lines": self._bad}
         if self._as_json:
             print(json.dumps({"stream": self._name, **counts}))
         else:
             said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
             print(f"{self._name}: {said or 'nothing sent'}", file=sys.stderr)
-        return 1 if self._bad or self._refused else 0
+
+
+@contextmanager
+def _interrupting(scope: trio.CancelScope) -> Iterator[None]:
+    """Have Ctrl-C cancel ``scope`` between two steps, so that what is counted is true."""
+    token = trio.lowlevel.current_trio_token()
+    before = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
