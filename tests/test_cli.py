@@ -28,7 +28,7 @@ from harness import (
     until,
 )
 
-from s4node import Client, Event
+from s4node import Client, Event, GenericEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -814,6 +814,34 @@ async def test_tail_prints_what_an_app_puts_on_a_stream(tmp_path: Path) -> None:
         numbers = [event["n"] for event in found]
         assert numbers == list(range(numbers[0], numbers[0] + 3))
         assert numbers[-1] <= sent
+
+
+async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS)
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    async def click() -> None:
+        async with Client(address) as client:
+            await (await client.stream("clicks")).send(GenericEvent(user="joe"))
+
+    command = ("tail", "totals", "--to", address)
+    async with node_process("sums.py", cwd=tmp_path, listen=address) as node:
+        async with s4_process(*command, cwd=tmp_path, ready=False) as tail:
+            while not tail.stdout:  # it reads from when it has been heard on
+                await click()
+            await node.kill()
+            lost = "totals: connection lost; what comes until it is back is missing"
+            await until(lambda: tail.stderr == [lost])
+            read = len(tail.stdout)
+            async with node_process("sums.py", cwd=tmp_path, listen=address):
+                back = "totals: connected again; reading from now on"
+                await until(lambda: tail.stderr == [lost, back])
+                await click()
+                await until(lambda: len(tail.stdout) > read)
+                tail.signal(signal.SIGINT)
+                assert await tail.wait() == 130
+        assert json.loads(tail.stdout[-1]) == {"user": "joe", "n": 1}
+        assert tail.stderr == [lost, back]
 
 
 async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -41,7 +41,8 @@ class Subscription:
     """A stream to read with ``async for``; get it from ``Client.subscribe``.
 
     Events of a class in ``types`` come as objects of it, others as GenericEvents with the fields'
-    names. ``queue_size`` is how many events each node may send ahead of the reader.
+    names. ``queue_size`` is how many events each node may send ahead of the reader. ``on_news`` is
+    called when something has come, and when a connection has come or gone.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Subscription:
         self._news = trio.lowlevel.ParkingLot()
         self._manager: Any = None
         self._nursery: trio.Nursery | None = None
+        self.on_news: Callable[[], None] = lambda: None
 
     @property
     def missed(self) -> int:
@@ -80,6 +82,11 @@ class Subscription:
     def interruptions(self) -> int:
         """How often a connection to an app was lost, and with it what came meanwhile."""
         return sum(source.interruptions for source in self._sources.values())
+
+    @property
+    def connections(self) -> int:
+        """How many nodes send us now what they put on the stream."""
+        return sum(source.opened for source in self._sources.values())
 
     @property
     def place(self) -> Place:
@@ -182,7 +189,7 @@ class Subscription:
 
     @property
     def _answered(self) -> bool:
-        return any(source.opened for source in self._sources.values())
+        return self.connections > 0
 
     @property
     def _error(self) -> S4Error | None:
@@ -214,3 +221,5 @@ class Subscription:
             for node in source.nodes:
                 self._ask(node)
         self._news.unpark_all()
+        if self._nursery is not None:  # not for what we close ourselves
+            self.on_news()

@@ -2,7 +2,8 @@
 
 Rules
 - From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away.
-- What was missed for reading too slowly is said on standard error.
+- What was missed for reading too slowly is said on standard error, and so is that a connection is
+  lost, with what comes until it is back.
 """
 
 from __future__ import annotations
@@ -29,8 +30,37 @@ async def _tail(stream: str, address: str, count: int, timeout: float) -> int:
     async with Client(address, timeout=timeout) as client, client.subscribe(stream) as events:
         if sys.stderr.isatty():
             print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
+        events.on_news = _Gaps(events).look
         await print_events(events, count)
     return 0
+
+
+class _Gaps:
+    """Tells when connections of a subscription to a live stream are lost, and are there again."""
+
+    def __init__(self, events: Subscription) -> None:
+        self._events = events
+        self._lost = events.interruptions
+        self._opened = self._openings
+        self._away = False
+
+    @property
+    def _openings(self) -> int:
+        """How often a connection was made: each is there still, or was interrupted."""
+        return self._events.interruptions + self._events.connections
+
+    def look(self) -> None:
+        """Something was heard."""
+        stream, lost, opened = self._events.stream, self._events.interruptions, self._openings
+        if lost > self._lost:
+            self._lost, self._away = lost, True
+            print(f"{stream}: connection lost; what comes until it is back is missing",
+                  file=sys.stderr)  # fmt: skip
+        if opened > self._opened:
+            self._opened = opened
+            if self._away:
+                self._away = False
+                print(f"{stream}: connected again; reading from now on", file=sys.stderr)
 
 
 async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
