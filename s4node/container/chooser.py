@@ -249,15 +249,26 @@ class Checked(Generic[I]):
         self._here: dict[int, tuple[I, EventBatch]] = {}  # by identity
 
     def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch."""
+        """``source`` offers a batch; raises S4Error if the wrapped one raises."""
         self._here[id(batch)] = source, batch
-        self._wrapped.update(source, batch)
+        try:
+            self._wrapped.update(source, batch)
+        except Exception as error:
+            raise self._raised("update", error) from error
 
     def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
-        """What the wrapped one chooses; raises S4Error for what it cannot choose."""
-        chosen = self._wrapped.choose(may)
+        """What the wrapped one chooses; raises S4Error if it raises, or may not choose that."""
+        try:
+            chosen = self._wrapped.choose(may)
+        except Exception as error:
+            raise self._raised("choose", error) from error
         if chosen is None:
             return None
+        if not (isinstance(chosen, tuple) and len(chosen) == 2):
+            raise S4Error(
+                f"choose of {self._blamed} gave {chosen!r}; give a (source, batch) that was "
+                f"offered, or None"
+            )
         source, batch = chosen
         here = self._here.pop(id(batch), None)
         if here is None or here[0] != source:
@@ -266,10 +277,18 @@ class Checked(Generic[I]):
             self._wrong(source, "which may not go now; ask may(source) before choosing it")
         return chosen
 
-    def _wrong(self, source: I, what: str) -> NoReturn:
-        raise S4Error(
-            f"chooser {self._named!r} of {settings.CHOOSER.name} gave a batch of {source}, {what}"
+    @property
+    def _blamed(self) -> str:
+        return f"chooser {self._named!r} of {settings.CHOOSER.name}"
+
+    def _raised(self, method: str, error: Exception) -> S4Error:
+        return S4Error(
+            f"{method} of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
+            f"know what goes next: mend it, or take the setting away"
         )
+
+    def _wrong(self, source: I, what: str) -> NoReturn:
+        raise S4Error(f"{self._blamed} gave a batch of {source}, {what}")
 
     def __len__(self) -> int:
         """How many batches are here."""

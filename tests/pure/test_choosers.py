@@ -350,9 +350,15 @@ class LastFirst:
         self.offered: list[tuple[Any, EventBatch]] = []
 
     def update(self, source: Any, batch: EventBatch) -> None:
+        if self.wrong == "update":
+            raise ValueError("not me")
         self.offered.append((source, batch))
 
     def choose(self, may: Callable[[Any], bool] | None = None) -> tuple[Any, EventBatch] | None:
+        if self.wrong == "choose":
+            raise ValueError("not me")
+        if self.wrong == "shape":
+            return "a"  # type: ignore[return-value]
         for index in reversed(range(len(self.offered))):
             source, offered = self.offered[index]
             if self.wrong == "may" or may is None or may(source):
@@ -397,6 +403,27 @@ def test_one_s_own_chooser_that_breaks_the_contract_is_told(wrong: str, what: st
     with pytest.raises(S4Error) as caught:
         chooser.choose((lambda source: False) if wrong == "may" else None)
     assert f"chooser '{HERE}:LastFirst' of task.chooser.class {what}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ("update", "update of {} raised ValueError: not me; the task cannot know what goes next"),
+        ("choose", "choose of {} raised ValueError: not me; the task cannot know what goes next"),
+        ("shape", "choose of {} gave 'a'; give a (source, batch) that was offered, or None"),
+    ],
+)
+def test_one_s_own_chooser_that_raises_is_blamed(wrong: str, what: str) -> None:
+    chooser = own(wrong)
+
+    def offer_and_choose() -> None:
+        chooser.update("a", batch("a"))
+        chooser.choose()
+
+    with pytest.raises(S4Error) as caught:
+        offer_and_choose()
+    blamed = f"chooser '{HERE}:LastFirst' of task.chooser.class"
+    assert str(caught.value).startswith(what.format(blamed))
 
 
 def test_what_is_no_chooser_is_refused() -> None:
