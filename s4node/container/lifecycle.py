@@ -83,6 +83,10 @@ class ContainerListener:
 
 
 _METHODS = ("before_start", "on_step", "after_start", "after_stop", "after_failure")
+_AT_THE_END = {
+    "after_stop": "the container had stopped in order",
+    "after_failure": "the container had failed before",
+}
 
 
 def listeners_of(config: Config) -> list[object]:
@@ -226,8 +230,9 @@ async def _tell(listener: object, method: str, *arguments: Any) -> None:
         if is_signal(error):
             raise
         raise LifecycleError(
-            f"{method} of listener {_name(listener)} raised {described(error)}; the "
-            f"container cannot run: mend it, or take it out of {settings.LIFECYCLE_LISTENERS.name}"
+            f"{method} of listener {_name(listener)} raised {described(error)}; "
+            f"{_AT_THE_END.get(method, 'the container cannot run')}: mend it, or take it out of "
+            f"{settings.LIFECYCLE_LISTENERS.name}"
         ) from error
 
 
