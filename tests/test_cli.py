@@ -561,6 +561,40 @@ async def test_an_app_that_cannot_start_is_told_in_a_line_and_ends_with_status_2
     assert done.stdout == ""
 
 
+async def test_an_app_file_that_raises_shows_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("value = 1\nvalue / 0\n")
+    done = await run_s4("run", "app.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert 'app.py", line 2, in <module>' in done.stderr
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("part", "lines"),
+    [
+        ("os:path", []),
+        ("nowhere:Nothing", []),
+        ("parts:Loud", ["    raise ValueError(int('x'))"]),
+        ("parts:Missing", []),
+    ],
+)
+async def test_a_part_of_one_s_own_that_raises_shows_its_own_lines_and_no_others(
+    folder: Path, part: str, lines: list[str]
+) -> None:
+    (folder / "parts.py").write_text(
+        "class Loud:\n  def __init__(self, parameters):\n    raise ValueError(int('x'))\n"
+    )
+    setting = f"container.lifecycle.listeners={part}"
+    done = await run_s4("run", "hello.py", "--listen", ANY_PORT, "-p", setting, cwd=folder)
+    told = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert told[-1].startswith(f"s4: listener {part!r} of container.lifecycle.listeners cannot be ")
+    assert ("Traceback (most recent call last):" in told) == bool(lines)
+    places = [line for line in told if line.lstrip().startswith("File ")]
+    assert len(places) == len(lines)
+    assert all('parts.py", line 3, in __init__' in place for place in places)
+
+
 async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
     done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
     assert done.returncode == 2

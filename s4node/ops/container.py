@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -37,11 +38,13 @@ from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, S4Error, described, leaves
 from s4node.ops import logging, pack
-from s4node.ops.load import frames_of_app, load_app, trace_of_app
+from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
+from s4node.ops.trace import cause_trace, others_trace
 from s4node.stream import InputStream, OutputStream
 
 _LAST_WORDS_SECONDS = 5.0
+_FRAMES = 6
 
 
 class Line:
@@ -179,11 +182,10 @@ def failure(error: BaseException) -> lifeline.Failed:
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     leaf = (ours or found)[0]
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
-    if not ours:
-        return lifeline.Failed(described(leaf), trace_of_app(leaf), status)
-    cause = leaf.__cause__
-    plain = cause is None or isinstance(cause, (S4Error, SyntaxError)) or not frames_of_app(cause)
-    return lifeline.Failed(str(leaf), "" if cause is None or plain else trace_of_app(cause), status)
+    if ours:
+        return lifeline.Failed(str(leaf), cause_trace(ours[0]), status)
+    trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
+    return lifeline.Failed(described(leaf), trace, status)
 
 
 def _load(begin: lifeline.Begin) -> App:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +20,7 @@ from types import ModuleType
 
 from s4node.app import AdapterApp, App
 from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
-
-_FRAMES = 6
-_LIBRARIES = ("<", str(Path(__file__).parent.parent), *set(sysconfig.get_paths().values()))
+from s4node.ops.trace import others_line, others_trace
 
 
 def load_app(target: str) -> App:
@@ -136,29 +132,8 @@ def loading(target: str) -> Iterator[None]:
     except BaseException as error:
         if is_signal(error):
             raise
-        lines = [f"{f.filename}:{f.lineno}" for f in frames_of_app(error) if _is_app_s(f)]
-        place = f" ({lines[-1]})" if lines else ""
+        line = others_line(error)
+        place = f" ({line})" if line else ""
         raise LoadError(
-            f"{target} cannot be loaded: {described(error)}{place}", trace_of_app(error)
+            f"{target} cannot be loaded: {described(error)}{place}", others_trace(error)
         ) from error
-
-
-def frames_of_app(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of a traceback from the first one that is neither ours nor a library's."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    for index, frame in enumerate(frames):
-        if _is_app_s(frame):
-            return frames[index:]
-    return []
-
-
-def _is_app_s(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(_LIBRARIES)
-
-
-def trace_of_app(error: BaseException) -> str:
-    """The traceback, from where the app's own code begins."""
-    frames = frames_of_app(error) or traceback.extract_tb(error.__traceback__)
-    shown = traceback.StackSummary.from_list(frames[-_FRAMES:])
-    last = traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *shown.format(), *last])

@@ -12,10 +12,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sqlite3
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,11 +25,9 @@ from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.ops import logging
+from s4node.ops.trace import cause_trace
 
 _AT_ONCE_SECONDS = 1.0
-
-_TOLD = (S4Error, OSError, SyntaxError, sqlite3.Error)
-"""Causes of which our own error says all that there is to say."""
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -48,10 +44,7 @@ def exit_status(error: BaseException) -> int:
     found = leaves(error)
     for leaf in found:
         if isinstance(leaf, S4Error):
-            cause = leaf.__cause__
-            if cause is not None and not isinstance(cause, _TOLD):
-                traceback.print_exception(cause, limit=-4, file=sys.stderr)
-            print(f"s4: {leaf}", file=sys.stderr)
+            print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
             raise error
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):

@@ -79,8 +79,14 @@ class Depot:
             ) from error
         try:
             self.files, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"s4.state.url = {url}: {error}") from error
+        except ImportError as error:  # it names the package
+            raise ConfigError(f"s4.state.url = {url}: {error}, where each node runs") from error
+        except ValueError as error:
+            known = ", ".join(sorted(fsspec.available_protocols()))
+            raise ConfigError(
+                f"s4.state.url = {url}: {error}; fsspec knows {known}, some of them with a package "
+                f"of their own"
+            ) from error
         below = f"{folder.parent.name}/{folder.name}"
         self.url = f"{url.rstrip('/')}/{below}"
         self.root = f"{root.rstrip('/')}/{below}"
@@ -116,7 +122,8 @@ class Depot:
             raise
         except Exception as error:
             raise StateError(
-                f"{self.url} cannot be read or written: {type(error).__name__}: {error}"
+                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; see that "
+                f"s4.state.url is a place which this node reaches and may write to"
             ) from error
 
 

@@ -1,0 +1,61 @@
+"""Tracebacks of what the code of others raised: an app's, or a part's that a setting names.
+
+Rules
+- Only frames of that code are shown. Ours and those of installed packages help nobody who reads
+  them: what went wrong there is in the message.
+- What our own error says in full, such as the place of a syntax error, is not shown again.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+from s4node.errors import S4Error
+
+_FRAMES = 6
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+_LIBRARIES = (
+    "<",  # generated, or frozen
+    str(Path(__file__).parent.parent) + os.sep,
+    *{sysconfig.get_path(name) + os.sep for name in _INSTALLED},
+)
+
+
+def cause_trace(error: S4Error) -> str:
+    """The traceback of what our own error was raised from; empty where no code of others was."""
+    cause = error.__cause__
+    return "" if cause is None or isinstance(cause, (S4Error, SyntaxError)) else others_trace(cause)
+
+
+def others_trace(error: BaseException) -> str:
+    """The traceback of an error that is not ours; empty where no code of others was."""
+    told = traceback.TracebackException.from_exception(error)
+    return "".join(told.format()) if _reduced(told) else ""
+
+
+def others_line(error: BaseException) -> str:
+    """The last line of others' code that an error came through, as ``file:line``; or empty."""
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_others(frame)
+    ]
+    return lines[-1] if lines else ""
+
+
+def _is_others(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(_LIBRARIES)
+
+
+def _reduced(told: traceback.TracebackException) -> bool:
+    """Leave only the last frames of others' code, here and in what led to it; False if none."""
+    frames = list(filter(_is_others, told.stack))
+    told.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
+    if told.__cause__ is not None and not _reduced(told.__cause__):
+        told.__cause__ = None
+    if told.__context__ is not None and not _reduced(told.__context__):
+        told.__context__ = None
+    return bool(frames)
