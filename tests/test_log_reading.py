@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import trio
-from harness import running
+from harness import raw_peer, running
 from log_nodes import Click, Show, log_at, log_node, read_all
+from structlog.testing import capture_logs
 
 from s4node import App, Client
+from s4node.comm import frame as wire
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
 from s4node.systems.system import SystemStreamPartition
@@ -92,6 +94,49 @@ async def test_startpoints_that_mean_nothing_are_refused_with_what_there_is(
             await log.resolve(SystemStreamPartition("log", "clicks", 0), Specific(1))
         with pytest.raises(UnknownStream, match=r"no stream 'taps'; its streams: clicks"):
             await log.partitions("taps")
+
+
+async def test_what_was_under_way_to_a_reader_that_has_gone_is_no_other_reader_s(
+    tmp_path: Path,
+) -> None:
+    """Readers of one connection come and go while hellos and events are under way to them."""
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2)
+        for partition in (0, 1):
+            await log.append("clicks", partition, [Click("a", n) for n in range(100)])
+        one, other = (SystemStreamPartition("log", "clicks", number) for number in (0, 1))
+        with capture_logs() as logs:
+            for _ in range(20):
+                stays = await log.open(one, 0, [Click])
+                goes = await log.open(other, 0, [Click])
+                await goes.aclose()  # before the node has heard of it
+                with trio.fail_after(5):
+                    assert (await stays.read()).first == 0
+                goes = await log.open(other, 0, [Click])
+                await stays.aclose()
+                with trio.fail_after(5):
+                    assert (await goes.read()).first == 0
+                await goes.aclose()
+    assert [line for line in logs if line["log_level"] != "info"] == []
+
+
+async def test_a_reader_that_ends_before_it_was_begun_is_sent_nothing(tmp_path: Path) -> None:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks")
+        await log.append("clicks", 0, [Click("a")])
+
+        def hello(reader: str) -> wire.Hello:
+            headers = {wire.SUBSCRIBE: True, wire.START: wire.POSITIONS}
+            return wire.Hello(
+                reader, "", "clicks", positions=(wire.Position(0, 0, 10),), headers=headers
+            )
+
+        async with raw_peer(node.address) as peer:
+            await peer.send_frames(hello("early"), wire.EndOfStream("clicks", "early"))
+            await peer.send_frames(hello("late"))
+            data = await peer.receive_until(lambda header: isinstance(header, wire.Data))
+            assert isinstance(data, wire.Data)
+            assert data.producer == "late"
 
 
 async def test_a_time_is_found_in_every_partition(tmp_path: Path) -> None:

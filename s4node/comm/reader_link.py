@@ -197,7 +197,7 @@ class ReaderLink:
                 if problem:
                     self._take_bad(problem)
         elif isinstance(header, wire.Hello):
-            for reading in self._of(header.stream, str(header.headers.get(wire.READER, ""))):
+            for reading in self._greeted(header):
                 reading.on_hello(header)
         elif isinstance(header, wire.Idle):
             for reading in self._of(header.stream, header.producer):
@@ -216,9 +216,21 @@ class ReaderLink:
                 if asked.sent:
                     asked.finish(ConnectionRefused(f"{self.address}: {header.error}"))
 
-    def _of(self, stream: str, reader: str) -> list[Reading]:
-        """The readings that a frame is for: one reader's, or, of a live stream, all."""
-        found = self._readings.get(reader)
+    def _of(self, stream: str, sender: str) -> list[Reading]:
+        """The readings that a frame is for: of a log's stream that of the reader which it names,
+        and of a live one, whose frames name the node, all.
+
+        What was under way to a reader that has gone is for nobody, whoever else reads the stream.
+        """
+        found = self._readings.get(sender)
         if found is not None:
             return [found]
-        return [reading for reading in self._readings.values() if reading.stream == stream]
+        return [each for each in self._readings.values() if each.stream == stream and each.live]
+
+    def _greeted(self, hello: wire.Hello) -> list[Reading]:
+        """The readings that a hello is for: that of the reader which it names, or all."""
+        reader = hello.headers.get(wire.READER)
+        if reader is not None:
+            found = self._readings.get(str(reader))
+            return [] if found is None else [found]
+        return [each for each in self._readings.values() if each.stream == hello.stream]

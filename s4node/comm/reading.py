@@ -136,6 +136,11 @@ class Reading:
         self.decoder = FrameDecoder(self._readers)
 
     @property
+    def live(self) -> bool:
+        """Whether it is known to read what an app puts on a stream, which no log keeps."""
+        return self.opened and not self.log
+
+    @property
     def missed(self) -> int:
         """Events that were not sent for reading too slowly; none, where the stream is a log's."""
         return self._missed_before + self._missed

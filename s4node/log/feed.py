@@ -82,10 +82,7 @@ class Feed:
         """A reader gives credit; False if there is no such reader."""
         reading = self._readings.get((verdict.stream, verdict.producer))
         if reading is None:
-            return any(
-                hello.stream == verdict.stream and hello.peer == verdict.producer
-                for _, hello in self._hellos
-            )
+            return self._waits(verdict.stream, verdict.producer)
         for ruling in verdict.rulings:
             cursor = reading.cursors.get(ruling.partition)
             if cursor is not None and ruling.limit > cursor.limit:
@@ -94,8 +91,11 @@ class Feed:
         return True
 
     def end(self, stream: str, reader: str) -> None:
-        """A reader reads no more."""
+        """A reader reads no more; maybe before it was begun."""
         self._readings.pop((stream, reader), None)
+        self._hellos = [
+            each for each in self._hellos if (each[1].stream, each[1].peer) != (stream, reader)
+        ]
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -107,8 +107,9 @@ class Feed:
             while True:
                 busy = False
                 while self._hellos:
-                    await self._send([await self._begin(*self._hellos[0])])
-                    del self._hellos[0]
+                    begun = self._hellos[0]
+                    await self._send([await self._begin(*begun)])
+                    self._hellos = [each for each in self._hellos if each is not begun]
                     busy = True
                 for reading in list(self._readings.values()):
                     for cursor in list(reading.cursors.values()):
@@ -117,6 +118,10 @@ class Feed:
                             busy = True
                 if not busy:
                     await self._work.park()
+
+    def _waits(self, stream: str, reader: str) -> bool:
+        """Whether a reader is yet to be begun."""
+        return any((hello.stream, hello.peer) == (stream, reader) for _, hello in self._hellos)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -127,7 +132,8 @@ class Feed:
         except S4Error as error:
             return self._word(reading, error=error)
         reading.cursors = {cursor.partition.number: cursor for cursor in cursors}
-        self._readings[hosted.name, hello.peer] = reading
+        if self._waits(hosted.name, hello.peer):  # it has not ended meanwhile
+            self._readings[hosted.name, hello.peer] = reading
         return self._word(reading, cursors)
 
     async def _cursors(self, hosted: HostedStream, hello: wire.Hello) -> list[_Cursor]:
