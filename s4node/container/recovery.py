@@ -8,7 +8,8 @@ Rules
   place, from the last commit, and leaves the culprit out. Other tasks go on meanwhile.
 - An event that has killed the process three times is a culprit as well. Tasks that have suspects
   take turns, so that a death says which event it was.
-- The first culprit of a stream is told, the others are counted.
+- The first failure of a stream is told, the others are counted. Each event that kills is told
+  once, however often its task comes to it again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Recovery:
         wake: Callable[[int], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self._failing: set[str] = set()  # streams of which a failure was told
+        self._killers: set[tuple[int, Place]] = set()  # by task; each was told
         self._turn: Task | None = None
         self._waiting: set[int] = set()
         self._rejects = rejects
@@ -67,7 +70,8 @@ class Recovery:
         if said == FAIL:
             return False
         place = place_of(batch, index)
-        if not self.counts[batch.stream]:
+        if batch.stream not in self._failing:
+            self._failing.add(batch.stream)
             log.error("a handler fails at an event, which is left out; further ones are only "
                       "counted", stream=batch.stream, at=str(place), on_error=said, pe=error.pe,
                       exc_info=error.__cause__)  # fmt: skip
@@ -85,7 +89,7 @@ class Recovery:
         for place, index, stream, reason, letter in found:
             said = self.said(stream)
             if reason == KILLS.reason:
-                self._kills(place, stream, said)
+                self._kills(task, place, stream, said)
             if said != DEAD_LETTER:
                 continue
             if self._letters is not None:
@@ -97,9 +101,9 @@ class Recovery:
             else:
                 self._rejects.bury(task, place, letter)
 
-    def _kills(self, place: Place, stream: str, said: str) -> None:
-        """The task has come to an event that kills the process; raises EventKills if that is to
-        stop the container."""
+    def _kills(self, task: Task, place: Place, stream: str, said: str) -> None:
+        """The task has come to an event that kills the process, maybe again after it went back;
+        raises EventKills if that is to stop the container."""
         why = f"{KILLS.reason} ({place})"
         if said == FAIL:
             raise EventKills(
@@ -107,9 +111,11 @@ class Recovery:
                 f"s4.stream.{stream}.onError = skip to leave the event out, or dead-letter to keep "
                 f"it in task.dead.letter.stream"
             )
-        log.error("an event that kills the process is left out", stream=stream, at=str(place),
-                  on_error=said)  # fmt: skip
-        self.counts[stream] += 1
+        if (task.partition, place) not in self._killers:
+            self._killers.add((task.partition, place))
+            log.error("an event that kills the process is left out", stream=stream, at=str(place),
+                      on_error=said)  # fmt: skip
+            self.counts[stream] += 1
 
     def may(self, task: Task) -> bool:
         """Whether a task that has suspects may process an event now: one at a time, so that a death
