@@ -137,6 +137,9 @@ def s4(kept: Path) -> S4:
         ("set app.py live.pings[0] --upcoming", 1, "live sockets, which keep nothing"),
         ("set notes memory.clicks[0] --oldest --task 'Partition 2'", 2,
          "app 'notes' has no task 'Partition 2'; it has: Partition 0, Partition 1"),
+        ("set notes memory.clicks[1] --oldest --task 'Partition 0'", 2,
+         ("task 'Partition 0' of app 'notes' does not read memory.clicks[1], 'Partition 1' does; "
+         "name that one, or leave --task out")),
         ("set notes memory.clicks[0] --timestamp yesterday", 2,
          "--timestamp yesterday is no time; write it as 2026-01-31T08:00:00Z"),
         ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is no time"),
@@ -172,6 +175,17 @@ def test_mistakes_about_startpoints_are_told_with_the_fix(
     out, err = capsys.readouterr()
     assert said in err.replace("\n", " ")
     assert (ended, out) == (status, "")
+
+
+async def test_a_startpoint_for_a_task_is_for_what_it_reads_or_may(s4: S4) -> None:
+    async def places(command: str) -> list[tuple[str, int]]:
+        done = await s4(f"startpoint set {command} --oldest --task 'Partition 1' --json")
+        assert done.returncode == 0, done.stderr
+        return [(row["stream"], row["partition"]) for row in json.loads(done.stdout)]
+
+    assert await places("notes memory.clicks --all-partitions") == [("clicks", 1)]
+    assert await places("notes memory.rules.v1[0]") == [("rules.v1", 0)]  # as both do
+    assert await places("notes memory.rules.v1[4]") == [("rules.v1", 4)]  # of which nobody knows
 
 
 async def test_programs_set_see_and_delete_startpoints_as_json(s4: S4) -> None:

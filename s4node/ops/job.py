@@ -103,6 +103,23 @@ class Job:
                 f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.checkpoints)}"
             )
 
+    def places_of(self, task: str, places: list[Place]) -> list[Place]:
+        """Those that a task (empty: any) reads, or may: of a place in no checkpoint, or of a task
+        that has none, nobody knows. Raises ConfigError if it reads none of them."""
+        self.check_task(task)
+        offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
+        if not offsets:
+            return places
+        owners = {place: name for name, one in self.checkpoints.items() for place in one.offsets}
+        read = [place for place in places if place in offsets or place not in owners]
+        if not read:
+            place = places[0]
+            raise ConfigError(
+                f"task {task!r} of app {self.name!r} does not read {Where(*place)}, "
+                f"{owners[place]!r} does; name that one, or leave --task out"
+            )
+        return read
+
 
 def find_job(target: str, config: Config) -> Job:
     """The job that ``target`` names; raises ConfigError with those there are."""

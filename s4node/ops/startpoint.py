@@ -2,7 +2,8 @@
 
 Rules
 - Nothing here touches a running job or its checkpoints: what is asked for waits for a start.
-- A mistake that can be seen now is told now: an input or a task that the app does not have.
+- A mistake that can be seen now is told now: an input or a task that the app does not have, or a
+  partition that the task does not read.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ def set_(
 ) -> int:
     """Ask for a startpoint; returns the exit status."""
     job = find_job(target, config)
-    places = job.places(where_of(place, all_partitions=all_partitions))
-    job.check_task(task)
+    places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
     store = StartpointStore(job.folder)
     try:
         written = store.put(places, startpoint, now_ms(), task)
