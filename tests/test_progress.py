@@ -78,11 +78,11 @@ def test_a_job_that_does_not_fit_is_refused_with_every_reason_and_the_way_out(
     store = ProgressStore(tmp_path)
     store.admit(JOB)
     store.admit(JOB)
-    other = JobGuard(2, "by-ssp", "crc32", {"log.clicks": 2})
+    other = JobGuard(2, "by-ssp", "s4", {"log.clicks": 2})
     with pytest.raises(CheckpointError) as caught:
         store.admit(other)
     said = str(caught.value)
-    assert "had 4 tasks and would have 2" in said
+    assert "written with s4.hasher = crc32, which is now s4" in said
     assert "now by-ssp" in said
     assert "log.clicks had 4 partitions and has 2" in said
     assert f"the progress in {tmp_path / FILE} does not fit" in said

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from s4node import config as settings
 from s4node.errors import CheckpointError
 
 KEY_ENCODING = "utf8-msgpack/4096"
@@ -85,15 +86,15 @@ class JobGuard:
     def problems(self, before: JobGuard) -> list[str]:
         """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
         found = []
-        if self.tasks != before.tasks:
+        regrouped = self.grouper != before.grouper
+        if self.tasks != before.tasks and not regrouped:  # else that is why
             found.append(
                 f"it had {before.tasks} tasks and would have {self.tasks}: keys would move away "
-                f"from their past; set s4.cluster.partitions = {before.tasks}"
-                + ("" if self.tasks < before.tasks else self._culprits(before))
+                f"from their past; {self._as_many(before)}"
             )
         for word, mine, its in (
-            ("job.systemstreampartition.grouper.factory", self.grouper, before.grouper),
-            ("s4.hasher", self.hasher, before.hasher),
+            (settings.GROUPER.name, self.grouper, before.grouper),
+            (settings.HASHER.name, self.hasher, before.hasher),
         ):
             if mine != its:
                 found.append(
@@ -118,9 +119,14 @@ class JobGuard:
                 )
         return found
 
-    def _culprits(self, before: JobGuard) -> str:
+    def _as_many(self, before: JobGuard) -> str:
+        """How to have as many tasks as before, grouped as they were."""
+        if self.grouper != settings.GROUPER.default:  # only by partition there may be more
+            inputs = ", ".join(f"{name} ({count})" for name, count in before.counts.items())
+            return f"have it read all inputs and partitions that it read before: {inputs}"
         grown = [name for name, count in self.counts.items() if count > before.tasks]
-        return f" (and {', '.join(grown)} has more partitions than that)" if grown else ""
+        also = f" (and {', '.join(grown)} has more partitions than that)" if grown else ""
+        return f"set {settings.CLUSTER_PARTITIONS.name} = {before.tasks}{also}"
 
     def over(self, before: JobGuard) -> JobGuard:
         """This one, with the inputs that only ``before`` knows."""

@@ -76,6 +76,15 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             ],
         ),
         (
+            JobGuard(6, "by-ssp", "crc32", JOB.counts),  # the tasks are others for that
+            [
+                (
+                    "it was written with job.systemstreampartition.grouper.factory = by-partition, "
+                    "which is now by-ssp; set it back"
+                ),
+            ],
+        ),
+        (
             JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 1}),
             [
                 (
@@ -97,6 +106,15 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
 )
 def test_a_job_that_would_move_keys_is_told_why(now: JobGuard, said: list[str]) -> None:
     assert now.problems(JOB) == said
+
+
+def test_tasks_that_follow_from_inputs_are_as_many_with_those_inputs() -> None:
+    before = JobGuard(6, "by-ssp", "crc32", JOB.counts)
+    (problem,) = JobGuard(4, "by-ssp", "crc32", {"log.clicks": 4}).problems(before)
+    assert problem == (
+        "it had 6 tasks and would have 4: keys would move away from their past; have it read all "
+        "inputs and partitions that it read before: log.clicks (4), log.views (2)"
+    )
 
 
 def test_the_guard_remembers_inputs_that_are_gone() -> None:
