@@ -379,9 +379,11 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
         with trio.move_on_after(0.3):
             await node.wait()
         assert node.process.returncode is None
+        assert "at once" not in node.errors
         node.signal(signal.SIGINT)
         with trio.fail_after(10):
             assert await node.wait() == 130
+        assert node.errors.count("s4: stopped at once, before all was drained; what was not ") == 1
         only_process_of_its_group_is_gone(node)
         client.abandon()
 

@@ -2,7 +2,7 @@
 
 Rules
 - SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
-  stops at once.
+  stops at once, and says so.
 - Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
   nobody took, 2 when it could not start, 130 when it was stopped at once.
 """
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import trio
 
@@ -28,6 +28,10 @@ from s4node.ops import logging
 from s4node.ops.trace import cause_trace
 
 _AT_ONCE_SECONDS = 1.0
+_CUT_SHORT = (
+    b"s4: stopped at once, before all was drained; what was not committed is processed again where "
+    b"its input can be read again, and is lost otherwise\n"
+)
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -99,6 +103,8 @@ def stop_on_signals(stop: Callable[[], None], scope: trio.CancelScope) -> Iterat
             end = threading.Timer(_AT_ONCE_SECONDS, os._exit, (130,))
             end.daemon = True
             end.start()
+            with suppress(OSError):
+                os.write(2, _CUT_SHORT)  # not print: the signal may have come amid one
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
