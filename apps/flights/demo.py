@@ -109,7 +109,10 @@ async def main(adapter: str = "", listen: str = ANY_PORT) -> int:
 
 async def _demo(console: Console, adapter: str, listen: str) -> int:
     console.print("Flights that left New York City in 2013: Spark → adapter → node → PEs → board")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(WARNING))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     job = Job()
     if adapter:
         job.stage = "starting Spark"

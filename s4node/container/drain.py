@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import structlog
 import trio
 
 from s4node.container.exchange import Exchange
@@ -20,8 +19,9 @@ from s4node.container.members import Members
 from s4node.container.outputs import Outputs, Owed
 from s4node.container.task import Task
 from s4node.errors import OutputLost
+from s4node.logger import get_logger
 
-log = structlog.get_logger("s4node.container")
+log = get_logger("s4node.container")
 
 _SILENCE_SECONDS = 2.0
 """How long a stop may take before it says what it waits for."""
