@@ -27,6 +27,7 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from s4node import App, Client, Event, GenericEvent, ProcessingElement, SyncClient
+from s4node.comm.frame import WINDOW_BYTES
 from s4node.errors import (
     ConfigError,
     ConnectionRefused,
@@ -234,6 +235,35 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
         assert stream.pressure == 0
     assert sent > 1500
     assert noted.numbers == list(range(sent))
+
+
+LARGE = "x" * 100_000
+MOST = WINDOW_BYTES // len(LARGE) + 30  # of those; a node's first credit, and an envelope or two
+
+
+async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none() -> None:
+    noted = Noted(key="n")
+    noted.hold()
+    async with running(noted.app) as node, Client(node.address) as client:
+        stream = await client.stream("clicks")
+        sent = 0
+
+        async def go_on() -> None:
+            nonlocal sent
+            for _ in range(1500):
+                await stream.send(Click(LARGE, sent))
+                sent += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            await until(lambda: stream.pressure >= 1)
+            await wait_all_tasks_blocked(0.05)
+            assert MOST - 100 < sent < MOST
+            with pytest.raises(WouldBlock, match=r"wait already, and take about [0-9]{8} bytes"):
+                stream.send_nowait(Click("ann", 0))
+            noted.release.set()
+        assert await stream.flush() == []
+    assert noted.numbers == list(range(1500))
 
 
 async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> None:
@@ -705,6 +735,32 @@ async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
         assert sent < 2000
         noted.release.set()
     assert noted.numbers == list(range(10_000))
+
+
+async def test_the_sync_client_waits_when_large_events_take_too_much_memory() -> None:
+    noted = Noted(key="n")
+    noted.hold()
+    sent = 0
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            nonlocal sent
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                for _ in range(1000):
+                    stream.send(Click(LARGE, sent))
+                    sent += 1
+                assert stream.flush() == []
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, work)
+            before = -1
+            while sent != before:  # until it waits
+                before = sent
+                await trio.sleep(0.2)
+            assert MOST - 100 < sent < MOST
+            noted.release.set()
+    assert noted.numbers == list(range(1000))
 
 
 async def test_the_sync_client_is_told_in_time_that_there_is_no_node() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pages import run_blocks
 
-from s4node.comm.durable import WINDOW_BYTES
+from s4node.comm.frame import WINDOW_BYTES
 from s4node.config import KEYS
 from s4node.container.task_settings import DURABLE_COMMIT
 

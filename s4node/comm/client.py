@@ -1,8 +1,9 @@
 """The trio client: sends events to a running app.
 
 Rules
-- ``send`` waits only while too many events wait already; otherwise it appends and returns. It lets
-  other trio tasks run every few hundred events, so it is not a checkpoint each time.
+- ``send`` waits only while too many events wait already, or they and what has no verdict take too
+  much memory; otherwise it appends and returns. It lets other trio tasks run every few hundred
+  events, or every MiB of them, so it is not a checkpoint each time.
 - What ``flush`` returns without: every event sent before it has been processed. What was refused
   or shed is returned.
 - A lost connection is made again and what had no verdict is sent again, so nothing is lost while
@@ -42,7 +43,12 @@ from s4node.schema import GENERIC, EventType, TypeDecl
 
 log = get_logger("s4node.client")
 
-_BREATHE = 256
+_BREATHE = 255
+"""Events that are taken before other tasks run. Odd, so that where large and small ones alternate
+the last, which is weighed, is not always of the same kind."""
+
+_BREATHE_BYTES = 1 << 20
+"""The same, by what they are known to take."""
 
 
 class Client:
@@ -58,8 +64,9 @@ class Client:
     ``producer`` is this producer's id; left out, it is random. Where a program that may die sends
     to a durable stream, choose one that it keeps for ever, and that no other program has: then it
     goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
-    stream, in seconds. ``queue_size`` is how many events may wait to be sent. Leaving the block
-    flushes first. Raises ConfigError for an id that begins with ``~``, as those of tasks do.
+    stream, in seconds. ``queue_size`` is how many events may wait to be sent; with those that have
+    no verdict they may take about 64 MiB a stream, however few they are. Leaving the block flushes
+    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do.
     """
 
     def __init__(
@@ -266,6 +273,7 @@ class ClientStream:
         self._put = outbox.put
         self._known = outbox.known
         self._unbreathed = 0
+        self._breath = 1  # the first event tells how much events take
 
     @property
     def name(self) -> str:
@@ -285,7 +293,14 @@ class ClientStream:
     @property
     def pressure(self) -> float:
         """How full the queue is, so that a program can react: from 1 on, ``send`` waits."""
-        return self._outbox.pending / self._queue_size
+        outbox = self._outbox
+        return max(outbox.pending / self._queue_size, outbox.unsettled_bytes / wire.WINDOW_BYTES)
+
+    @property
+    def breath(self) -> int:
+        """Events that may be taken before somebody looks whether there is room."""
+        weight = self._outbox.weight or _BREATHE_BYTES
+        return _BREATHE if weight * _BREATHE <= _BREATHE_BYTES else int(_BREATHE_BYTES / weight) | 1
 
     @property
     def counts(self) -> dict[str, int]:
@@ -305,7 +320,7 @@ class ClientStream:
         return lane.known
 
     async def send(self, event: Any) -> None:
-        """Send one event; waits while the node is out of credit and the queue is full.
+        """Send one event; waits while the queue is full, by events or by bytes.
 
         If it is cancelled while it waits, the event has been taken all the same.
         """
@@ -316,7 +331,7 @@ class ClientStream:
         self._unbreathed += 1
         if not self._emitter.awake:
             self._emitter.send_soon()
-        if self._unbreathed >= _BREATHE:
+        if self._unbreathed >= self._breath:
             await self._breathe()
 
     async def send_many(self, events: Iterable[Any]) -> None:
@@ -326,7 +341,7 @@ class ClientStream:
         self._outbox.extend(batch)
         self._unbreathed += len(batch)
         self._emitter.wake()
-        if self._unbreathed >= _BREATHE:
+        if self._unbreathed >= self._breath:
             await self._breathe()
 
     def read_as(self, type_name: str = "") -> None:
@@ -352,8 +367,11 @@ class ClientStream:
 
     def send_nowait(self, event: Any) -> None:
         """Send one event, or raise WouldBlock if the queue is full."""
-        if self._outbox.pending >= self._queue_size:
-            raise WouldBlock(f"stream {self.name!r}: {self._outbox.pending} events wait already")
+        if self.pressure >= 1:
+            raise WouldBlock(
+                f"stream {self.name!r}: {self._outbox.pending} events wait already, and take "
+                f"about {self._outbox.unsettled_bytes} bytes with those that have no verdict"
+            )
         self._admit((event,))
         self._put(event)
         self._emitter.wake()
@@ -437,9 +455,10 @@ class ClientStream:
         self._unbreathed = 0
         self._emitter.wake()
         await trio.lowlevel.checkpoint()
-        while self._outbox.pending >= self._queue_size:
+        while self.pressure >= 1:
             self._check()
             await self._news.park()
+        self._breath = self.breath
 
     def _check(self) -> None:
         if self._outbox.error:

@@ -30,7 +30,6 @@ from s4node.comm.decoder import FrameDecoder
 from s4node.comm.lane import Kept, Lane
 from s4node.comm.outbox import Outbox
 from s4node.errors import EventError, StateError
-from s4node.event import footprint
 from s4node.schema import EventType, TypeDecl
 from s4node.state.rows import OUTBOX, Changes, task_row
 
@@ -109,7 +108,6 @@ class Dispatches:
         self._own_rows = 0
         self._learns = not outbox.lanes  # from the answer of who consumes the stream
         self._learned = False
-        self._weight = 0.0  # bytes an event, about, before there is a frame
         outbox.on_settled = self._settled
 
     # -- putting -----------------------------------------------------------------------------
@@ -132,14 +130,8 @@ class Dispatches:
         """Take events for whichever partitions they belong to."""
         for cls in set(map(type, events)):
             self.outbox.declare(cls)
-        self._wait(events)
-        self._route()
-
-    def _wait(self, events: Sequence[Any]) -> None:
-        """Have events wait for the partitions to be known, and weigh them meanwhile."""
         self.outbox.extend(events)
-        if not self._weight:
-            self._weight = float(footprint(events[:1]))
+        self._route()
 
     def _route(self) -> None:
         outbox = self.outbox
@@ -171,7 +163,7 @@ class Dispatches:
     @property
     def size(self) -> int:
         """Bytes of all that is not committed at its receivers, about."""
-        return self.bytes + int(self.outbox.pending * (self.outbox.weight or self._weight))
+        return self.bytes + self.outbox.pending_bytes
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -327,7 +319,7 @@ class Dispatches:
             self._open_lanes(rows)
         for partition, number in following.items():
             frames = kept[partition]
-            self.outbox.lanes[partition].restore(frames, number)
+            self.outbox.restore(partition, frames, number)
             for one in frames:
                 self._rows[partition].append((one.first, one.end, len(one.data)))
                 self.bytes += len(one.data)
@@ -335,7 +327,7 @@ class Dispatches:
         events = list(self._read(own, versions))
         self._keep_versions(versions, [one.data for frames in kept.values() for one in frames])
         if self._learns:
-            self._wait(events)
+            self.outbox.extend(events)
             return []
         return events
 
@@ -360,7 +352,7 @@ class Dispatches:
         self._declared &= versions.keys()
         events = list(self._read(own, versions))
         if self._learns:
-            self._wait(events)
+            self.outbox.extend(events)
             return []
         return events
 

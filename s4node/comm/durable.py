@@ -33,10 +33,6 @@ from s4node.progress.producers import KeptProducer
 WINDOW_EVENTS = 1 << 20
 """Events of a lane beyond what is committed: a second's worth at a rate that few lanes reach."""
 
-WINDOW_BYTES = 64 << 20
-"""The same for all lanes of a producer together, by what its events have weighed. It is what a
-producer may have to keep in memory."""
-
 UNKNOWN_BYTES = 64 << 10
 """Bytes that an event is taken to weigh in a window as long as its lane has seen none. It is much,
 for credit is not taken back; that costs one more verdict before the first large frame."""
@@ -276,8 +272,8 @@ class DurableAdmission(StreamAdmission):
 
     @property
     def window_bytes(self) -> int:
-        """A lane's share of what a producer may have to keep."""
-        return max(1 << 20, WINDOW_BYTES // self.partitions)
+        """A lane's share of what a producer may have to keep, by what its events have weighed."""
+        return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
 
     # -- commits -----------------------------------------------------------------------------
 

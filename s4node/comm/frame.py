@@ -113,6 +113,10 @@ OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 MAX_NUMBER = (1 << 62) - 1
 """The highest number of an event: every sum of two numbers still fits into a header."""
 
+WINDOW_BYTES = 64 << 20
+"""What a producer may have to keep in memory of a stream: so many bytes have no verdict. Where
+verdicts come with commits, those are made often enough for it."""
+
 MAX_SECTIONS = 256
 """The most sections of a frame: ``order`` has a byte for each event."""
 

@@ -81,31 +81,36 @@ class Lane:
         """Send again from the frame that holds ``number``."""
         self.cursor = sum(1 for kept in self.kept if kept.end <= number)
 
-    def settle(self, upto: int) -> None:
-        """The node has ruled on everything below ``upto``."""
-        kept = self.kept
+    def settle(self, upto: int) -> int:
+        """The node has ruled on everything below ``upto``; returns how many bytes that frees."""
+        kept, freed = self.kept, 0
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
             self.excepted.settle(self.upto)
         while kept and kept[0].end <= upto:
-            kept.popleft()
+            freed += len(kept.popleft().data)
             self.cursor = max(0, self.cursor - 1)
+        return freed
 
-    def reopen(self, position: wire.Position, *, again: bool = False) -> None:
+    def reopen(self, position: wire.Position, *, again: bool = False) -> int:
         """The owner has said where the lane goes on.
 
         Where that is behind what this life of the producer has sent, it goes on there; or it sends
-        all of it ``again``, and what is settled does not leave.
+        all of it ``again``, and what is settled does not leave. Returns how many bytes
+        that frees.
         """
+        freed = 0
         if position.number > self.next_number:
             self.known = position.safe if again else position.number
             if not again:
+                freed = sum(len(kept.data) for kept in self.kept)
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number
-        self.settle(min(position.safe, self.next_number, self.released))
+        freed += self.settle(min(position.safe, self.next_number, self.released))
         self.go_back(position.number)
         self.limit = position.limit
         self.open = True
+        return freed
 
     def close(self) -> None:
         """The way to the owner is gone: all that has no verdict will be sent again."""

@@ -5,6 +5,8 @@ Rules
 - The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
   also says so unasked when owners change; then a new hello opens what has come to it.
 - A node's door does not take events: it answers with those who do, and 0 partitions.
+- A verdict is asked for with every quarter of what a producer may have to keep: a node that commits
+  only when it is asked would never hear that nothing more can leave before it does.
 - A node that was dialled by one name may call itself by another: ``alias`` is its own, for as long
   as it is connected. Then it is looked for by both.
 - What comes from a leg concerns its own lanes only: a node that has lost a partition cannot
@@ -36,6 +38,7 @@ class Leg:
         "_declared",
         "_first_lane",
         "_frame_bytes",
+        "_unasked",
         "_wants_hello",
         "address",
         "alias",
@@ -58,6 +61,7 @@ class Leg:
         self._declared: tuple[type, ...] = ()
         self._wants_hello = False
         self._frame_bytes = 0
+        self._unasked = 0  # bytes of frames since a verdict was asked for
         self.budget = _ENVELOPE_BYTES
         self._first_lane = 0
 
@@ -102,13 +106,13 @@ class Leg:
         box.route()
         if self.asks:
             out.append(self.hello())
-        lanes = self.lanes
+        hellos = len(out)
+        lanes, feeds = self.lanes, box.feeds
         for offset in range(len(lanes)):
             lane = lanes[(self._first_lane + offset) % len(lanes)]
             if not lane.open:
                 continue
             end = lane.end
-            fed = not box.committed
             while lane.cursor < len(lane.kept) and budget > 0:
                 kept = lane.kept[lane.cursor]
                 if kept.first >= end:
@@ -116,7 +120,7 @@ class Leg:
                 lane.cursor += 1
                 out.append(kept.data)
                 budget -= len(kept.data)
-            while fed and lane.pending and lane.cursor == len(lane.kept) and budget > 0:
+            while feeds and lane.pending and lane.cursor == len(lane.kept) and budget > 0:
                 room = lane.limit - lane.next_number
                 if room <= 0:
                     break
@@ -130,6 +134,10 @@ class Leg:
             if budget <= 0:
                 self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
                 break
+        self._unasked += sum(map(len, out[hellos:]))
+        if self._unasked * 4 * len(box.legs) >= wire.WINDOW_BYTES and not box.committed:
+            self._unasked = 0
+            out.append(self.ask())
         return out
 
     @property
@@ -139,7 +147,7 @@ class Leg:
         if not self.opened or box.error:
             return 0
         box.route()
-        total = 0
+        total, feeds = 0, box.feeds
         for lane in self.lanes:
             if not lane.open:
                 continue
@@ -147,7 +155,7 @@ class Leg:
                 kept = lane.kept[lane.cursor]
                 if kept.first < lane.end:
                     total += min(lane.next_number, lane.released) - kept.first
-            elif lane.pending and not box.committed:
+            elif lane.pending and feeds:
                 total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
         return total
 
@@ -212,7 +220,7 @@ class Leg:
                 if box.error:
                     return
                 before = lane.upto
-                lane.reopen(position, again=box.again)
+                box.kept_bytes -= lane.reopen(position, again=box.again)
                 box.tell_settled(lane, before)
         self.opened = True
         self._accepted = declared

@@ -12,6 +12,8 @@ Rules
   node, which sends each event on to its own partition, sees each key's events in order.
 - An event that cannot be sent at all (no key, too large, not encodable, of a type that the node
   does not take) is refused here, with the same word that the node would use.
+- Frames without a verdict take ``WINDOW_BYTES`` and no more: what goes beyond waits as events. Who
+  brings those looks at ``pending_bytes``, an estimate by one in some hundred of them.
 - Where frames leave only when they are committed, they are cut, kept and numbered by the caller's
   word, and may be those of an earlier life. A node that has seen other numbers is an error: nothing
   is sent under a number that meant another event.
@@ -28,12 +30,19 @@ from s4node.comm.encoder import encoded
 from s4node.comm.lane import Kept, Lane
 from s4node.comm.leg import Leg
 from s4node.errors import ConfigError, EventError, GraphError
+from s4node.event import footprint
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
 from s4node.routing import KeyRule, Router, route, router
 from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl, refusal_of
 
 MAX_REFUSALS = 10_000
 """Refusals kept for whoever takes them; further ones are only counted."""
+
+_WEIGH_AFTER = 64
+"""Events that come in before some of them are weighed, so that lone ones cost nothing."""
+
+_WEIGH_EACH = 512
+"""One in so many is weighed, and at least the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,9 @@ class Outbox:
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # legs have come or gone
         self._fits = max_frame_events
-        self.weight = 0.0  # bytes an event, lately
+        self.weight = 0.0  # bytes of memory that an event takes which waits, about
+        self.kept_bytes = 0  # of the frames in all lanes
+        self._encoded = 0.0  # bytes of an event in frames, lately
         self.error = ""
         self.answer: wire.Hello | None = None
         self.refusals: list[Refusal] = []
@@ -106,6 +117,7 @@ class Outbox:
         self._router: Router | None = None
         self._only: Lane | None = None
         self._incoming: list[Any] = []
+        self._weighed = 0  # so many of these were; negative: others were not, before they had lanes
         self._ready_events = 0
         self._turn = 0
         self._types: dict[type, EventType | JsonType] = {}
@@ -176,6 +188,23 @@ class Outbox:
     def pending(self) -> int:
         """Events that have not been sent for the first time."""
         return len(self._incoming) + self._ready_events
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of memory that those take, about."""
+        if self._incoming:
+            self._weigh(self._incoming)
+        return int((len(self._incoming) + self._ready_events) * self.weight)
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Bytes of memory that events without a verdict take, about."""
+        return self.kept_bytes + self.pending_bytes
+
+    @property
+    def feeds(self) -> bool:
+        """Whether frames may be made of events that wait."""
+        return not self.committed and self.kept_bytes < wire.WINDOW_BYTES
 
     @property
     def ends(self) -> bool:
@@ -278,15 +307,23 @@ class Outbox:
             self._ready_events -= len(lane.pending)
             lane.pending.clear()
             while lane.kept and lane.kept[-1].end > lane.released:
-                lane.kept.pop()
+                self.kept_bytes -= len(lane.kept.pop().data)
             lane.next_number = lane.released
             lane.cursor = min(lane.cursor, len(lane.kept))
         self._incoming.clear()
+        self._weighed = 0
+
+    def restore(self, partition: int, kept: Sequence[Kept], next_number: int) -> None:
+        """A lane goes on where an earlier life has stopped, with the frames that it committed."""
+        self.lanes[partition].restore(kept, next_number)
+        self.kept_bytes += sum(len(one.data) for one in kept)
 
     def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
         """Take events that belong to ``partition``."""
         self.lanes[partition].pending += events
         self._ready_events += len(events)
+        self._weighed -= len(events)
+        self._weigh(events)
 
     def assign(self, owners: Sequence[str], epoch: int) -> None:
         """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
@@ -367,7 +404,7 @@ class Outbox:
         """Take what the lane's owner says."""
         self._take_exceptions(lane, ruling)
         before = lane.upto
-        lane.settle(min(ruling.upto, lane.next_number, lane.released))
+        self.kept_bytes -= lane.settle(min(ruling.upto, lane.next_number, lane.released))
         self.tell_settled(lane, before)
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
@@ -393,6 +430,7 @@ class Outbox:
     def route(self) -> None:
         """Sort what has come in into the lanes."""
         if self._incoming and self.lanes:
+            self._weigh(self._incoming)
             self._route()
 
     def validate(self) -> None:
@@ -400,6 +438,7 @@ class Outbox:
         for lane in self.lanes:
             lane.validate()
         assert self._ready_events == sum(len(lane.pending) for lane in self.lanes)
+        assert self.kept_bytes == sum(len(one.data) for lane in self.lanes for one in lane.kept)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -444,6 +483,7 @@ class Outbox:
 
     def _route(self) -> None:
         events, self._incoming = self._incoming, []
+        self._weighed -= len(events)
         lanes = self.lanes
         if self.rejected:
             for event in [e for e in events if e.__class__ in self.rejected]:
@@ -465,6 +505,22 @@ class Outbox:
             self._ready_events += len(events) - len(failures)
             for _, reason in failures:
                 self._refuse(None, reason)
+
+    def _weigh(self, events: Sequence[Any]) -> None:
+        """Learn from a few of ``events``, the last to come in, how much those take that wait.
+
+        What events hold in lists and dicts is known only from frames.
+        """
+        new = len(self._incoming) - self._weighed
+        if not events or (new < _WEIGH_AFTER and self.weight):
+            return
+        self._weighed = len(self._incoming)
+        weight = float(footprint(events[-1:]))
+        if new > _WEIGH_EACH:
+            sample = events[-1 : -new - 1 : -_WEIGH_EACH]
+            weight = sum(footprint((event,)) for event in sample) / len(sample)
+        part = min(1.0, new / self.pending)  # some of them may have left already
+        self.weight += (max(weight, self._encoded) - self.weight) * part
 
     def _refuse(self, lane: Lane | None, reason: str) -> None:
         self.counts["unsent"] += 1
@@ -539,12 +595,13 @@ class Outbox:
         self._ready_events -= count
         lane.next_number = first + count
         if lane.next_number <= lane.known:
-            lane.settle(lane.next_number)
+            self.kept_bytes -= lane.settle(lane.next_number)
             return None
-        self.weight = self.weight * 0.75 + len(body) / count * 0.25
+        self._encoded = self._encoded * 0.75 + len(body) / count * 0.25
         if self._fits < self.max_frame_events:  # large events lately: grow back step by step
             self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)
         lane.kept.append(Kept(first, first + count, data))
+        self.kept_bytes += len(data)
         lane.cursor += 1
         return data
 

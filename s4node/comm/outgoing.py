@@ -4,7 +4,7 @@ Rules
 - Events go straight into the outbox as long as the executor lets them leave and nothing waits
   before them. What waits leaves in order, when there are tokens.
 - The stage's depth is what waits here and what the outbox has not sent for the first time; bytes of
-  the latter are estimated by what its events have weighed.
+  the latter are estimated by what some of them weigh.
 - Where the stream feeds itself nothing is dropped: what does not fit waits on disk.
 """
 
@@ -48,7 +48,7 @@ class Outgoing:
     @property
     def bytes(self) -> int:
         """Their bytes in memory, about."""
-        return self.stage.bytes + int(self.outbox.pending * self.outbox.weight)
+        return self.stage.bytes + self.outbox.pending_bytes
 
     @property
     def holds(self) -> bool:

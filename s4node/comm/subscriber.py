@@ -17,7 +17,7 @@ from s4node.comm.outbox import Outbox
 
 
 class Subscriber:
-    """One reader of ``stream``; ``queue_size`` events may wait for it."""
+    """One reader of ``stream``; ``queue_size`` events may wait for it, and ``WINDOW_BYTES``."""
 
     def __init__(self, hello: wire.Hello, types: Sequence[type], node: str, queue_size: int):
         self.stream = hello.stream
@@ -31,11 +31,13 @@ class Subscriber:
         self._leg.hello()  # the node's answer says the same
         self._leg.opened = True
         for position in hello.positions[:1]:
-            self._outbox.lanes[0].reopen(position)
+            self._outbox.lanes[0].reopen(position)  # it keeps nothing yet
 
     def offer(self, events: Sequence[Any]) -> None:
         """The app has put these on the stream."""
         room = max(0, self._queue_size - self._outbox.pending)
+        if self._outbox.pending_bytes >= wire.WINDOW_BYTES:
+            room = 0
         taken = events if room >= len(events) else events[:room]
         for cls in set(map(type, taken)):
             self._outbox.declare(cls)

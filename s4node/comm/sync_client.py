@@ -3,8 +3,8 @@
 Rules
 - The calling thread only appends; the client's thread carries. Nobody else's trio is involved, so
   it works in scripts, notebooks and Spark's Python workers.
-- A call returns once its events are taken; it blocks while the node is out of credit and the queue
-  is full. ``flush`` waits for every verdict.
+- A call returns once its events are taken; it blocks while the queue is full, by events or by
+  bytes. ``flush`` waits for every verdict.
 - A stream may be used from one thread at a time.
 """
 
@@ -23,8 +23,6 @@ from s4node.comm.outbox import Refusal
 from s4node.errors import S4Error, StageClosed
 from s4node.event import GenericEvent
 from s4node.keys import KeySpec
-
-_HAND_OVER = 512
 
 
 class SyncClient:
@@ -150,6 +148,7 @@ class SyncStream:
         self._known = stream._known
         self._waiting: deque[Any] = deque()
         self._full = False
+        self._hand_over = 1  # so many wait here before the client's thread has to take them
 
     @property
     def partitions(self) -> int:
@@ -175,7 +174,7 @@ class SyncStream:
             self._client.call(self._admit, (event,))
         waiting = self._waiting
         waiting.append(event)
-        if self._full or len(waiting) >= _HAND_OVER:
+        if self._full or len(waiting) >= self._hand_over:
             self._client.call(self._carry)
         elif len(waiting) == 1:
             self._client.soon(self._pull)
@@ -211,10 +210,15 @@ class SyncStream:
         except S4Error:
             return  # the next call that waits raises it
         self._stream.extend_nowait(self._taken())
-        self._full = self._stream.pressure >= 1
+        self._look()
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
         """Take what waits and then ``more``, and wait for room."""
         self._stream._admit(more)
         await self._stream.send_many([*self._taken(), *more])
+        self._look()
+
+    def _look(self) -> None:
+        """See whether there is room for more."""
         self._full = self._stream.pressure >= 1
+        self._hand_over = 2 * self._stream.breath

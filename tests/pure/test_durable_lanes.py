@@ -13,13 +13,12 @@ from test_both_ends import World, happen
 from s4node.comm import frame as wire
 from s4node.comm.durable import (
     UNKNOWN_BYTES,
-    WINDOW_BYTES,
     DurableAdmission,
     DurablePart,
     DurableReceipt,
     Taken,
 )
-from s4node.comm.frame import Frame
+from s4node.comm.frame import WINDOW_BYTES, Frame
 from s4node.comm.outbox import Outbox
 from s4node.comm.producer_lane import LaneReceipt
 from s4node.event import EventBatch

@@ -9,7 +9,7 @@ import pytest
 from lanes import TICK, Tick, Tock, answer, headers_of, opened, ruled, spans, ticks, way
 
 from s4node.comm import frame as wire
-from s4node.comm.frame import Frame, check_sections, envelope, read_envelope
+from s4node.comm.frame import WINDOW_BYTES, Frame, check_sections, envelope, read_envelope
 from s4node.comm.leg import Leg
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.errors import EventError
@@ -623,3 +623,76 @@ def test_asking_and_ending_are_frames_of_this_stream_and_producer() -> None:
 def test_a_class_that_is_no_event_cannot_be_declared() -> None:
     with pytest.raises(EventError, match="is not an event type"):
         opened(100).declare(int)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+LARGE = "x" * 100_000
+LIMITLESS = 1 << 40
+
+
+def drained(outbox: Outbox) -> list[bytes]:
+    """All frames that may leave, one envelope after the other."""
+    out: list[bytes] = []
+    while made := way(outbox).frames(1 << 17):
+        out += made
+    return out
+
+
+def test_frames_without_a_verdict_take_a_window_and_no_more() -> None:
+    outbox = opened(LIMITLESS)
+    outbox.extend([Tick(LARGE, n) for n in range(2000)])
+    drained(outbox)
+    assert WINDOW_BYTES <= outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
+    assert not way(outbox).sendable
+    gone = outbox.in_flight
+    assert outbox.pending == 2000 - gone
+    ruled(outbox, 0, gone // 2, LIMITLESS)
+    assert way(outbox).sendable
+    drained(outbox)
+    assert outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
+    while outbox.unsettled:
+        ruled(outbox, 0, outbox.lanes[0].next_number, LIMITLESS)
+        drained(outbox)
+    assert (outbox.admitted, outbox.unsettled, outbox.kept_bytes) == (2000, 0, 0)
+
+
+def test_a_verdict_is_asked_for_with_every_quarter_of_a_window() -> None:
+    outbox = opened(LIMITLESS)
+    outbox.extend([Tick(LARGE, n) for n in range(1000)])
+    asked = [h for h in headers_of(drained(outbox)) if isinstance(h, wire.Idle)]
+    assert asked == [wire.Idle("ticks", "p", wire.ANSWER_NOW)] * 4
+    way(outbox).disconnected()
+    outbox.assign([way(outbox).address], 0)
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, LIMITLESS)))
+    asked = [h for h in headers_of(drained(outbox)) if isinstance(h, wire.Idle)]
+    assert len(asked) == 4  # what is sent again has to be ruled on as well
+
+
+def test_what_waits_is_weighed_before_it_has_ever_been_sent() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    outbox.extend(ticks(1000))
+    assert 50_000 < outbox.pending_bytes < 500_000
+    for n in range(1000):
+        outbox.put(Tick(LARGE, n))
+    assert 90_000_000 < outbox.pending_bytes < 110_000_000
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 0), wire.Position(1, 0, 0)))
+    outbox.route()
+    assert 90_000_000 < outbox.unsettled_bytes < 110_000_000
+    outbox.extend_lane(0, [Tick(LARGE, n) for n in range(1000)])
+    assert 190_000_000 < outbox.pending_bytes < 210_000_000
+    outbox.extend_lane(1, ticks(10_000))
+    assert 190_000_000 < outbox.pending_bytes < 220_000_000
+
+
+def test_what_events_hold_in_lists_counts_once_some_were_sent() -> None:
+    outbox = opened(10)
+    outbox.extend([GenericEvent.of({"all": [LARGE] * 2}) for _ in range(100)])
+    outbox.declare(GenericEvent)
+    assert outbox.pending_bytes < 1_000_000
+    drained(outbox)
+    outbox.extend([GenericEvent.of({"all": [LARGE] * 2}) for _ in range(900)])
+    assert outbox.pending == 990
+    assert outbox.pending_bytes > 100_000_000
