@@ -98,6 +98,18 @@ def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
     return None
 
 
+def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
+    """Why a stream that takes these types, by name, does not take ``sent``; empty if it does."""
+    ours = taken.get(sent.name)
+    if ours is None:
+        return (
+            f"stream {stream!r} takes {', '.join(taken)}, not {sent.name!r}; send one of those, or "
+            f"declare the type on the stream"
+        )
+    reason = refusal_of(ours, sent)
+    return f"stream {stream!r}: {reason}" if reason is not None else ""
+
+
 class EventType:
     """An event class with its wire name, its schema, and its codec."""
 

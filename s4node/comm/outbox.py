@@ -33,7 +33,7 @@ from s4node.errors import ConfigError, EventError, GraphError
 from s4node.event import footprint
 from s4node.keys import KeySpec, Partitioner, crc32, hasher_named
 from s4node.routing import KeyRule, Router, route, router
-from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl, refusal_of
+from s4node.schema import GENERIC, EventType, JsonText, JsonType, TypeDecl, misfit
 
 MAX_REFUSALS = 10_000
 """Refusals kept for whoever takes them; further ones are only counted."""
@@ -134,20 +134,28 @@ class Outbox:
         return self._types.keys()
 
     def declare(self, cls: type) -> None:
-        """Make ``cls`` known; nodes hear of it before its first event."""
-        if cls not in self._types and cls not in self.rejected:
-            self._types[cls] = EventType(cls)
+        """Make ``cls`` known; nodes hear of it before its first event.
+
+        Its events are refused where a node has said that the stream takes others.
+        """
+        if cls in self._types or cls in self.rejected:
+            return
+        kind = EventType(cls)
+        answer, reason = self.answer, ""
+        if answer is not None and not answer.headers.get(wire.LOG) and not self.committed:
+            reason = self._misfit(kind, answer.types)
+        if reason:
+            self.rejected[cls] = reason
+        else:
+            self._types[cls] = kind
 
     def unfit(self, classes: Collection[type], taken: Sequence[TypeDecl]) -> list[type]:
         """Those of ``classes`` that a node which takes these types cannot read."""
+        return [cls for cls in classes if self._misfit(self._types[cls], taken)]
+
+    def _misfit(self, kind: EventType | JsonType, taken: Sequence[TypeDecl]) -> str:
         by_name = {declared.name: declared for declared in taken}
-        found = []
-        for cls in classes:
-            ours = self._types[cls].declaration
-            theirs = by_name.get(ours.name)
-            if theirs is None or refusal_of(theirs, ours) is not None:
-                found.append(cls)
-        return found
+        return misfit(self.stream, by_name, kind.declaration)
 
     def reject(self, classes: Collection[type], reason: str) -> None:
         """The node does not take events of these classes: refuse those that wait, and any more."""

@@ -32,7 +32,7 @@ from s4node.executors.stage import Gauge, Stage
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
 from s4node.routing import key_failure
-from s4node.schema import EventType, TypeReader, fingerprint_of
+from s4node.schema import EventType, TypeReader, fingerprint_of, misfit
 from s4node.stream import Stream
 
 FRAME_BYTES = 512
@@ -265,22 +265,17 @@ class InputPort:
     def _accept_types(self, hello: wire.Hello) -> str:
         """Learn the producer's versions of our types; why not, where they do not fit."""
         by_name = {kind.name: kind for kind in self.stream.types}
+        taken = {name: kind.declaration for name, kind in by_name.items()}
         if len(hello.types) > MAX_DECLARED:
             return (
                 f"stream {self.stream.name!r}: a hello declares {len(hello.types)} event types; "
                 f"{MAX_DECLARED} are the most"
             )
         for declared in hello.types:
-            ours = by_name.get(declared.name)
-            if ours is None:
-                known = ", ".join(by_name)
-                return (
-                    f"stream {self.stream.name!r} takes {known}, not {declared.name!r}; "
-                    f"send one of those, or declare the type on the stream"
-                )
-            reason = ours.refusal_of(declared)
-            if reason is not None:
-                return f"stream {self.stream.name!r}: {reason}"
+            reason = misfit(self.stream.name, taken, declared)
+            if reason:
+                return reason
+            ours = by_name[declared.name]
             if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
                 return (
                     f"stream {self.stream.name!r}: {declared.fingerprint} is not the fingerprint "

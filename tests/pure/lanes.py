@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from s4node.comm import frame as wire
@@ -42,19 +43,22 @@ def spans(frames: list[bytes]) -> list[tuple[int, int, int]]:
     return [(h.partition, h.first, h.first + h.count) for h in headers_of(frames)]
 
 
-def answer(*positions: wire.Position, routing: str = "crc32:", **more: Any) -> wire.Hello:
+def answer(
+    *positions: wire.Position, routing: str = "crc32:", takes: Sequence[type] = (Tick,), **more: Any
+) -> wire.Hello:
     """A node's hello, for as many partitions as there are positions."""
-    return wire.Hello(
-        "node", "n1", "ticks", (TICK.declaration,), routing, len(positions), positions, **more
-    )
+    types = tuple(EventType(cls).declaration for cls in takes)
+    return wire.Hello("node", "n1", "ticks", types, routing, len(positions), positions, **more)
 
 
-def opened(*limits: int, routing: str = "crc32:", **more: Any) -> Outbox:
+def opened(
+    *limits: int, routing: str = "crc32:", takes: Sequence[type] = (Tick,), **more: Any
+) -> Outbox:
     """An outbox for as many partitions as there are limits, its hello answered."""
     outbox = Outbox("ticks", "p", "i1", types=[Tick], **more)
     way(outbox).hello()
     positions = [wire.Position(p, 0, limit) for p, limit in enumerate(limits)]
-    way(outbox).on_hello(answer(*positions, routing=routing))
+    way(outbox).on_hello(answer(*positions, routing=routing, takes=takes))
     return outbox
 
 

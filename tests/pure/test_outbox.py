@@ -105,7 +105,7 @@ def test_positions_for_partitions_that_do_not_exist_are_ignored() -> None:
 
 
 def test_a_new_event_class_is_declared_before_its_first_event() -> None:
-    outbox = opened(10)
+    outbox = opened(10, takes=[Tick, Tock])
     outbox.declare(Tock)
     outbox.put(Tock("joe"))
     hello, data = headers_of(way(outbox).frames(1000))
@@ -113,6 +113,27 @@ def test_a_new_event_class_is_declared_before_its_first_event() -> None:
     assert data.sections[0].fingerprint == EventType(Tock).fingerprint
     outbox.put(Tock("ann"))
     assert spans(way(outbox).frames(1000)) == [(0, 1, 2)]
+
+
+def test_events_of_a_class_that_the_node_does_not_take_are_refused_here_by_its_name() -> None:
+    outbox = opened(10)
+    outbox.declare(Tock)
+    outbox.extend([Tick("joe"), Tock("joe"), Tick("ann")])
+    assert spans(way(outbox).frames(1000)) == [(0, 0, 2)]
+    (refused,) = outbox.take_refusals()
+    assert (refused.number, refused.count) == (-1, 1)
+    assert refused.reason.startswith("stream 'ticks' takes Tick, not 'Tock'; send one of those")
+
+
+def test_a_log_takes_types_that_it_has_not_had() -> None:
+    outbox = Outbox("ticks", "p", "i1", types=[Tick])
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 10), headers={wire.LOG: True}))
+    outbox.declare(Tock)
+    outbox.put(Tock("joe"))
+    hello, data = headers_of(way(outbox).frames(1000))
+    assert [kind.name for kind in hello.types] == ["Tick", "Tock"]
+    assert data.count == 1
 
 
 # --- the outbox: routing -------------------------------------------------------------------------
@@ -301,7 +322,7 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
 
 
 def test_events_of_several_classes_share_a_frame_in_sections() -> None:
-    outbox = opened(10)
+    outbox = opened(10, takes=[Tick, Tock])
     outbox.declare(Tock)
     way(outbox).hello()
     outbox.extend([Tick("a", 1), Tock("b"), Tock("c"), Tick("d", 2)])
@@ -323,7 +344,7 @@ def test_any_number_of_event_classes_may_be_mixed() -> None:
     classes: list[Any] = [
         type(f"E{n}", (Event,), {"__annotations__": {"a": int}}) for n in range(300)
     ]
-    outbox = opened(1000)
+    outbox = opened(1000, takes=classes)
     for cls in classes:
         outbox.declare(cls)
     way(outbox).hello()
@@ -688,7 +709,7 @@ def test_what_waits_is_weighed_before_it_has_ever_been_sent() -> None:
 
 
 def test_what_events_hold_in_lists_counts_once_some_were_sent() -> None:
-    outbox = opened(10)
+    outbox = opened(10, takes=[Tick, GenericEvent])
     outbox.extend([GenericEvent.of({"all": [LARGE] * 2}) for _ in range(100)])
     outbox.declare(GenericEvent)
     assert outbox.pending_bytes < 1_000_000
