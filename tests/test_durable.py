@@ -15,6 +15,7 @@ import trio
 from harness import free_port, running, until
 from input_systems import dies
 from kept import kept_instances, kept_producers
+from structlog.testing import capture_logs
 
 from s4node import App, Client, Config, Container, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ConnectionRefused, EventError
@@ -589,3 +590,23 @@ async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_n
                 assert await clicks.flush() == []
                 await until(lambda: waiting()[0] == 0)
     assert sorted(seen.numbers) == list(range(count))
+
+
+async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
+    settings: dict[str, str],
+) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    settings |= {
+        "s4.stream.copies.consumers": "keeper",
+        "s4.cluster.keeper.address": away,
+        "task.commit.ms": "10",
+    }
+    with capture_logs() as logs:
+        async with running(Copies("copies"), settings) as before, Client(before.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 30))
+            assert await clicks.flush() == []
+    assert [log for log in logs if log["log_level"] == "error"] == []
+    seen = Seen("keeper")
+    async with running(seen, {"s4.listener.address": away}), running(Copies("copies"), settings):
+        await until(lambda: len(seen.numbers) == 30)

@@ -95,11 +95,13 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Failed(Message, tag="failed", frozen=True):
-    """From a container, right before it ends: why. ``status`` is its exit status to come."""
+    """From a container, right before it ends: why. ``status`` is its exit status to come, ``lost``
+    whether it ends for a stop, with events on output streams that nobody took."""
 
     error: str
     trace: str = ""
     status: int = 1
+    lost: bool = False
 
 
 class Done(Message, tag="done", frozen=True):

@@ -72,8 +72,6 @@ class ContainerProcess:
         self.failure: lifeline.Failed | None = None
         self.ended_because = ""
         """Why it ended without being asked the last time; None again once it is ready."""
-        self.unfinished = ""
-        """What it said to a stop that it could not end in order; empty otherwise."""
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
         self._on_change = on_change
@@ -251,8 +249,6 @@ class ContainerProcess:
         if self.begin.hold:  # nobody waits for another attempt
             self._life.stop(now)
         self._life.exited(now)
-        if asked and self.failure is not None:
-            self.unfinished = self.failure.error
         if not asked or status:
             if self.failure is None:
                 self.failure = lifeline.Failed(killed or _ending(status))
@@ -321,13 +317,17 @@ class Supervisor:
         return process
 
     async def stop(self) -> list[str]:
-        """Stop all of them, side by side; returns what they say who could not do it in order."""
+        """Stop all of them, side by side; returns what they say who have lost events by it."""
         processes = list(self.processes)
         for process in processes:
             process.stop_soon()
         for process in processes:
             await process.ended.wait()
-        return [f"{each.begin.member}: {each.unfinished}" for each in processes if each.unfinished]
+        return [
+            f"{each.begin.member}: {each.failure.error}"
+            for each in processes
+            if each.failure is not None and each.failure.lost
+        ]
 
     def _change(self, process: ContainerProcess) -> None:
         if process.ended.is_set() and process in self.processes:

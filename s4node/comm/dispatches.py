@@ -106,6 +106,7 @@ class Dispatches:
         self._own: list[Any] = []
         self._own_at = 0
         self._own_rows = 0
+        self._saved = 0  # of the events that wait for the partitions to be known
         self._learns = not outbox.lanes  # from the answer of who consumes the stream
         self._learned = False
         outbox.on_settled = self._settled
@@ -143,12 +144,18 @@ class Dispatches:
     @property
     def changed(self) -> bool:
         """Whether a commit would write more than the rows that are in the changes already."""
-        return bool(self.outbox.pending or self._tail)
+        return bool(self._unsaved or self._tail)
 
     @property
     def unreleased(self) -> bool:
         """Whether something of it can leave only when a further commit is written."""
-        return bool(self.outbox.pending or self._cut_since)
+        return bool(self._unsaved or self._cut_since)
+
+    @property
+    def _unsaved(self) -> int:
+        """Events that are in no frame; but for those that a commit has saved as they are, and that
+        wait for the partitions to be known."""
+        return self.outbox.pending - (0 if self.outbox.lanes else self._saved)
 
     @property
     def idle(self) -> bool:
@@ -173,6 +180,7 @@ class Dispatches:
         if self._learns:
             self._route()
             own = self.outbox.unrouted
+            self._saved = len(own)
             if self.outbox.answer is not None and not self._learned:
                 self._learned = True
                 answer = self.outbox.answer.partitions, self.outbox.answer.routing
@@ -213,6 +221,7 @@ class Dispatches:
             self._waiting |= self._taken.keys()
             self._cut_since |= leaving.keys()
             self._taken.clear()
+            self._saved = 0
             return
         for at, end in leaving.items():
             self.outbox.lanes[at].released = end
@@ -339,6 +348,7 @@ class Dispatches:
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
         self._own.clear()
+        self._saved = 0
         self.forget_spilled()
         self._learned = False
         self.bytes = 0

@@ -36,7 +36,7 @@ from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
-from s4node.errors import ConfigError, GraphError, S4Error, described, leaves
+from s4node.errors import ConfigError, GraphError, OutputLost, S4Error, described, leaves
 from s4node.ops import logging, pack
 from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
@@ -183,7 +183,8 @@ def failure(error: BaseException) -> lifeline.Failed:
     leaf = (ours or found)[0]
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if ours:
-        return lifeline.Failed(str(leaf), cause_trace(ours[0]), status)
+        lost = isinstance(leaf, OutputLost)
+        return lifeline.Failed(str(leaf), cause_trace(ours[0]), status, lost)
     trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
     return lifeline.Failed(described(leaf), trace, status)
 
@@ -229,12 +230,21 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
             if not stopping.is_set():
                 nursery.start_soon(_announce, line, container)
                 async with _enrolled(container, begin, config):
-                    await container.run()
-                if not stopping.is_set():
-                    line.say(lifeline.Done())
-                    line.flush()
+                    try:
+                        await container.run()
+                    except OutputLost:
+                        _say_done(line, stopping)
+                        raise
+                _say_done(line, stopping)
             line.detach()
             nursery.cancel_scope.cancel()
+
+
+def _say_done(line: Line, stopping: trio.Event) -> None:
+    """Say that it is not to be started again, where that was not the supervisor's own wish."""
+    if not stopping.is_set():
+        line.say(lifeline.Done())
+        line.flush()
 
 
 @asynccontextmanager

@@ -292,6 +292,28 @@ def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belo
     assert not database.outbox
 
 
+def test_what_waits_for_an_answer_is_saved_by_one_commit_and_asks_for_another_when_it_comes() -> (
+    None
+):
+    life = Life(Database(), partitions=0)
+    out = life.dispatches
+    asks: list[tuple[bool, bool]] = []
+    for step in (
+        lambda: out.send([Click(0)]),
+        life.commit,
+        lambda: out.send([Click(1)]),
+        life.begin,
+        lambda: life.end(written=False),
+        life.commit,
+        lambda: Receiver().open(life),
+        life.commit,
+    ):
+        step()
+        asks.append((out.changed, out.unreleased))
+    yes, no = (True, True), (False, False)
+    assert asks == [yes, no, yes, no, yes, no, yes, no]
+
+
 def test_what_waits_for_an_answer_has_a_size_in_every_life() -> None:
     database = Database()
     life = Life(database, partitions=0)
