@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from s4node.keys import Key, crc32
 from s4node.state.database import Database
+from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.stores import StoreSpec
 
@@ -240,3 +241,26 @@ def test_after_any_crash_there_is_the_last_commit(tmp_path: Path) -> None:
         type("Machine", (Crashes,), {"folder": tmp_path}),
         settings=settings(max_examples=60, stateful_step_count=30, deadline=None),
     )
+
+
+def test_who_looks_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
+    now = [1000.0]
+    state = TaskState(Database(tmp_path / "t"), crc32, now=lambda: now[0])
+    store = state.store(StoreSpec("short", int, str, ttl=60))
+    store.put(1, "early")
+    now[0] += 30
+    store.put(2, "late")
+    state.begin_commit({})
+    state.write()
+    state.end_commit(written=True)
+    look = Look(state, now=lambda: now[0])
+
+    def both() -> tuple[dict[Key, str], dict[Key, str]]:
+        return dict(look.store("short")), dict(store.all())
+
+    assert both() == ({1: "early", 2: "late"}, {1: "early", 2: "late"})
+    now[0] = 1060.0
+    assert both() == ({2: "late"}, {2: "late"})
+    now[0] = 1090.0
+    assert both() == ({}, {})
+    state.close()

@@ -1,8 +1,12 @@
-"""What a task keeps, for those who look: tables by name, their rows in plain values."""
+"""What a task keeps, for those who look: tables by name, their rows in plain values.
+
+A store has what the task itself would find in it: what is over its time to live is gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,24 +14,31 @@ import msgspec
 from s4node.keys import Key
 from s4node.state import ordered
 from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
+from s4node.state.store import in_time
 from s4node.state.task_state import TaskState
 
 _decode = msgspec.msgpack.Decoder().decode
 
 
 class Look:
-    """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs."""
+    """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs.
 
-    def __init__(self, state: TaskState) -> None:
+    ``now`` gives Unix time in seconds.
+    """
+
+    def __init__(self, state: TaskState, now: Callable[[], float] = time.time) -> None:
         self._state = state
+        self._now = now
         self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
         self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
-        """The keys of a store with their values, by key group; what is over its time, too."""
-        skip = 8 if self._state.meta(f"ttl of {name}") else 0  # behind the time at which it ends
+        """The keys of a store with their values, by key group."""
+        ends = bool(self._state.meta(f"ttl of {name}"))
         for key, data in self._rows(f"store {name}"):
-            yield key, _decode(memoryview(data)[skip:])
+            value = in_time(data, self._now()) if ends else data
+            if value is not None:
+                yield key, _decode(value)
 
     def instances(self, name: str) -> Iterator[tuple[Key | None, dict[str, Any]]]:
         """The keys of a PE with the attributes of their instances; a singleton has none."""

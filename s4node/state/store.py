@@ -33,6 +33,14 @@ _EXPIRY = struct.Struct(">Q")
 _MISSING = object()
 
 
+def in_time(data: bytes, now: float) -> memoryview | None:
+    """The value in a row of a store with a time to live, which has the time at which it ends
+    before it; None where that is over at ``now`` (Unix time)."""
+    if _EXPIRY.unpack_from(data)[0] <= now * 1000:
+        return None
+    return memoryview(data)[_EXPIRY.size :]
+
+
 class Rows(Protocol):
     """What a store reads from: the rows of whole commits."""
 
@@ -210,10 +218,8 @@ class KeyValueStore(Generic[K, V]):
     def _value(self, data: Any) -> V | None:
         if data is None:
             return None
-        if self._ttl_ms:
-            if _EXPIRY.unpack_from(data)[0] <= self._now() * 1000:
-                return None
-            data = memoryview(data)[_EXPIRY.size :]
+        if self._ttl_ms and (data := in_time(data, self._now())) is None:
+            return None
         try:
             return self._decode(data)
         except msgspec.MsgspecError as error:
