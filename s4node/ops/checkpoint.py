@@ -6,6 +6,7 @@ Rules
 - Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
 - What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused.
 - It goes where the job's state goes: where that is shipped, the command needs its URL.
+- What cannot be read is told behind the rest where it is shown; nothing of it is carried elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from s4node.config import Config
 from s4node.errors import CheckpointError, ConfigError
-from s4node.ops.job import Job, Where, find_job
+from s4node.ops.job import Job, Where, find_job, tell_damaged
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.store import ProgressStore, now_ms
@@ -46,13 +47,13 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
             }
             for task, one in job.checkpoints.items()
         ]))  # fmt: skip
-        return 0
+        return tell_damaged(job.damaged)
     for task, one in job.checkpoints.items():
         count = len(one.offsets)
         print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
         for each in kept[task]:
             print(f"  kept {each.name}: commit {each.commit}, {_at(each.kept_ms)}")
-    return 0
+    return tell_damaged(job.damaged)
 
 
 def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
@@ -61,6 +62,7 @@ def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
     job = _with_checkpoints(target, config)
     job.check_task(task)
     shown = {name: progress_of(job.folder, name) for name in job.checkpoints if task in ("", name)}
+    damaged = {name: why for name, why in job.damaged.items() if task in ("", name)}
     if as_json:
         tasks = _tasks({name: one for name, (one, _) in shown.items()})
         for name, (_, producers) in shown.items():
@@ -69,19 +71,20 @@ def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
                 for (stream, producer), kept in sorted(producers.items())
             ]
         print(json.dumps(tasks))
-        return 0
+        return tell_damaged(damaged)
     for name, (one, producers) in shown.items():
         print(f"{name}: {_when(one)}")
         for at, offset in sorted(one.offsets.items()):
             print(f"  {SystemStreamPartition(*at)}: {offset}")
         for (stream, producer), kept in sorted(producers.items()):
             print(f"  {stream} from {producer!r}: {kept.number}")
-    return 0
+    return tell_damaged(damaged)
 
 
 def export(target: str, config: Config) -> int:
     """Print all checkpoints as JSON, for an import; returns the exit status."""
     job = _with_checkpoints(target, config)
+    job.check_sound()
     guard = None if job.guard is None else job.guard.to_row()
     document = {
         "format": _FORMAT, "app": job.name, "job": guard, "tasks": _tasks(job.checkpoints),
@@ -94,6 +97,7 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     """Have the tasks in ``file`` (- for standard input) go on where it says; returns the exit
     status."""
     job = find_job(target, config)
+    job.check_sound()
     guard, checkpoints = _read(file)
     for task, one in checkpoints.items():
         job.check_task(task)
@@ -133,7 +137,7 @@ def _check_unshipped(job: Job, tasks: Iterable[str]) -> None:
 
 def _with_checkpoints(target: str, config: Config) -> Job:
     job = find_job(target, config)
-    if not job.checkpoints:
+    if not job.tasks:
         raise CheckpointError(f"{job.name} has no checkpoints in {job.folder}; it has not run yet")
     return job
 

@@ -3,11 +3,13 @@
 Rules
 - A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
 - What its inputs and tasks are is known from its last start, or from the app itself.
+- A task whose state is damaged hides no other: what can be shown is, and then the damage is told.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,7 @@ from s4node.config import Config
 from s4node.container.binding import replayable
 from s4node.container.committer import folder_of
 from s4node.container.hooks import declare
-from s4node.errors import ConfigError, UnknownStream
+from s4node.errors import ConfigError, StoreCorrupt, UnknownStream
 from s4node.event import LIVE
 from s4node.kinds import is_name
 from s4node.ops.load import load_app
@@ -29,7 +31,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Place
 from s4node.progress.presence import runs
 from s4node.progress.store import FILE, ProgressStore
-from s4node.state.job import checkpoints_of
+from s4node.state.job import progress_of
 
 _PLACE = re.compile(r"(?P<name>.+?)(\[(?P<partition>[0-9]+)\])?", re.ASCII)
 
@@ -54,15 +56,22 @@ class Where(NamedTuple):
 class Job:
     """What is known of a job.
 
-    ``guard`` and ``checkpoints`` (by task) are from its last start. ``inputs`` are the partitions
-    of what it reads by ``system.stream``, None where nobody knows.
+    ``guard`` and ``checkpoints`` (by task) are from its last start, but of tasks that are
+    ``damaged``, which says why. ``inputs`` are the partitions of what it reads by
+    ``system.stream``, None where nobody knows.
     """
 
     name: str
     folder: Path
     guard: JobGuard | None
     checkpoints: Mapping[str, Checkpoint]
+    damaged: Mapping[str, str]
     inputs: Mapping[str, int | None]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that it had at its last start."""
+        return sorted([*self.checkpoints, *self.damaged])
 
     @property
     def running(self) -> bool:
@@ -98,9 +107,9 @@ class Job:
 
     def check_task(self, task: str) -> None:
         """Raise ConfigError for a task that the job does not have, as far as that is known."""
-        if task and self.checkpoints and task not in self.checkpoints:
+        if task and self.tasks and task not in self.tasks:
             raise ConfigError(
-                f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.checkpoints)}"
+                f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.tasks)}"
             )
 
     def places_of(self, task: str, places: list[Place]) -> list[Place]:
@@ -119,6 +128,23 @@ class Job:
                 f"{owners[place]!r} does; name that one, or leave --task out"
             )
         return read
+
+    def check_sound(self) -> None:
+        """Raise StoreCorrupt where the state of a task is damaged."""
+        for task, why in self.damaged.items():
+            raise StoreCorrupt(of_task(task, why))
+
+
+def of_task(task: str, why: object) -> str:
+    """What is wrong with a task's state."""
+    return f"task {task!r}: {why}"
+
+
+def tell_damaged(damaged: Mapping[str, str]) -> int:
+    """Say why tasks were not shown; returns the exit status."""
+    for task, why in damaged.items():
+        print(f"s4: {of_task(task, why)}", file=sys.stderr)
+    return 1 if damaged else 0
 
 
 def find_job(target: str, config: Config) -> Job:
@@ -141,17 +167,25 @@ def find_job(target: str, config: Config) -> Job:
 
 
 def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
-    guard, checkpoints = None, {}
+    guard = None
+    checkpoints: dict[str, Checkpoint] = {}
+    damaged: dict[str, str] = {}
     if (folder / FILE).exists():
         store = ProgressStore(folder)
         try:
-            guard, checkpoints = store.job(), checkpoints_of(folder, store)
+            guard = store.job()
+            for task in store.tasks():
+                try:
+                    checkpoints[task] = progress_of(folder, task)[0]
+                except StoreCorrupt as error:
+                    damaged[task] = str(error)
         finally:
             store.close()
     counts = {} if guard is None else guard.counts
     seen = {f"{at[0]}.{at[1]}" for one in checkpoints.values() for at in one.offsets}
     names = read or sorted({*counts, *seen})
-    return Job(name, folder, guard, checkpoints, {each: counts.get(each) for each in names})
+    inputs = {each: counts.get(each) for each in names}
+    return Job(name, folder, guard, checkpoints, damaged, inputs)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

@@ -1,4 +1,7 @@
-"""``s4 state``: what the tasks of an app keep, as of their last commits, whether it runs or not."""
+"""``s4 state``: what the tasks of an app keep, as of their last commits, whether it runs or not.
+
+What is damaged is told behind all that can be read.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from s4node.config import Config
-from s4node.errors import StateError
+from s4node.errors import StateError, StoreCorrupt
 from s4node.keys import crc32
-from s4node.ops.job import find_job
+from s4node.ops.job import find_job, tell_damaged
 from s4node.state import epochs
 from s4node.state.job import task_folder
 from s4node.state.look import Look
@@ -21,53 +24,72 @@ Row = tuple[str, str, Any, Any]
 
 def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:
     """Print rows of stores and PEs; returns the exit status."""
-    for number, row in enumerate(_rows(target, config, table, task)):
+    damaged: dict[str, str] = {}
+    for number, row in enumerate(_rows(target, config, table, task, damaged)):
         if number == limit:
             break
         _show(*row, as_json=as_json)
-    return 0
+    return tell_damaged(damaged)
 
 
 def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
     """Print what is kept of one key, in text or as JSON; returns the exit status."""
-    found = [row for row in _rows(target, config, table, task) if _is_key(row[2], key)]
-    if not found:
-        raise StateError(f"nothing is kept of {key!r}; s4 state scan {target} shows what is")
+    damaged: dict[str, str] = {}
+    rows = _rows(target, config, table, task, damaged)
+    meant = _as_json(key)
+    found = [row for row in rows if key in (row[2], str(row[2])) or meant == _json(row[2])]
     for row in found:
         _show(*row, as_json=as_json)
-    return 0
+    status = tell_damaged(damaged)
+    if not found:
+        where = " in the other tasks" if damaged else ""
+        raise StateError(f"nothing is kept of {key!r}{where}; s4 state scan {target} shows what is")
+    return status
 
 
 def _rows(
-    target: str, config: Config, table: str, task: str
-) -> Iterator[tuple[str, str, Any, Any]]:
-    """All that is kept, in the order of tasks and tables."""
+    target: str, config: Config, table: str, task: str, damaged: dict[str, str]
+) -> Iterator[Row]:
+    """All that is kept, in the order of tasks and tables; tasks whose state is ``damaged`` are put
+    there, with the reason."""
     job = find_job(target, config)
     job.check_task(task)
     known: set[str] = set()
-    for name in [task] if task else job.checkpoints:
+    for name in [task] if task else job.tasks:
         folder = task_folder(job.folder, name)
         if not epochs.epochs_of(folder):
             continue
-        with epochs.copied(folder) as database:
-            look = Look(TaskState(database, crc32))
-            for each, rows in (
-                *((each, look.instances) for each in look.elements),
-                *((each, look.store) for each in look.stores),
-            ):
-                known.add(each)
-                if table in ("", each):
-                    for key, value in rows(each):
-                        yield name, each, key, value
-    if table and table not in known:
+        try:
+            with epochs.copied(folder) as database:
+                look = Look(TaskState(database, crc32))
+                for each, rows in (
+                    *((each, look.instances) for each in look.elements),
+                    *((each, look.store) for each in look.stores),
+                ):
+                    known.add(each)
+                    if table in ("", each):
+                        for key, value in rows(each):
+                            yield name, each, key, value
+        except StoreCorrupt as error:
+            damaged[name] = str(error)
+    if table and table not in known and not damaged:
         raise StateError(
             f"app {job.name!r} keeps no {table!r}; it keeps: "
             f"{', '.join(sorted(known)) or 'nothing'}"
         )
 
 
-def _is_key(key: Any, text: str) -> bool:
-    return text in (key, str(key), json.dumps(key, default=str))
+def _json(key: Any) -> str:
+    """A key as JSON, as scan shows it."""
+    return json.dumps(key, default=str)
+
+
+def _as_json(text: str) -> str | None:
+    """The same for what was typed, however it is spaced; None where that is no JSON."""
+    try:
+        return json.dumps(json.loads(text))
+    except ValueError:
+        return None
 
 
 def _show(task: str, table: str, key: Any, value: Any, *, as_json: bool) -> None:

@@ -5,6 +5,8 @@ Rules
   is there for every later process, after a crash of this one as well; a power cut may take the last
   writes.
 - A file says whose it is and in which format; one of another program or another format is refused.
+- Where the file may not be written it is opened to be read, and leaves nothing behind; what would
+  write is a passing trouble.
 - What a passing trouble may be (full disk, another's lock, lost rights) raises ``unwritten`` of its
   form: nothing has happened, and it can be tried again. Damage and another format raise
   ``damaged``.
@@ -12,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +51,9 @@ class SqliteFile:
     def __init__(self, folder: Path, form: Form) -> None:
         self.path = folder / form.file
         self._form = form
+        if self.path.exists() and not _writable(folder, self.path):
+            self._open_to_read()
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -66,30 +72,54 @@ class SqliteFile:
             self._db.close()
             raise
 
+    def _open_to_read(self) -> None:
+        """Open the file to be read."""
+        place = f"{self.path.absolute().as_uri()}?mode=ro"
+        if not self.path.with_name(f"{self.path.name}-wal").exists():
+            place += "&immutable=1"  # nobody has it open, and nothing can be put beside it
+        with self._explained():
+            self._db = sqlite3.connect(
+                place, uri=True, timeout=_PATIENCE_SECONDS, isolation_level=None,
+                check_same_thread=False,
+            )  # fmt: skip
+        try:
+            with self._transaction(write=False):
+                self._check()
+        except BaseException:
+            self._db.close()
+            raise
+
     def _prepare(self) -> None:
         db, form = self._db, self._form
         db.execute("PRAGMA synchronous = NORMAL")
         if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             db.execute("PRAGMA journal_mode = WAL")
         with self._transaction():  # of two that begin at once, one makes it
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            application = db.execute("PRAGMA application_id").fetchone()[0]
             empty = not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-            if empty and (version, application) == (0, 0):
+            if empty and self._marks() == (0, 0):
                 db.execute(f"PRAGMA application_id = {form.application}")
                 db.execute(f"PRAGMA user_version = {form.version}")
                 for statement in form.schema.split(";"):
                     db.execute(statement)
-            elif application != form.application:
-                raise form.damaged(
-                    f"{self.path} is a database of another program; set s4.state.folder to another "
-                    f"folder"
-                )
-            elif version != form.version:
-                raise form.damaged(
-                    f"{self.path} is written in format {version}, and this s4node reads format "
-                    f"{form.version}; run the s4node that wrote it"
-                )
+            self._check()
+
+    def _marks(self) -> tuple[int, int]:
+        """Whose file it is, and in which format."""
+        application = self._db.execute("PRAGMA application_id").fetchone()[0]
+        return application, self._db.execute("PRAGMA user_version").fetchone()[0]
+
+    def _check(self) -> None:
+        application, version = self._marks()
+        if application != self._form.application:
+            raise self._form.damaged(
+                f"{self.path} is a database of another program; set s4.state.folder to another "
+                f"folder"
+            )
+        if version != self._form.version:
+            raise self._form.damaged(
+                f"{self.path} is written in format {version}, and this s4node reads format "
+                f"{self._form.version}; run the s4node that wrote it"
+            )
 
     def close(self) -> None:
         """Let go of the file; a second time does nothing."""
@@ -124,9 +154,19 @@ class SqliteFile:
         try:
             yield
         except sqlite3.OperationalError as error:
+            if not _writable(self.path.parent, self.path):
+                raise self._form.unwritten(
+                    f"{self.path} cannot be used as it is: it may not be written ({error}); mend "
+                    f"its rights and its folder's, or set s4.state.folder to a copy of that folder"
+                ) from error
             raise self._form.unwritten(
                 f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "
                 f"disk, or mend the rights"
             ) from error
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
+
+
+def _writable(folder: Path, file: Path) -> bool:
+    """Whether this process may write the file, and put others beside it."""
+    return os.access(folder, os.W_OK) and os.access(file, os.W_OK)

@@ -370,7 +370,8 @@ def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     text = str(error)
     if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
         return StoreCorrupt(
-            f"{folder} is damaged: {text}; a new start goes on from the last good checkpoint"
+            f"{folder} is damaged: {text}; a new start goes on from what is sound there, or says "
+            f"why it cannot"
         )
     if "lock" in text.lower():
         return StateError(f"{folder} is in use by another process: {text}; stop that one first")

@@ -14,10 +14,13 @@ Rules
   changed are shared by all of these: so after damage, each row of the next is read before it is
   taken. Whether a task may go on from there is for its container to say.
 - What has no file ``complete`` was never finished, and is nothing.
+- Damage that is found in a copy is told as that of the original: its files have the same names.
+- Who looks has a copy of its own, and so needs no right to write to what it looks at.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -40,6 +43,7 @@ _WRITTEN_ONCE = {".sst", ".blob"}
 _DONE = "complete"  # a file in a folder that is whole
 _LEFT_OUT = {"LOCK", _DONE, DAMAGED}
 _TRIES = 5
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 _KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
@@ -85,19 +89,48 @@ def highest(folder: Path) -> int:
 def copied(folder: Path) -> Iterator[Database]:
     """The true database of a task as it is now, to look at while its owner goes on.
 
-    Raises StateError where there is none.
+    Raises StateError where there is none, and StoreCorrupt, as all reading does, where it is
+    damaged.
     """
     found = epochs_of(folder)
     if not found:
         raise StateError(f"nothing is kept in {folder}; has a task of this name ever run?")
-    with tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent) as place:
-        _inherit(folder / str(found[0]), Path(place))
-        database = Database(Path(place))
+    original = folder / str(found[0])
+    with _room_beside(folder) as place, _told_of(original, place):
+        _inherit(original, place)
+        database = Database(place)
         try:
+            database.verify()
             yield database
         finally:
             with suppress(StateError, StoreCorrupt):  # what was read is right, and the copy goes
                 database.close()
+
+
+@contextmanager
+def _room_beside(folder: Path) -> Iterator[Path]:
+    """A folder for a copy of what is in ``folder``: beside it, where files can be linked, or where
+    nothing can be written, in the system's own for such."""
+    try:
+        try:
+            place = tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent)
+        except OSError:
+            place = tempfile.TemporaryDirectory(prefix="s4-look-")
+    except OSError as error:
+        raise StateError(
+            f"{folder} cannot be copied to be looked at: {error}; set TMPDIR to a folder of yours"
+        ) from error
+    with place as name:
+        yield Path(name)
+
+
+@contextmanager
+def _told_of(original: Path, copy: Path) -> Iterator[None]:
+    """Say of the original what is found to be damaged in its copy."""
+    try:
+        yield
+    except StoreCorrupt as error:
+        raise StoreCorrupt(str(error).replace(str(copy), str(original))) from error
 
 
 class Elsewhere(Protocol):
@@ -208,21 +241,23 @@ def _inherited(
     if (before / DAMAGED).exists():
         raise StoreCorrupt((before / DAMAGED).read_text())
     _inherit(before, own)
-    try:
-        database = make(own)
-    except StoreCorrupt as error:
-        _emptied(own)
-        _inherit(before, own)
-        Database(own, salvage=True).close()  # and what can be read is in tables from now on
-        database = make(own)
-        log.error("the last commits in a state folder are damaged; going on from the one before",
-                  folder=str(before), reason=str(error))  # fmt: skip
-    try:
-        database.verify(rows=suspicious)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    with _told_of(before, own):
+        try:
+            with _told_of(before, own):
+                database = make(own)
+        except StoreCorrupt as error:
+            _emptied(own)
+            _inherit(before, own)
+            Database(own, salvage=True).close()  # and what can be read is in tables from now on
+            database = make(own)
+            log.error("the last commits in a state folder are damaged; going on from the one "
+                      "before", folder=str(before), reason=str(error))  # fmt: skip
+        try:
+            database.verify(rows=suspicious)
+        except BaseException:
+            database.close()
+            raise
+        return database
 
 
 # -- kept checkpoints -------------------------------------------------------------------------
@@ -295,9 +330,7 @@ def _inherit(before: Path, own: Path) -> None:
             for file in before.iterdir():
                 if file.name in _LEFT_OUT:
                     continue
-                if file.suffix in _WRITTEN_ONCE:
-                    os.link(file, own / file.name)
-                else:
+                if file.suffix not in _WRITTEN_ONCE or not _linked(file, own / file.name):
                     shutil.copy2(file, own / file.name)
             if _story(before) == story:
                 return
@@ -307,6 +340,17 @@ def _inherit(before: Path, own: Path) -> None:
             raise StateError(f"{before} cannot be copied: {error.strerror or error}") from error
         _emptied(own)
     raise StateError(f"{before} changes faster than it can be copied; stop the process that has it")
+
+
+def _linked(file: Path, other: Path) -> bool:
+    """Have a file under a second name; False where the system does not let us."""
+    try:
+        os.link(file, other)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
 
 
 def _story(folder: Path) -> tuple[bytes, dict[str, int]]:

@@ -43,14 +43,12 @@ def checkpoint_of(state: TaskState) -> Checkpoint:
     return Checkpoint.at(state.positions(), state.meta(WRITTEN) or 0, state.consumed())
 
 
-def checkpoints_of(folder: Path, store: ProgressStore) -> dict[str, Checkpoint]:
-    """The progress of each task of the job in ``folder``."""
-    return {task: progress_of(folder, task)[0] for task in store.tasks()}
-
-
 def progress_of(folder: Path, task: str) -> tuple[Checkpoint, dict[Producer, KeptProducer]]:
     """The progress of a task of the job in ``folder`` in what it reads, and in what producers of
-    durable streams have sent it; both of one commit, and empty before the first."""
+    durable streams have sent it; both of one commit, and empty before the first.
+
+    Raises StoreCorrupt where that is damaged.
+    """
     place = task_folder(folder, task)
     if not epochs.epochs_of(place):
         return Checkpoint(), {}

@@ -1,0 +1,143 @@
+"""What is kept, for those who look: `s4 state` and `s4 checkpoint` where that is not easy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from s4node.errors import ProgressUnwritten
+from s4node.keys import crc32
+from s4node.ops.cli import main
+from s4node.progress.checkpoint import JobGuard
+from s4node.progress.store import ProgressStore
+from s4node.state import epochs
+from s4node.state.database import Database
+from s4node.state.job import task_folder
+from s4node.state.task_state import TaskState
+from s4node.stores import StoreSpec
+
+SEEN = StoreSpec("seen", tuple[str, int], int)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """What an app of two tasks has left: ``("k", n)`` of each task's ``n`` in a store."""
+    folder = tmp_path / "state" / "default" / "notes"
+    store = ProgressStore(folder)
+    store.admit(JobGuard(2, "by-partition", "crc32", {"memory.clicks": 2}))
+    for number in range(2):
+        claim = store.claim(f"Partition {number}", "", 0)
+        database = epochs.claim(task_folder(folder, claim.task), claim.fence, Database)
+        state = TaskState(database, crc32, fence=claim.fence)
+        state.store(SEEN).put(("k", number), 7 + number)
+        state.begin_commit({f"memory.clicks[{number}]": 5})
+        state.write()
+        state.end_commit(written=True)
+        state.close()
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def s4(job: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(command: str, state: Path = job.parent.parent) -> tuple[int, str, str]:
+        ended = main([*shlex.split(command), "-p", f"s4.state.folder={state}"])
+        told = capsys.readouterr()
+        return ended, told.out, told.err
+
+    return run
+
+
+S4 = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("key", ['["k",1]', '["k", 1]', "('k', 1)"])
+def test_a_key_is_taken_as_scan_shows_it_in_text_and_in_json(s4: S4, key: str) -> None:
+    (row,) = (json.loads(line) for line in s4("state scan notes --json")[1].splitlines()[1:])
+    assert row["key"] == ["k", 1]
+    assert s4(f"state get notes {shlex.quote(key)}") == (0, "Partition 1  seen  ('k', 1)  8\n", "")
+
+
+def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -> None:
+    place = task_folder(job, "Partition 1") / "1"
+    (place / "CURRENT").write_bytes(b"MANIFEST-9999\n")
+    said = f"s4: task 'Partition 1': {place} is damaged: "
+    for command, shown in (
+        ("state scan notes", "Partition 0  seen  ('k', 0)  7\n"),
+        ("state get notes '[\"k\", 0]'", "Partition 0  seen  ('k', 0)  7\n"),
+        ("checkpoint list notes", "Partition 0: 1 partition, nothing written\n"),
+        ("checkpoint show notes", "Partition 0: nothing written\n  memory.clicks[0]: 5\n"),
+    ):
+        ended, out, err = s4(command)
+        assert (ended, out) == (1, shown)
+        assert err.startswith(said)
+        assert ".look-" not in err
+    assert s4("state scan notes --task 'Partition 0'")[0] == 0
+    assert s4("checkpoint show notes --task 'Partition 0'")[0] == 0
+    _, out, err = s4("state get notes joe")
+    assert out == ""
+    assert err.startswith(said)
+    assert "nothing is kept of 'joe' in the other tasks" in err
+    for command in ("checkpoint export notes", "checkpoint import notes none.json"):
+        ended, out, err = s4(command)  # what lacks a task is not carried anywhere
+        assert (ended, out) == (1, "")
+        assert err.startswith(said)
+    assert not (place / "damaged").exists()  # who looks changes nothing
+
+
+# -- where nothing can be written -----------------------------------------------------------------
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[Path]:
+    """The same folder where nothing can be written, where this process may mount it so."""
+    place = folder.with_name(f"{folder.name} to read")
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "--bind", folder, place], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["alone", "beside its owner"])
+def test_what_cannot_be_written_can_be_looked_at(s4: S4, job: Path, in_use: bool) -> None:
+    owner = ProgressStore(job) if in_use else None
+    before = sorted(job.rglob("*"))
+    with read_only(job.parent.parent) as place:
+        for command in ("state scan notes", "checkpoint show notes", "startpoint show notes"):
+            ended, out, err = s4(command, place)
+            assert (ended, err) == (0, "") or "no startpoints are set" in err
+            assert ("Partition 1" in out) is not command.startswith("startpoint")
+        ended, _, err = s4("startpoint set notes memory.clicks[0] --oldest", place)
+        assert ended == 1
+        assert "may not be written" in err
+    assert sorted(job.rglob("*")) == before
+    if owner is not None:
+        owner.close()
+
+
+def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job: Path) -> None:
+    owner = ProgressStore(job)
+    owner.claim("Partition 2", "", 0)
+    (folder := job.parent / "killed").mkdir()
+    for path in job.glob("progress.sqlite*"):  # as a process leaves it that is killed
+        (folder / path.name).write_bytes(path.read_bytes())
+    owner.close()
+    with read_only(folder) as place:
+        store = ProgressStore(place)
+        assert sorted(store.tasks()) == ["Partition 0", "Partition 1", "Partition 2"]
+        with pytest.raises(ProgressUnwritten, match=r"may not be written .* to a copy of that fol"):
+            store.claim("Partition 3", "", 0)
+        store.close()
+    assert "Partition 2" in ProgressStore(folder).tasks()
