@@ -30,7 +30,9 @@ from log_nodes import Click, log_at, log_node, some_app
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
         ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
         ("create a/b", 1, "'a/b' is no name for a stream of the log"),
-        ("create clicks --partitions 3", 1, "exists with other settings"),
+        ("create clicks --partitions 3 --key user --retention-ms 5000", 1, ("stream 'clicks' "
+         "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
+         "node says, not 5000 ms; ask for those it has, or take another name")),
         ("create keyed --key 'a b'", 2, "'a b' is not an attribute's name"),
     ],
 )  # fmt: skip

@@ -327,8 +327,9 @@ class LogStore:
                 await self._add(self.settings.folder / name)
             elif there.settings != wanted:
                 raise StoreError(
-                    f"stream {name!r} exists with other settings ({_differences(there, wanted)}); "
-                    f"ask for those it has, or take another name"
+                    f"stream {name!r} exists with other settings: "
+                    f"{_differences(there.settings, wanted)}; ask for those it has, or take "
+                    f"another name"
                 )
             return self._streams[name]
 
@@ -397,12 +398,23 @@ def check_settings(wanted: StreamSettings) -> None:
         )
 
 
-def _differences(there: LogStream, wanted: StreamSettings) -> str:
-    pairs = [
-        (name, getattr(there.settings, name), getattr(wanted, name))
-        for name in StreamSettings.__struct_fields__
-    ]
-    return ", ".join(f"{name} {has!r}, not {asks!r}" for name, has, asks in pairs if has != asks)
+def _differences(there: StreamSettings, wanted: StreamSettings) -> str:
+    has, asks = _in_words(there), _in_words(wanted)
+    other = [what for what in has if has[what] != asks[what]]
+    return "; ".join(f"{what} {has[what]}, not {asks[what]}" for what in other)
+
+
+def _in_words(settings: StreamSettings) -> dict[str, str]:
+    """What may be other than somebody wants it."""
+    ms, size = settings.retention_ms, settings.retention_bytes
+    return {
+        "format": str(settings.format),
+        "partitions": str(settings.partitions),
+        "key": settings.key.replace("+", ", ") or "none",
+        "hasher": settings.hasher,
+        "retention": "as the node says" if ms is None else f"{ms} ms" if ms else "for ever",
+        "bytes of a partition": "as the node says" if size is None else str(size or "unbounded"),
+    }
 
 
 @contextmanager
