@@ -60,28 +60,94 @@ def another_application(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "error", "says"),
+    ("harm", "says"),
     [
-        (truncate, StoreCorrupt, "is damaged"),
-        (overwrite_head, StoreCorrupt, "is damaged"),
-        (empty, StoreError, "is no file of a log"),
-        (newer, StoreError, "has format 2, and this s4node reads formats up to 1"),
-        (of_another_stream, StoreError, "is partition 0 of stream 'views', not partition 0 of"),
-        (another_application, StoreError, "is no file of a log"),
-        (os.unlink, StoreError, "0 partition files where its stream.json says 1"),
+        (newer, "has format 2, and this s4node reads formats up to 1"),
+        (of_another_stream, "is partition 0 of stream 'views', not partition 0 of"),
+        (os.unlink, "0 partition files where its stream.json says 1"),
     ],
 )
-async def test_a_file_that_is_not_as_it_was_left_is_refused_by_name(
-    tmp_path: Path, harm: Callable[[Path], None], error: type[StoreError], says: str
+async def test_a_file_that_is_not_the_partitions_own_is_refused_by_name(
+    tmp_path: Path, harm: Callable[[Path], None], says: str
 ) -> None:
-    async with opened(tmp_path) as log:
-        frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
-        await append(log.stream("clicks").partitions[0], *frames)
+    async with opened(tmp_path):
+        pass
     harm(database(tmp_path))
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(StoreError, match=says) as caught:
         async with open_log(LogSettings(tmp_path)):
             pass
     assert str(tmp_path / "clicks") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (truncate, "is damaged"),
+        (overwrite_head, "is damaged"),
+        (empty, "is no file of a log"),
+        (another_application, "is no file of a log"),
+    ],
+)
+async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    harm: Callable[[Path], None],
+    says: str,
+) -> None:
+    async with opened(tmp_path, 2) as log:
+        for partition in log.stream("clicks").partitions:
+            frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
+            await append(partition, *frames)
+    path = database(tmp_path)
+    harm(path)
+    capsys.readouterr()
+    async with open_log(LogSettings(tmp_path)) as log:
+        damaged, sound = log.stream("clicks").partitions
+        for ask in (
+            lambda: damaged.bounds,
+            lambda: damaged.read(0, 1000),
+            lambda: damaged.offset_at(0),
+            lambda: damaged.trim(200),
+            lambda: append(damaged, numbered("a", 200, 10)),
+        ):
+            with pytest.raises(StoreCorrupt, match=says) as caught:
+                await ask()
+            assert str(caught.value).startswith(f"log stream clicks[0]: {path} is damaged")
+            assert "or rename it to 0000.lost" in str(caught.value)
+        assert len(await read_all(sound)) == 20
+        assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
+        assert await sound.trim(210) == 210
+    assert capsys.readouterr().out.count("a partition cannot be used; the others can") == 1
+
+
+async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = [numbered("a", n * 10, 10) for n in range(20)]
+    async with opened(tmp_path) as log:
+        await append(log.stream("clicks").partitions[0], *frames)
+    path = database(tmp_path)
+    left = path.with_name(f"{path.name}-wal")
+    left.write_bytes(b"of the former file")
+    path.rename(path.with_name("0000.lost"))
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        begin = partition.bounds.oldest
+        assert partition.bounds == Bounds(begin, begin)
+        assert begin > 1 << 40
+        assert await append(partition, frames[-1]) == [Appended(begin, 10, 200)]
+        with pytest.raises(InputLost, match=r"offset 200 .* is gone"):
+            await partition.read(200, 1000)
+    assert "begins anew, without what was in its former file" in capsys.readouterr().out
+    kept = path.with_name(f"0000.lost-{begin}")
+    assert kept.stat().st_size > 1000
+    assert kept.with_name(f"{kept.name}-wal").read_bytes() == b"of the former file"
+    async with open_log(LogSettings(tmp_path)) as log:  # once
+        assert log.stream("clicks").partitions[0].bounds == Bounds(begin, begin + 10)
+    path.unlink()
+    with pytest.raises(StoreError, match="0 partition files"):
+        async with open_log(LogSettings(tmp_path)):
+            pass
 
 
 async def test_a_bit_that_flipped_in_a_frame_is_found_when_it_is_read(tmp_path: Path) -> None:

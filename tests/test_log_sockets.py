@@ -22,7 +22,7 @@ from log_nodes import Click, Ignore, Tap, log_at, log_node, read_all, some_app
 
 from s4node import App, Client, GenericEvent, ProcessingElement
 from s4node.comm import frame as wire
-from s4node.errors import StartpointError, StoreError, UnknownStream
+from s4node.errors import StartpointError, StoreCorrupt, StoreError, UnknownStream
 from s4node.keys import Partitioner
 from s4node.progress.startpoint import Oldest
 from s4node.schema import EventType, JsonText
@@ -273,6 +273,33 @@ async def test_producers_route_by_the_stream_s_key_and_others_are_taken_apart(
                     of_user.setdefault(event.user, []).append(event.n)
             mine = [user for user in users if partitioner.partition_of(user) == partition]
             assert of_user == {key: [1, 2, 3, 4, 5] for key in mine}
+
+
+async def test_of_a_damaged_partition_just_its_own_events_are_refused(tmp_path: Path) -> None:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2, key="user")
+    (tmp_path / "log" / "clicks" / "0001.sqlite").write_bytes(b"no database" * 100)
+    partitioner = Partitioner(2)
+    users = [f"user-{n}" for n in range(20)]
+    mine = [user for user in users if partitioner.partition_of(user) == 0]
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as()
+            await clicks.send_many([JsonText(b'{"user": "%b"}' % user.encode()) for user in users])
+            refusals = await clicks.flush()
+            assert sum(refused.count for refused in refusals) == len(users) - len(mine)
+            assert {"clicks[1]: " in refused.reason for refused in refusals} == {True}
+            assert clicks.counts["admitted"] == len(mine)
+        found = await read_all(node.address, "clicks", len(mine), start={0: 0})
+        assert [event.user for event in found] == mine
+        described = (await log.describe("clicks"))["partitions"]
+        assert described[0]["upcoming"] == len(mine)
+        assert "0001.sqlite is damaged" in described[1]["damage"]
+        with pytest.raises(StoreCorrupt, match="stop the node and put back a copy of the file"):
+            await log.open(SystemStreamPartition("log", "clicks", 1), 0, [GenericEvent])
+        with pytest.raises(StoreCorrupt, match=r"0001\.sqlite is damaged"):
+            await read_all(node.address, "clicks", 1, start=Oldest())
 
 
 async def test_json_becomes_generic_events_or_the_type_that_the_stream_has(

@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from s4node.executors.stage import Gauge, Stage
 from s4node.keys import Partitioner, hasher_named
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.split import Part, take_apart
-from s4node.log.store import LogStream
+from s4node.log.store import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.routing import KeyRule
 from s4node.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
@@ -56,7 +56,6 @@ class _Queued:
     receipt: LaneReceipt
     weight: int
     before: int = 0
-    refused: bool = False
     settles: bool = True
 
 
@@ -236,7 +235,7 @@ class HostedStream:
         for part in others:
             frame = self._part(data, part, receipt, f"{data.producer}\t{own}")
             self.partitions[part.partition].append(
-                frame, partial(self._one_less, queued, part.partition)
+                frame, partial(self._one_less, queued, frame, part.partition)
             )
 
     def _part(self, data: wire.Data, part: Part, receipt: LaneReceipt, producer: str) -> Incoming:
@@ -274,10 +273,12 @@ class HostedStream:
         number = queued.receipt.lane.partition
         self.partitions[number].append(queued.frame, partial(self._done, queued))
 
-    def _one_less(self, queued: _Queued, partition: int, answer: Appended | S4Error) -> None:
+    def _one_less(
+        self, queued: _Queued, part: Incoming, partition: int, answer: Appended | S4Error
+    ) -> None:
         """A part for another partition is on the disk."""
         if not isinstance(answer, Appended):
-            self._failed(queued, answer)
+            self._failed(queued, part, answer)
         elif answer.count:
             self.grown(partition)
         queued.before -= 1
@@ -291,7 +292,7 @@ class HostedStream:
     def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
         """A lane's own part is on the disk, and all others before it."""
         if not isinstance(answer, Appended):
-            self._failed(queued, answer)
+            self._failed(queued, queued.frame, answer)
         elif answer.count:
             self.grown(queued.receipt.lane.partition)
         if queued.settles:
@@ -305,15 +306,32 @@ class HostedStream:
         self.admission.deserializer.went(events, queued.weight)
         self._stages[receipt.lane.partition].went(events, queued.weight)
 
-    def _failed(self, queued: _Queued, error: S4Error) -> None:
-        """A damaged file takes nothing more; a log that is closed leaves it to the producers."""
+    def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
+        """A damaged file takes nothing of its part, and other partitions have theirs; a log that is
+        closed leaves it to the producers."""
         if not isinstance(error, StoreCorrupt):
             queued.settles = False
-        elif not queued.refused:
-            queued.refused = True
-            receipt = queued.receipt
-            log.error("events cannot be appended", stream=self.name, reason=str(error))
-            receipt.lane.refuse(receipt.first, receipt.end - receipt.first, str(error))
+            return
+        receipt = queued.receipt
+        log.error("events cannot be appended", stream=self.name, reason=str(error))
+        for first, end in _ranges(receipt, part.numbers):
+            receipt.lane.refuse(first, end - first, str(error))
+
+
+def _ranges(receipt: LaneReceipt, numbers: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """Numbers of a frame, of all of its events where None is given, as firsts and ends."""
+    if numbers is None:
+        yield receipt.first, receipt.end
+        return
+    first = end = -1
+    for number in numbers:
+        if number != end:
+            if end > first:
+                yield first, end
+            first = number
+        end = number + 1
+    if end > first:
+        yield first, end
 
 
 def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
@@ -341,14 +359,19 @@ def describe(stream: LogStream) -> Mapping[str, Any]:
         "retention_ms": settings.retention_ms,
         "retention_bytes": settings.retention_bytes,
         "types": sorted({kind.name for each in stream.partitions for kind in each.types.values()}),
-        "partitions": [
-            {
-                "partition": each.number,
-                "oldest": each.bounds.oldest,
-                "upcoming": each.bounds.upcoming,
-                "bytes": each.size,
-                "last_ms": each.last_ms,
-            }
-            for each in stream.partitions
-        ],
+        "partitions": [_described(each) for each in stream.partitions],
+    }
+
+
+def _described(partition: LogPartition) -> Mapping[str, Any]:
+    if partition.damage:
+        none = {"oldest": 0, "upcoming": 0, "bytes": 0, "last_ms": 0}
+        return {"partition": partition.number, **none, "damage": partition.damage}
+    bounds = partition.bounds
+    return {
+        "partition": partition.number,
+        "oldest": bounds.oldest,
+        "upcoming": bounds.upcoming,
+        "bytes": partition.size,
+        "last_ms": partition.last_ms,
     }

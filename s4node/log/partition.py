@@ -16,6 +16,9 @@ Rules
 - The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
   another thread, so that a commit seldom waits for the disk.
 - Every row has a checksum. What does not fit is said, never guessed at: StoreCorrupt.
+- A file that was given up is renamed to ``NNNN.lost`` by whoever gives it up, never by us. Its
+  partition begins anew then, at an offset that no event of the former file can have had: so who
+  goes on from there is told that events are gone, as by retention.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import contextlib
 import sqlite3
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -321,7 +325,7 @@ class PartitionView:
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
-        with self._turn, _told(self.path, writing=False):
+        with self._turn, _told(self.path, writing=False, trim=True):
             cursor = self._open().execute(_SELECT, (offset,))
             rows: list[tuple[Any, ...]] = []
             size = 0
@@ -336,14 +340,14 @@ class PartitionView:
             frames = [_stored(row, self.path) for row in rows]
         for one, next_one in pairwise(frames):
             if one.end != next_one.start:
-                raise _corrupt(self.path, f"no frame has the offset {one.end}")
+                raise _corrupt(self.path, f"no frame has the offset {one.end}", trim=True)
         if frames and frames[0].end <= offset:
-            raise _corrupt(self.path, f"no frame has the offset {offset}")
+            raise _corrupt(self.path, f"no frame has the offset {offset}", trim=True)
         return frames
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that time; None where none was."""
-        with self._turn, _told(self.path, writing=False):
+        with self._turn, _told(self.path, writing=False, trim=True):
             return _halve(self._open(), millis)
 
     def close(self) -> None:
@@ -362,8 +366,9 @@ class PartitionView:
         return self._database
 
 
-def create(path: Path, stream: str, number: int) -> None:
-    """Make the file of an empty partition; raises StoreError where the disk does not take it."""
+def create(path: Path, stream: str, number: int, oldest: int = 0) -> None:
+    """Make the file of an empty partition, which begins at the offset ``oldest``; raises StoreError
+    where the disk does not take it."""
     database = _connect(path, "rwc")
     try:
         with _told(path, writing=False):
@@ -374,11 +379,33 @@ def create(path: Path, stream: str, number: int) -> None:
             database.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             database.executemany(
                 "INSERT INTO meta VALUES (?,?)",
-                [("stream", stream), ("partition", number), ("oldest", 0)],
+                [("stream", stream), ("partition", number), ("oldest", oldest)],
             )
             database.execute("PRAGMA journal_mode = WAL")
     finally:
         database.close()
+
+
+def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
+    """Make the file of a partition whose former one was given up, and keep that under another
+    name; returns the first offset, and that name.
+
+    None where nothing is to be done. Raises OSError or StoreError where the disk does not take it.
+    """
+    lost = path.with_suffix(".lost")
+    if path.exists() or not lost.exists():
+        return None
+    oldest = time.time_ns() // 1000  # nobody appends a million events a second for ever
+    kept = path.with_suffix(f".lost-{oldest}")
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    create(new, stream, number, oldest)
+    with contextlib.suppress(FileNotFoundError):  # it would be taken for the new file's
+        path.with_name(f"{path.name}-wal").rename(kept.with_name(f"{kept.name}-wal"))
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    new.rename(path)
+    lost.rename(kept)
+    return oldest, kept
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -401,10 +428,7 @@ def _check(database: sqlite3.Connection, path: Path, stream: str, number: int) -
     application = database.execute("PRAGMA application_id").fetchone()[0]
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION:
-        raise StoreError(
-            f"{path} is no file of a log (application id {application:#x}); put the partition's "
-            f"own file there"
-        )
+        raise _corrupt(path, f"it is no file of a log: application id {application:#x}")
     if version > FORMAT:
         raise StoreError(
             f"{path} has format {version}, and this s4node reads formats up to {FORMAT}; use the "
@@ -419,25 +443,28 @@ def _check(database: sqlite3.Connection, path: Path, stream: str, number: int) -
 
 
 @contextlib.contextmanager
-def _told(path: Path, writing: bool = True) -> Iterator[None]:
-    """SQLite's errors as ours."""
+def _told(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None]:
+    """SQLite's errors as ours; ``trim`` as for damage."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _DAMAGED:
-            raise _corrupt(path, str(error)) from error
+            raise _corrupt(path, str(error), trim) from error
         if writing and code in _FULL:
             raise NoRoom(f"{path}: {error}") from error
         raise StoreError(f"{path} cannot be used ({error}); see to its disk and rights") from error
     except (msgspec.MsgspecError, TypeError) as error:
-        raise _corrupt(path, str(error)) from error
+        raise _corrupt(path, str(error), trim) from error
 
 
-def _corrupt(path: Path, what: str) -> StoreCorrupt:
+def _corrupt(path: Path, what: str, trim: bool = False) -> StoreCorrupt:
+    """``trim`` says that what comes behind the damage may still be read."""
     return StoreCorrupt(
-        f"{path} is damaged ({what}); put back a copy of the file, trim the stream beyond what is "
-        f"damaged, or take its folder away to go on without it"
+        f"{path} is damaged ({what}); "
+        f"{'trim the stream beyond what is damaged (s4 log trim), or ' if trim else ''}stop the "
+        f"node and put back a copy of the file, or rename it to {path.stem}.lost: the partition "
+        f"then begins anew, without what was in it"
     )
 
 
@@ -474,7 +501,7 @@ def _checksum(numbers: tuple[int, int, int, int, int], head: bytes, body: bytes)
 def _stored(row: tuple[Any, ...], path: Path) -> StoredFrame:
     start, first, count, appended_ms, producer, number, checksum, head, body = row
     if _checksum((start, first, count, appended_ms, number), head, body) != checksum:
-        raise _corrupt(path, f"the frame at offset {start} has another checksum")
+        raise _corrupt(path, f"the frame at offset {start} has another checksum", trim=True)
     decoded = _head_decoder.decode(head)
     return StoredFrame(
         start,

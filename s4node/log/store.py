@@ -4,6 +4,9 @@ Rules
 - One process has the folder at a time, by a lock that the kernel lets go of when it dies.
 - A stream is made whole or not at all: in a folder beside, which is then renamed. Its number of
   partitions never changes.
+- A partition whose file is damaged keeps nobody from the others: whoever wants something of it is
+  told why there is nothing. What looks like a mistake of whoever runs the log (a file that is
+  missing, of a newer format, or another partition's) is refused instead, before anything is opened.
 - What is asked about bounds, types and producers is answered from memory, as of the last commit
   that was told here. Frames are read in threads.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import structlog
 import trio
 
 from s4node.config import (
@@ -36,13 +40,29 @@ from s4node.config import (
     PRODUCER_EXPIRY,
     Config,
 )
-from s4node.errors import InputLost, S4Error, StartpointError, StoreError, UnknownStream
+from s4node.errors import (
+    InputLost,
+    S4Error,
+    StartpointError,
+    StoreCorrupt,
+    StoreError,
+    UnknownStream,
+)
 from s4node.log.ledger import Incoming
-from s4node.log.partition import FORMAT, PartitionFile, PartitionView, StoredFrame, create
+from s4node.log.partition import (
+    FORMAT,
+    PartitionFile,
+    PartitionView,
+    StoredFrame,
+    begin_anew,
+    create,
+)
 from s4node.log.retention import Keep
 from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
 from s4node.schema import TypeDecl
 from s4node.systems.system import Bounds
+
+log = structlog.get_logger("s4node.log")
 
 MAX_PARTITIONS = 4096
 """The most partitions of a stream."""
@@ -113,7 +133,12 @@ class Files(NamedTuple):
 
 
 class LogPartition:
-    """One partition of a stream of the log."""
+    """One partition of a stream of the log.
+
+    ``damage`` says why there is nothing to be had of it; empty where there is.
+    """
+
+    damage = ""
 
     def __init__(self, stream: LogStream, number: int, file: PartitionFile, files: Files) -> None:
         self.stream = stream
@@ -233,16 +258,55 @@ class LogPartition:
         self._types.update(standing.types)
 
 
+class _Damaged(LogPartition):
+    """One whose file could not be opened: whoever wants something of it gets StoreCorrupt."""
+
+    def __init__(self, stream: LogStream, number: int, why: StoreCorrupt) -> None:
+        self.stream = stream
+        self.number = number
+        self.damage = f"{self}: {why}"
+        self._producers = {}
+        self._types = {}
+        self._standing = Standing(0, 0, 0, 0, 0)
+        self._bounds = Bounds(0, 0)
+
+    @property
+    def bounds(self) -> Bounds:
+        raise StoreCorrupt(self.damage)
+
+    def append(self, frame: Incoming, done: Done) -> None:  # noqa: ARG002
+        trio.lowlevel.current_trio_token().run_sync_soon(done, StoreCorrupt(self.damage))
+
+    async def offset_at(self, millis: int) -> int:  # noqa: ARG002
+        raise StoreCorrupt(self.damage)
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, offset: int) -> None:  # noqa: ARG002
+        raise StoreCorrupt(self.damage)
+
+
 class LogStream:
     """A stream of the log and its partitions."""
 
     def __init__(
-        self, settings: StreamSettings, partitions: Sequence[PartitionFile], files: Files
+        self,
+        settings: StreamSettings,
+        partitions: Sequence[PartitionFile | StoreCorrupt],
+        files: Files,
     ) -> None:
         self.settings = settings
         self.partitions = tuple(
-            LogPartition(self, number, file, files) for number, file in enumerate(partitions)
+            _Damaged(self, number, file)
+            if isinstance(file, StoreCorrupt)
+            else LogPartition(self, number, file, files)
+            for number, file in enumerate(partitions)
         )
+        for each in self.partitions:
+            if each.damage:
+                log.error("a partition cannot be used; the others can", stream=self.name,
+                          partition=each.number, reason=each.damage)  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -369,8 +433,8 @@ async def open_log(
 
     ``clock`` gives Unix time in seconds.
 
-    Raises StoreError where another process has the folder or its files are not usable,
-    StoreCorrupt where one is damaged.
+    Raises StoreError where another process has the folder or its files are not usable; one that
+    is damaged keeps nobody from the others.
     """
     lock = await trio.to_thread.run_sync(_lock, settings.folder)
     try:
@@ -490,9 +554,18 @@ def _file(folder: Path, number: int) -> Path:
     return folder / f"{number:04}.sqlite"
 
 
-def _open_stream(folder: Path, sync: str) -> tuple[StreamSettings, list[PartitionFile]]:
+def _open_stream(
+    folder: Path, sync: str
+) -> tuple[StreamSettings, list[PartitionFile | StoreCorrupt]]:
     settings = _manifest(folder / _MANIFEST)
-    files: list[PartitionFile] = []
+    for number in range(settings.partitions):
+        with _usable(folder):
+            begun = begin_anew(_file(folder, number), settings.name, number)
+        if begun is not None:
+            log.error("a partition begins anew, without what was in its former file",
+                      stream=settings.name, partition=number, offset=begun[0],
+                      former=str(begun[1]))  # fmt: skip
+    files: list[PartitionFile | StoreCorrupt] = []
     there = {path.name for path in folder.glob("*.sqlite")}
     wanted = {_file(folder, number).name for number in range(settings.partitions)}
     if there != wanted:
@@ -503,13 +576,15 @@ def _open_stream(folder: Path, sync: str) -> tuple[StreamSettings, list[Partitio
             f"the missing files or the manifest back"
         )
     try:
-        files.extend(
-            PartitionFile(_file(folder, number), settings.name, number, sync)
-            for number in range(settings.partitions)
-        )
+        for number in range(settings.partitions):
+            try:
+                files.append(PartitionFile(_file(folder, number), settings.name, number, sync))
+            except StoreCorrupt as error:
+                files.append(error)
     except BaseException:
         for file in files:
-            file.close()
+            if isinstance(file, PartitionFile):
+                file.close()
         raise
     return settings, files
 

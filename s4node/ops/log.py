@@ -224,6 +224,9 @@ def _show(stream: Mapping[str, Any]) -> None:
     if stream["types"]:
         print(f"  types: {', '.join(stream['types'])}")
     for each in stream["partitions"]:
+        if "damage" in each:
+            print(f"  {each['partition']}: {each['damage']}")
+            continue
         events = each["upcoming"] - each["oldest"]
         newest = ""
         if each["last_ms"]:

@@ -29,6 +29,7 @@ from s4node.errors import (
     S4Error,
     StageClosed,
     StartpointError,
+    StoreCorrupt,
     UnknownStream,
 )
 from s4node.event import GenericEvent
@@ -97,13 +98,16 @@ class EmbeddedLog:
         return len((await self.describe(stream))["partitions"])
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now."""
+        """The oldest and the upcoming offset as of now; raises StoreCorrupt where the node cannot
+        open the partition's file."""
         partitions = (await self.describe(ssp.stream))["partitions"]
         if not 0 <= ssp.partition < len(partitions):
             raise UnknownStream(
                 f"{ssp}: the stream has partitions 0 to {len(partitions) - 1}, not {ssp.partition}"
             )
         found = partitions[ssp.partition]
+        if "damage" in found:
+            raise StoreCorrupt(found["damage"])
         return Bounds(found["oldest"], found["upcoming"])
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
