@@ -563,14 +563,6 @@ async def test_an_app_that_cannot_start_is_told_in_a_line_and_ends_with_status_2
     assert done.stdout == ""
 
 
-async def test_an_app_file_that_raises_shows_its_own_line(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("value = 1\nvalue / 0\n")
-    done = await run_s4("run", "app.py", cwd=tmp_path)
-    assert done.returncode == 1
-    assert 'app.py", line 2, in <module>' in done.stderr
-    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-
-
 @pytest.mark.parametrize(
     ("part", "lines"),
     [

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import structlog
 import trio
 
 from s4node.config import (
@@ -59,10 +58,11 @@ from s4node.log.partition import (
 )
 from s4node.log.retention import Keep
 from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
+from s4node.logger import get_logger
 from s4node.schema import TypeDecl
 from s4node.systems.system import Bounds
 
-log = structlog.get_logger("s4node.log")
+log = get_logger("s4node.log")
 
 MAX_PARTITIONS = 4096
 """The most partitions of a stream."""
