@@ -117,7 +117,7 @@ async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
         assert len(await read_all(sound)) == 20
         assert await append(sound, numbered("a", 200, 10)) == [Appended(200, 10, 210)]
         assert await sound.trim(210) == 210
-    assert capsys.readouterr().out.count("a partition cannot be used; the others can") == 1
+    assert capsys.readouterr().err.count("a partition cannot be used; the others can") == 1
 
 
 async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_are_told(
@@ -138,7 +138,7 @@ async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_a
         assert await append(partition, frames[-1]) == [Appended(begin, 10, 200)]
         with pytest.raises(InputLost, match=r"offset 200 .* is gone"):
             await partition.read(200, 1000)
-    assert "begins anew, without what was in its former file" in capsys.readouterr().out
+    assert "begins anew, without what was in its former file" in capsys.readouterr().err
     kept = path.with_name(f"0000.lost-{begin}")
     assert kept.stat().st_size > 1000
     assert kept.with_name(f"{kept.name}-wal").read_bytes() == b"of the former file"
