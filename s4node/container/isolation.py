@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.container.culprits import KILLS, Culprits, Leash, LeftOut, Place, origin_of, place_of
+from s4node.container.mixed import MixedFramePart, MixedPart
 from s4node.errors import ProcessingError
-from s4node.event import EventBatch, GenericEvent
+from s4node.event import EventBatch
 from s4node.progress.suspects import ALL, Suspect, Suspects
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Isolation:
         self._leash: Leash | None = None
         self._under_way: UnderWay | None = None
         self._suspects: Suspects | None = None
-        self._untold: list[tuple[EventBatch, int, Stream, GenericEvent]] = []
+        self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
 
     # -- life --------------------------------------------------------------------------------
 
@@ -105,18 +106,18 @@ class Isolation:
         if found:
             self.recovery.left_out(self._task, batch, found)
 
-    def tell(self, batch: EventBatch, index: int, stream: Stream, letter: GenericEvent) -> None:
-        """Have a letter put on a stream with the first commit that covers its event: the one before
-        ``batch.events[index]``."""
-        self._untold.append((batch, index, stream, letter))
+    def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
+        """Have the letter of an event of ``batch`` put on a stream with the first commit that
+        covers the event; neither before, nor behind it."""
+        self._untold.append((batch, left, stream))
 
     def taken(self) -> None:
         """A commit is about to be taken."""
         left = []
         for untold in self._untold:
-            batch, index, stream, letter = untold
-            if batch.at >= index:
-                self._task.tell(stream, letter)
+            batch, one, stream = untold
+            if _is_covered(batch, one):
+                self._task.tell(stream, one.letter)
             else:
                 left.append(untold)
         self._untold = left
@@ -194,3 +195,11 @@ class Isolation:
         if self._suspects is not None and self._suspects.committed():
             self._suspects = None
             self._task.gate.max_concurrency = self._most
+
+
+def _is_covered(batch: EventBatch, left: LeftOut) -> bool:
+    """Whether a commit that is taken now has the place of an event that was left out behind it."""
+    receipt = batch.receipt
+    if isinstance(receipt, (MixedPart, MixedFramePart)):  # done when the task comes past it
+        return receipt.past > left.place.number
+    return batch.at >= left.at

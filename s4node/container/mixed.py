@@ -90,6 +90,11 @@ class MixedPart(PartReceipt):
         super().__init__(whole, found.good)
         self._strays = _Strays(found.strays, whole.first, send)
 
+    @property
+    def past(self) -> int:
+        """All below this number is done: own events, those of others, and what was left out."""
+        return self._strays.at
+
     def passed(self, first: int, end: int) -> None:  # noqa: ARG002 - where it is, is known
         """The task has processed its own below ``end``; it says so in order."""
         super().passed(self._strays.send_below(end), end)
@@ -112,6 +117,11 @@ class MixedFramePart(DurablePart):
     def __init__(self, whole: DurableReceipt, found: SortedOut, send: Send) -> None:
         super().__init__(whole, found.good)
         self._strays = _Strays(found.strays, whole.first, send)
+
+    @property
+    def past(self) -> int:
+        """All below this number is done: own events, those of others, and what was left out."""
+        return self._strays.at
 
     def passed(self, first: int, end: int) -> None:  # noqa: ARG002 - where it is, is known
         """The task has processed its own below ``end``; it says so in order."""

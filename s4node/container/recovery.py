@@ -86,7 +86,8 @@ class Recovery:
 
     def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
         """The task leaves these out, which were in a batch."""
-        for place, index, stream, reason, letter in found:
+        for one in found:
+            place, _, stream, reason, letter = one
             said = self.said(stream)
             if reason == KILLS.reason:
                 self._kills(task, place, stream, said)
@@ -97,7 +98,7 @@ class Recovery:
                 letter.put("task", task.name)
                 letter.freeze()
                 assert task.isolation is not None
-                task.isolation.tell(batch, index, self._letters, letter)
+                task.isolation.tell(batch, one, self._letters)
             else:
                 self._rejects.bury(task, place, letter)
 
