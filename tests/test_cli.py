@@ -207,32 +207,48 @@ async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
         }
 
 
-async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
-    async with node_process("hello.py", cwd=folder) as node, proxy(node.address) as between:
-        process = await trio.lowlevel.open_process(
-            s4("send", "names", "--to", between.address, "--json"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            cwd=folder,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+@asynccontextmanager
+async def piped_send(folder: Path, address: str, *options: str) -> AsyncIterator[trio.Process]:
+    """``s4 send names``, with a pipe for its input and its outputs."""
+    process = await trio.lowlevel.open_process(
+        s4("send", "names", "--to", address, *options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with process.stdin, process.stdout, process.stderr:
         with trio.fail_after(10):
-            await process.stdin.send_all(b'{"name": "joe"}\n')
-            await until(lambda: node.stdout == ["Hello joe!"])
-            between.cut()
-            said = b""
-            while b"\n" not in said:
-                said += await process.stderr.receive_some()
-            await process.stdin.send_all(b'{"name": "ann"}\n')
-            await process.stdin.aclose()
-            outcome = b"".join([chunk async for chunk in process.stdout])
-            assert await process.wait() == 0
-        for pipe in (process.stdout, process.stderr):
-            await pipe.aclose()
+            yield process
+
+
+async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
+    assert pipe is not None
+    return b"".join([chunk async for chunk in pipe]).decode()
+
+
+async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
+    async with (
+        node_process("hello.py", cwd=folder) as node,
+        proxy(node.address) as between,
+        piped_send(folder, between.address, "--json") as process,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        await process.stdin.send_all(b'{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["Hello joe!"])
+        between.cut()
+        said = b""
+        while b"\n" not in said:
+            said += await process.stderr.receive_some()
+        await process.stdin.send_all(b'{"name": "ann"}\n')
+        await process.stdin.aclose()
+        outcome = await everything(process.stdout)
+        assert await process.wait() == 0
     assert json.loads(said)["event"] == "connection lost; dialling again"
     assert json.loads(outcome)["admitted"] == 2
 
@@ -411,27 +427,11 @@ app.create_input_stream("names", app.create_pe(Hold), key="name")
 @asynccontextmanager
 async def sending(folder: Path, node: NodeProcess, *options: str) -> AsyncIterator[trio.Process]:
     """``s4 send`` with two events under way, and input that goes on."""
-    process = await trio.lowlevel.open_process(
-        s4("send", "names", "--to", node.address, *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        cwd=folder,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with process.stdin, process.stdout, process.stderr:
+    async with piped_send(folder, node.address, *options) as process:
+        assert process.stdin is not None
         await process.stdin.send_all(b'{"name": "joe"}\n{"name": "joe"}\n')
         await until(lambda: node.stdout == ["joe"])
-        with trio.fail_after(10):
-            yield process
-
-
-async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
-    assert pipe is not None
-    return b"".join([chunk async for chunk in pipe]).decode()
+        yield process
 
 
 async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path) -> None:

@@ -116,7 +116,7 @@ class Isolation:
         left = []
         for untold in self._untold:
             batch, one, stream = untold
-            if _is_covered(batch, one):
+            if is_covered(batch, one):
                 self._task.tell(stream, one.letter)
             else:
                 left.append(untold)
@@ -197,7 +197,7 @@ class Isolation:
             self._task.gate.max_concurrency = self._most
 
 
-def _is_covered(batch: EventBatch, left: LeftOut) -> bool:
+def is_covered(batch: EventBatch, left: LeftOut) -> bool:
     """Whether a commit that is taken now has the place of an event that was left out behind it."""
     receipt = batch.receipt
     if isinstance(receipt, (MixedPart, MixedFramePart)):  # done when the task comes past it

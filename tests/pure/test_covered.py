@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from s4node import Event
 from s4node.container.culprits import Culprits, Fault, Place
-from s4node.container.isolation import _is_covered
+from s4node.container.isolation import is_covered
 from s4node.container.mixed import MixedPart, sorted_out
 from s4node.event import EventBatch
 from s4node.progress.input_progress import InputProgress, InputReceipt
@@ -30,7 +30,7 @@ def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None
     assert [one.place.number for one in left] == [0, 2, 5]
     seen = []
     for at in range(len(batch.events) + 1):
-        seen.append((progress.safe, [_is_covered(batch, one) for one in left]))
+        seen.append((progress.safe, [is_covered(batch, one) for one in left]))
         assert seen[-1][1] == [one.place.number < progress.safe for one in left]
         if at == len(batch.events):
             break
