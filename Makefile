@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-fast torture lint types demo bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-measured test-fast torture lint types demo bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -16,20 +16,31 @@ install: ## install the package and its tools into .venv; leaves .venv/bin/s4
 install-spark: ## install Spark, a Java and the demo's data too
 	@bash tools/install spark
 
-# what has a target of its own, for it takes long: benchmarks, torture, killing processes, deploying
-LONG := tests/test_bench.py tests/test_torture.py tests/test_input_crashes.py tests/test_faults.py \
-	tests/test_damage.py tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
+# so many tests run side by side: most of them wait for sockets, processes or a disk now and then
+JOBS ?= 3
+BESIDE := -n $(JOBS) --dist loadfile
+
+# what has a target of its own, for it takes long: processes that are killed, deploying
+CRASHES := tests/test_input_crashes.py tests/test_faults.py tests/test_damage.py \
+	tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
 	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py \
 	tests/test_startpoints.py tests/test_launch.py tests/test_database.py
+# and what has the machine for itself, for it measures
+MEASURED := tests/test_prompt.py tests/test_bench.py tests/test_torture.py
 
-test: install-spark ## run all tests but those of test-long
-	$(PYTHON_OF_VENV) -m pytest $(LONG:%=--ignore=%) $(ARGS)
+test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(MEASURED)) $(ARGS)
 
-test-long: install ## run every benchmark, the torture and crashes in short, with their checks
-	$(PYTHON_OF_VENV) -m pytest $(LONG) tests/test_semantics.py $(ARGS)
+test-long: test-crashes test-measured ## run what takes longer; make -k goes on after a failure
+
+test-crashes: install ## run the tests in which processes are killed, moved and deployed
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(CRASHES) $(ARGS)
+
+test-measured: install ## run every benchmark and the torture in short, with their checks
+	$(PYTHON_OF_VENV) -m pytest $(MEASURED) $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
-	$(PYTHON_OF_VENV) -m pytest -m "not slow and not spark" $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not slow and not spark" $(ARGS)
 
 torture: install ## kill, stop and cut nodes, logs and tasks under load; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)

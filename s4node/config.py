@@ -108,8 +108,9 @@ STREAM_GRADE = Pattern(
     _CLUSTER, "s4.stream.<stream>.grade", "durable", kinds.choice("fast", "durable"),
     "What is promised for an input stream that producers send to. With durable each event counts "
     "once, whatever is killed, and producers keep it until it is committed; with fast they keep it "
-    "until it is processed, and a crash may take it or have it twice. It is durable where the "
-    "app has stores, reads something that can be read again, or has another durable stream.",
+    "until it is processed, and a crash may take it or have it twice. Unless it is set, it is "
+    "durable where the app has stores, reads something that can be read again, or has another "
+    "durable stream.",
     "s4.stream.clicks.grade",
 )
 HASHER = Setting(
@@ -220,7 +221,6 @@ STREAM_KEYS = (
     *(pattern for keys in STAGE_KEYS.values() for _, pattern in keys.values()),
 )
 """What may be said of streams that an app does not have, for a file may be that of several apps."""
-STREAM_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["stream"]["workQueueSize"][0]
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
     _QUEUES, "s4.spill.folder", "", kinds.TEXT,
@@ -528,6 +528,11 @@ CONTAINER_MAX_RESTART_DELAY = Setting(
     "The longest pause between two starts of a container process that crashes. One that has run "
     "for twice as long begins with the shortest pause again.",
 )
+LIFECYCLE_LISTENERS = Setting(
+    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
+    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
+    "package.module:Class.",
+)
 
 _LOG = "The embedded log"
 
@@ -558,11 +563,6 @@ LOG_SYNC = Setting(
     "sound. With none it may damage the files. A process that dies loses nothing with any of them.",
 )
 
-LIFECYCLE_LISTENERS = Setting(
-    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
-    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
-    "package.module:Class.",
-)
 
 _METRICS = "Metrics"
 

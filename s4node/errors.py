@@ -23,7 +23,7 @@ class ConfigError(S4Error):
 class LoadError(ConfigError):
     """The app's own code raises when it is loaded; ``trace`` is its traceback, or empty."""
 
-    def __init__(self, message: str, trace: str = "") -> None:
+    def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
         self.trace = trace
 
@@ -65,8 +65,8 @@ class ProcessingError(S4Error):
     def __init__(self, app: str, pe: str, key: object, position: str, cause: BaseException) -> None:
         super().__init__(
             f"{pe} of app {app!r} raised {described(cause)}; "
-            f"key {key!r}, event at {position}. The app stops here: mend the handler, or catch "
-            f"the exception in it"
+            f"key {key!r}, event at {position}. The app stops here: mend the handler, catch the "
+            f"exception in it, or have s4.stream.<stream>.onError leave such events out"
         )
         self.app = app
         self.pe = pe

@@ -77,9 +77,12 @@ class GenericEvent:
         self._frozen = True
 
     @property
-    def attributes(self) -> Mapping[str, Any]:
-        """All attributes by name; do not change it."""
-        return self._attributes
+    def attributes(self) -> dict[str, Any]:
+        """All attributes by name, in a dict of your own: what you change there, no event has.
+
+        The values are those of the event, so leave lists and dicts among them as they are.
+        """
+        return self._attributes.copy()
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute, or ``default`` if the event has none of that name."""

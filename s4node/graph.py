@@ -169,20 +169,25 @@ class TriggerState:
                 fires = True
         return self._fire[event.__class__](instance, event) if fires else None
 
-    def counts(self, key: Any) -> list[tuple[float, float] | None]:
-        """For each rule the events since it fired, and the seconds; None where it has not begun."""
-        now = self._clock()
-        found = (self._state.get((key, index)) for index in range(len(self._rules)))
-        return [None if state is None else (state[0], now - state[1]) for state in found]
+    def fired(self, key: Any, unix: float) -> list[tuple[float, float] | None]:
+        """For each rule the events since it fired, and when it did; None where it has not begun.
 
-    def resume(self, key: Any, counts: Sequence[tuple[float, float] | None]) -> None:
-        """Go on with counts that were kept; from the beginning if there are other rules now."""
-        if len(counts) != len(self._rules):
+        Times are Unix times, and ``unix`` is now: a process's own clock means nothing to the next.
+        """
+        zero = unix - self._clock()  # the Unix time at which the clock showed 0
+        found = (self._state.get((key, index)) for index in range(len(self._rules)))
+        return [None if state is None else (state[0], zero + state[1]) for state in found]
+
+    def resume(self, key: Any, fired: Sequence[tuple[float, float] | None], unix: float) -> None:
+        """Go on with what was kept; from the beginning if there are other rules now."""
+        if len(fired) != len(self._rules):
             return
         now = self._clock()
-        for index, kept in enumerate(counts):
+        for index, kept in enumerate(fired):
             if kept is not None:
-                self._state[key, index] = [kept[0], now - kept[1]]
+                events, at = kept
+                # a clock that was set back since then must not make a trigger wait for it
+                self._state[key, index] = [events, now - max(0.0, unix - at)]
 
     def forget(self, key: Any) -> None:
         """The key's instance is gone."""

@@ -297,7 +297,22 @@ def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: boo
     return EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
 
 
-def raw_events(body: bytes | memoryview, *, json: bool = False) -> list[bytes]:
+def class_of(declared: TypeDecl) -> type | None:
+    """The class of this process whose events are of a declared type, or are read as such; None
+    where no module that has one is loaded."""
+    if declared.name == GENERIC:
+        return GenericEvent
+    classes: list[type] = [Event]
+    while classes:
+        cls = classes.pop()
+        named = cls is not Event and _name(cls) == declared.name
+        if named and EventType(cls).refusal_of(declared) is None:
+            return cls
+        classes += cls.__subclasses__()
+    return None
+
+
+def raw_events(body: bytes | memoryview, *, json: bool) -> list[bytes]:
     """The events of a section as they stand in it; raises DecodeError if it is no array."""
     found = (_json_list_decoder if json else _raw_decoder).decode(body)
     return [bytes(raw) for raw in found]
@@ -333,7 +348,11 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
         fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
-    return cls.__dict__.get("event_name") or cls.__name__, fields  # not a base's name
+    return _name(cls), fields
+
+
+def _name(cls: type) -> str:
+    return cls.__dict__.get("event_name") or cls.__name__  # not a base's name
 
 
 def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:

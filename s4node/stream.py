@@ -97,7 +97,10 @@ class Stream:
         self.parallelism = handlers
 
     def put(self, event: Any) -> None:
-        """Send an event from a handler; it leaves when the batch at hand is done."""
+        """Send an event from a handler; it leaves when the batch at hand is done.
+
+        Raises EventError for a type that the stream does not carry.
+        """
         if event.__class__ not in self._accepts:
             self._check(event)
         try:
@@ -114,7 +117,11 @@ class Stream:
         put[self._index].append(event)
 
     async def send(self, event: Any) -> None:
-        """Send an event from a source, waiting while the stream is full."""
+        """Send an event from a source, waiting while the stream is full.
+
+        Raises EventError for a type that the stream does not carry, S4Error before the app has
+        started; so do send_many and send_nowait.
+        """
         await self.send_many((event,))
 
     async def send_many(self, events: Iterable[Any]) -> None:

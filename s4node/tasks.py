@@ -74,7 +74,8 @@ class Callback(Protocol):
         ...
 
     def failure(self, error: BaseException) -> None:
-        """The event cannot be processed; the container stops."""
+        """The event cannot be processed. The container stops, unless the stream's ``onError``
+        leaves such events out, or ``task.ignored.exceptions`` names the exception."""
         ...
 
 
@@ -119,13 +120,15 @@ class TaskContext(Protocol):
         ...
 
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
-        """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
-        the task is outstanding. It may be ``async``."""
+        """Call ``callback(collector, coordinator)`` once, in so many seconds of processing time,
+        while no event of the task is outstanding. It may be ``async``. A restart forgets it."""
         ...
 
     def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
         """Begin to read an input at an offset, or another Startpoint, whatever was saved; in
-        ``init`` only, and for one of ``system_stream_partitions``."""
+        ``init`` only. ``ssp`` (system, stream, partition) is one of
+        ``system_stream_partitions``, ``offset`` an int or a Startpoint; what cannot be is told
+        when ``init`` has ended."""
         ...
 
 
@@ -170,7 +173,8 @@ class TaskApp(App):
 
     ``inputs`` are ``system.stream``; those that are not declared as input streams in ``on_init``
     carry GenericEvents. The setting ``task.inputs`` wins over it. What tasks send must be declared
-    with ``create_output_stream``, or with ``create_stream`` where it comes back to the tasks.
+    with ``create_output_stream``, or with ``create_stream`` where it comes back to the tasks;
+    ``outputs`` does the former for output streams by name, or by name and key.
     """
 
     has_tasks = True
@@ -198,7 +202,8 @@ class TaskApp(App):
         """Give each task a key-value store, which it finds with ``context.store(name)``.
 
         ``key`` is str, int, bytes or tuple; ``value`` any type that msgspec knows. With a ``ttl``
-        what was put is gone after so many seconds.
+        what was put is gone after so many seconds. Raises GraphError for a name that is taken, and
+        once the app has started.
         """
         self._declaring()
         if name in self.stores:

@@ -1,56 +1,85 @@
 """What tests share: a system in memory, with the settings of a container that reads from it.
 
-And notes which tests ran, for docs/semantics.md: the test that asks for it is the last to run.
+And notes which tests ran: when a session ends, docs/semantics.md is judged by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from input_systems import fresh
-from semantics import Outcomes, function_of
+from semantics import Outcomes, function_of, read, unproven
 
 from s4node.systems.memory import MemorySystem
 
-SEEN = pytest.StashKey[Outcomes]()
-LAST = "tests/test_semantics.py::test_every_test_that_the_page_names_ran_and_passed"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "semantics.md"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[SEEN] = Outcomes(
-        whole=config.args_source is not pytest.Config.ArgsSource.ARGS
-        and not config.option.keyword
-        and not config.option.markexpr,
-        left_out=frozenset(f"tests/{Path(each).name}" for each in config.option.ignore or ()),
-    )
+    if not hasattr(config, "workerinput"):  # the workers of a session report to it
+        config.pluginmanager.register(Judge(config))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid == LAST)
-    config.stash[SEEN].selected |= {function_of(item.nodeid) for item in items}
+class Judge:
+    """Fails a session in which a test that the page names has failed, or was to run and has not."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        parts = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore_glob")
+        cut = any(config.getoption(name, None) for name in parts)
+        by_name = config.args_source is pytest.Config.ArgsSource.ARGS
+        self.outcomes = Outcomes(
+            whole=not by_name and not cut,
+            files=frozenset(map(_place, config.args)) if by_name and not cut else frozenset(),
+            left_out=frozenset(map(_place, config.option.ignore or ())),
+        )
+        self.failed: list[str] = []
+        self.skipped: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._select([item.nodeid for item in items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._select(ids)
+
+    def _select(self, ids: Sequence[str]) -> None:
+        self.outcomes.selected |= set(map(function_of, ids))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            outcome = "expected to fail" if hasattr(report, "wasxfail") else report.outcome
+            self.outcomes.note(report.nodeid, outcome)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        cut_short = session.shouldstop or session.shouldfail or session.config.option.collectonly
+        if not ended or cut_short:
+            return
+        try:
+            self.failed, self.skipped = unproven(read(PAGE.read_text()), self.outcomes)
+        except ValueError as error:
+            self.failed = [str(error)]
+        if self.failed:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for what, lines in (("not proven", self.failed), ("skipped proofs", self.skipped)):
+            if lines:
+                terminalreporter.section(f"{PAGE.name}: {what}")
+                for line in lines:
+                    terminalreporter.line(line)
 
 
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.config.stash[SEEN].whole = False
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
-    report = (yield).get_result()
-    if report.when == "call" or not report.passed:
-        outcome = "expected to fail" if hasattr(report, "wasxfail") else report.outcome
-        item.config.stash[SEEN].note(item.nodeid, outcome)
-
-
-@pytest.fixture
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    """What this session has shown so far."""
-    return request.config.stash[SEEN]
+def _place(argument: str) -> str:
+    """The path of a file that was named, as the page has it."""
+    path = Path(argument).resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else argument
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -16,8 +17,9 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynng
 import trio
@@ -40,12 +42,30 @@ DEADLINE = 30.0
 """Seconds after which a test has failed; nothing waits for so long where it works."""
 
 
+T = TypeVar("T")
+
+
 async def until(condition: Callable[[], object], why: str = "", seconds: float = DEADLINE) -> None:
     """Return as soon as ``condition()`` is true; fail after ``seconds``."""
     with trio.move_on_after(seconds) as scope:
         while not condition():
             await trio.sleep(0.002)
     assert not scope.cancelled_caught, f"it did not happen within {seconds:g} s: {why or condition}"
+
+
+async def until_told(
+    ask: Callable[[], Awaitable[T]],
+    wanted: Callable[[T], object],
+    why: str = "",
+    seconds: float = DEADLINE,
+) -> T:
+    """Ask until the answer is ``wanted``, and return it; fail after ``seconds``."""
+    answer: T | None = None
+    with trio.move_on_after(seconds):
+        while not wanted(answer := await ask()):
+            await trio.sleep(0.05)
+        return answer
+    raise AssertionError(f"within {seconds:g} s it was never what was wanted: {why or answer}")
 
 
 @contextmanager
@@ -242,10 +262,34 @@ async def node_process(
         yield node
 
 
+@contextmanager
+def limited(kind: int, soft: int) -> Iterator[None]:
+    """Hold this process to a limit of the system's; what it needs at the end is there again."""
+    before = resource.getrlimit(kind)
+    told = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+        signal.signal(signal.SIGXFSZ, told)
+
+
 def free_port() -> int:
-    """A port that is free now; for nodes that must come back at the same one."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that is free now; for nodes that must come back at the same one.
+
+    It is none of those that the system gives away, and no other process of this session has it.
+    """
+    for port in _ports:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("all ports have been used")
+
+
+_OF_A_WORKER = 1_000
+_first = 16_000 + _OF_A_WORKER * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 16)
+_turn = os.getpid() % _OF_A_WORKER
+_ports = cycle(_first + (_turn + n) % _OF_A_WORKER for n in range(_OF_A_WORKER))
 
 
 # -- raw peers ------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 from s4node.log.store import LogSettings, LogStore, open_log
@@ -28,6 +29,15 @@ def disk(folder: Path) -> int:
 
 def database(folder: Path, partition: int = 0) -> Path:
     return folder / "clicks" / f"{partition:04}.sqlite"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A file that somebody else writes to, as a backup or a shell may: nobody else can."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
 
 
 @asynccontextmanager

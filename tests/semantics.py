@@ -37,13 +37,16 @@ class Outcomes:
     of: dict[str, set[str]] = field(default_factory=dict)
     whole: bool = False
     """The whole suite was asked for: no path, no expression left anything out."""
+    files: frozenset[str] = frozenset()
+    """Files that were asked for whole."""
     left_out: frozenset[str] = frozenset()
     """Files that were left out by name: they are asked for at another time, and judged then."""
 
     def judges(self, test: str) -> bool:
         """Whether the test should have run."""
-        left_out = test.partition("::")[0] in self.left_out
-        return (self.whole and not left_out) or test in self.selected
+        file = test.partition("::")[0]
+        due = (self.whole and file not in self.left_out) or file in self.files
+        return due or test in self.selected
 
     def note(self, nodeid: str, outcome: str) -> None:
         """Take down how a test, or one set of its parameters, ended."""

@@ -9,99 +9,30 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from cli_apps import COUNTER, DIVIDE, HELLO, SLOW, STUCK, Click, logs, send
 from harness import (
     ANY_PORT,
     NodeProcess,
     environment,
     free_port,
     node_process,
-    proxy,
     run_s4,
     s4,
     s4_process,
     until,
 )
 
-from s4node import Client, Event, GenericEvent
+from s4node import Client
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
-
-HELLO = """\
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): print(f"Hello {event.name}!")
-app = App("hello")
-app.create_input_stream("names", app.create_pe(Hello), key="name")
-"""
-
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click): self.clicks += 1; print(self.key, self.clicks)
-app = App("counter")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
-DIVIDE = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-    n: int
-class Divide(ProcessingElement):
-    def on_event(self, click: Click):
-        print(100 // click.n)
-app = App("divider")
-app.create_input_stream("clicks", app.create_pe(Divide), key="user")
-"""
-
-SLOW = """\
-import trio
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-    n: int
-class Slow(ProcessingElement):
-    async def on_event(self, click: Click):
-        await trio.sleep(0.001)
-        print(click.n)
-class Slowly(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Slow), key="user")
-    def on_close(self):
-        print("closed")
-"""
-
-STUCK = """\
-import time, trio
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-    n: int
-class Stuck(ProcessingElement):
-    {kind} on_event(self, click: Click):
-        print("began")
-        {wait}
-app = App("stuck")
-app.create_input_stream("clicks", app.create_pe(Stuck), key="user")
-"""
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 @pytest.fixture
@@ -110,18 +41,6 @@ def folder(tmp_path: Path) -> Path:
     for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE), ("slow", SLOW)):
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
-
-
-async def send(
-    folder: Path, node: NodeProcess, stream: str, lines: str | bytes, *arguments: str
-) -> subprocess.CompletedProcess[str]:
-    stdin = lines if isinstance(lines, bytes) else lines.encode()
-    return await run_s4("send", stream, "--to", node.address, *arguments, cwd=folder, stdin=stdin)
-
-
-def logs(node: NodeProcess) -> list[dict[str, object]]:
-    """The lines of stderr that are JSON objects."""
-    return [json.loads(line) for line in node.stderr if line.startswith("{")]
 
 
 def only_process_of_its_group_is_gone(node: NodeProcess) -> None:
@@ -155,131 +74,6 @@ async def test_a_keyed_count_in_eight_lines_on_several_partitions(folder: Path) 
         assert done.returncode == 0, done.stderr
         await until(lambda: len(node.stdout) == 6)
         assert sorted(node.stdout) == ["ann 1", "ann 2", "bob 1", "joe 1", "joe 2", "joe 3"]
-
-
-async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Path) -> None:
-    lines = (
-        b'{"user": "ann", "n": 1}\n'
-        b"rubbish\n"
-        b"\n"
-        b"[1]\r\n"
-        b'{"user": "ann", "n": "two"}\n'
-        b'{"user": "ann"}\n'
-        b'{"user": "\xff\xfe", "n": 3}\n'
-        b'{"user": "ann", "n": 4} trailing\n'
-        b'{"user": "ann", "n": 5, "unknown": 1}\n'
-        b'{"n": 1, "user": ' + b"[" * 50_000 + b"\n"
-        b'  {"n": 50, "user": "ann"}  \r\n'
-        b'{"user": "ann", "n": 25}'
-    )
-    async with node_process("divide.py", cwd=folder) as node:
-        done = await send(folder, node, "clicks", lines)
-        assert done.returncode == 1
-        assert done.stdout == ""
-        for told in (
-            "line 2 is no JSON object: ",
-            "line 4 is no JSON object: ",
-            "line 8 is no JSON object: ",
-            "line 10 is no JSON object: ",
-            "Click does not decode: Expected `int`, got `str` - at `$.n`",
-            "Click does not decode: Object missing required field `n`",
-            "Click does not decode: Object contains unknown field `unknown`",
-        ):
-            assert told in done.stderr
-        assert "Traceback" not in done.stderr
-        assert "clicks: 3 admitted" in done.stderr.splitlines()[-1]
-        await until(lambda: node.stdout == ["100", "2", "4"])
-
-
-async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
-    async with node_process("divide.py", cwd=folder) as node:
-        lines = '{"user": "ann", "n": 1}\nrubbish\n{"user": "ann"}\n'
-        done = await send(folder, node, "clicks", lines, "--json")
-        assert done.returncode == 1
-        assert json.loads(done.stdout) == {
-            "stream": "clicks",
-            "admitted": 1,
-            "shed": 0,
-            "refused": 1,
-            "unsent": 0,
-            "pending": 0,
-            "bad lines": 1,
-        }
-
-
-@asynccontextmanager
-async def piped_send(folder: Path, address: str, *options: str) -> AsyncIterator[trio.Process]:
-    """``s4 send names``, with a pipe for its input and its outputs."""
-    process = await trio.lowlevel.open_process(
-        s4("send", "names", "--to", address, *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        cwd=folder,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with process.stdin, process.stdout, process.stderr:
-        with trio.fail_after(10):
-            yield process
-
-
-async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
-    assert pipe is not None
-    return b"".join([chunk async for chunk in pipe]).decode()
-
-
-async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
-    async with (
-        node_process("hello.py", cwd=folder) as node,
-        proxy(node.address) as between,
-        piped_send(folder, between.address, "--json") as process,
-    ):
-        assert process.stdin is not None
-        assert process.stderr is not None
-        await process.stdin.send_all(b'{"name": "joe"}\n')
-        await until(lambda: node.stdout == ["Hello joe!"])
-        between.cut()
-        said = b""
-        while b"\n" not in said:
-            said += await process.stderr.receive_some()
-        await process.stdin.send_all(b'{"name": "ann"}\n')
-        await process.stdin.aclose()
-        outcome = await everything(process.stdout)
-        assert await process.wait() == 0
-    assert json.loads(said)["event"] == "connection lost; dialling again"
-    assert json.loads(outcome)["admitted"] == 2
-
-
-async def test_nothing_to_send_is_no_failure(folder: Path) -> None:
-    async with node_process("hello.py", cwd=folder) as node:
-        done = await send(folder, node, "names", "")
-        assert (done.returncode, done.stderr) == (0, "names: nothing sent\n")
-
-
-async def test_sending_to_a_stream_that_is_none_names_those_that_are(folder: Path) -> None:
-    async with node_process("hello.py", cwd=folder) as node:
-        done = await send(folder, node, "nams", '{"name": "joe"}\n')
-        assert done.returncode == 1
-        assert "no input stream 'nams'; its input streams: names" in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-async def test_sending_to_nobody_is_told_in_time(folder: Path) -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
-    command = ("send", "names", "--to", address, "--timeout", "0.3")
-    done = await run_s4(*command, cwd=folder, stdin=b'{"name": "joe"}\n')
-    assert done.returncode == 1
-    assert f"{address}: no answer within 0.3 s; is the node running?" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
-    done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr == "s4: 'nonsense' is no address; write tcp://host:port\n"
 
 
 async def test_an_adapter_process_feeds_a_node_process(folder: Path) -> None:
@@ -402,83 +196,6 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
         assert node.errors.count("s4: stopped at once, before all was drained; what was not ") == 1
         only_process_of_its_group_is_gone(node)
         client.abandon()
-
-
-async def test_a_node_that_is_idle_ends_within_a_second(folder: Path) -> None:
-    async with node_process("hello.py", cwd=folder) as node:
-        node.signal(signal.SIGTERM)
-        began = trio.current_time()
-        assert await node.wait() == 0
-        assert trio.current_time() - began < 1
-
-
-HOLDING = """\
-import trio
-from s4node import App, ProcessingElement
-class Hold(ProcessingElement):
-    async def on_event(self, event):
-        print(event.name)
-        await trio.sleep_forever()
-app = App("holding")
-app.create_input_stream("names", app.create_pe(Hold), key="name")
-"""
-
-
-@asynccontextmanager
-async def sending(folder: Path, node: NodeProcess, *options: str) -> AsyncIterator[trio.Process]:
-    """``s4 send`` with two events under way, and input that goes on."""
-    async with piped_send(folder, node.address, *options) as process:
-        assert process.stdin is not None
-        await process.stdin.send_all(b'{"name": "joe"}\n{"name": "joe"}\n')
-        await until(lambda: node.stdout == ["joe"])
-        yield process
-
-
-async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path) -> None:
-    (folder / "holding.py").write_text(HOLDING)
-    async with node_process("holding.py", cwd=folder) as node, sending(folder, node) as process:
-        process.send_signal(signal.SIGINT)
-        assert await everything(process.stdout) == ""
-        assert await everything(process.stderr) == "names: 2 pending\n"
-        assert await process.wait() == 130
-
-
-async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:
-    (folder / "holding.py").write_text(HOLDING)
-    options = ("--json", "--timeout", "0.3")
-    async with (
-        node_process("holding.py", cwd=folder) as node,
-        sending(folder, node, *options) as process,
-    ):
-        await node.kill()
-        assert process.stdin is not None
-        await process.stdin.aclose()
-        assert await process.wait() == 1
-        outcome = json.loads((await everything(process.stdout)).splitlines()[-1])
-        assert (outcome["stream"], outcome["admitted"], outcome["pending"]) == ("names", 0, 2)
-        last = (await everything(process.stderr)).splitlines()[-1]
-        assert last.endswith("2 events have no verdict. Send again what is pending when it runs")
-
-
-async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:
-    async with node_process("hello.py", cwd=folder) as node:
-        process = await trio.lowlevel.open_process(
-            s4("send", "names", "--to", node.address),
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            cwd=folder,
-        )
-        assert process.stdin is not None
-        assert process.stderr is not None
-        await process.stdin.send_all(b'{"name": "joe"}\n')
-        await until(lambda: node.stdout == ["Hello joe!"])
-        process.send_signal(signal.SIGINT)
-        with trio.fail_after(10):
-            assert await process.wait() == 130
-        assert b"Traceback" not in await process.stderr.receive_some()
-        await process.stdin.aclose()
-        await process.stderr.aclose()
 
 
 # -- failing --------------------------------------------------------------------------------------
@@ -624,17 +341,6 @@ async def test_a_command_that_is_none_and_no_command_at_all_end_with_status_2(
     wrong = await run_s4("rum", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "invalid choice: 'rum'" in wrong.stderr
-
-
-def test_the_help_is_there_within_three_tenths_of_a_second(tmp_path: Path) -> None:
-    def once() -> float:
-        began = time.perf_counter()
-        subprocess.run(
-            s4("--help"), check=True, capture_output=True, cwd=tmp_path, env=environment()
-        )
-        return time.perf_counter() - began
-
-    assert min(once() for _ in range(5)) < 0.3
 
 
 async def test_logs_are_json_lines_where_nobody_sits(folder: Path) -> None:
@@ -802,83 +508,6 @@ def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
         env=environment(),
     )
     assert done.stdout.startswith(b"s4node 0.")
-
-
-TOTALS = """
-from s4node import App, Event, GenericEvent, ProcessingElement
-
-class Total(Event):
-    user: str
-    n: int
-
-class Sum(ProcessingElement):
-    n: int = 0
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.n += 1
-        totals.put(Total(event.user, self.n))
-
-app = App("sums")
-app.create_input_stream("clicks", app.create_pe(Sum), key="user")
-totals = app.create_output_stream("totals", types=Total)
-"""
-
-
-async def test_tail_prints_what_an_app_puts_on_a_stream(tmp_path: Path) -> None:
-    (tmp_path / "sums.py").write_text(TOTALS)
-    async with node_process("sums.py", cwd=tmp_path) as node:
-        tail = s4_process(
-            "tail", "totals", "--to", node.address, "--count", "3", cwd=tmp_path, ready=False
-        )
-        async with tail as tailing:
-            sent = 0
-            while tailing.process.returncode is None:  # it reads from when it has been heard on
-                done = await send(tmp_path, node, "clicks", '{"user": "joe"}\n')
-                assert done.returncode == 0
-                sent += 1
-            assert await tailing.wait() == 0
-        found = [json.loads(line) for line in tailing.stdout]
-        assert [event["user"] for event in found] == ["joe"] * 3
-        numbers = [event["n"] for event in found]
-        assert numbers == list(range(numbers[0], numbers[0] + 3))
-        assert numbers[-1] <= sent
-
-
-async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "sums.py").write_text(TOTALS)
-    address = f"tcp://127.0.0.1:{free_port()}"
-
-    async def click() -> None:
-        async with Client(address) as client:
-            await (await client.stream("clicks")).send(GenericEvent(user="joe"))
-
-    command = ("tail", "totals", "--to", address)
-    async with node_process("sums.py", cwd=tmp_path, listen=address) as node:
-        async with s4_process(*command, cwd=tmp_path, ready=False) as tail:
-            while not tail.stdout:  # it reads from when it has been heard on
-                await click()
-            await node.kill()
-            lost = "totals: connection lost; what comes until it is back is missing"
-            await until(lambda: tail.stderr == [lost])
-            read = len(tail.stdout)
-            async with node_process("sums.py", cwd=tmp_path, listen=address):
-                back = "totals: connected again; reading from now on"
-                await until(lambda: tail.stderr == [lost, back])
-                await click()
-                await until(lambda: len(tail.stdout) > read)
-                tail.signal(signal.SIGINT)
-                assert await tail.wait() == 130
-        assert json.loads(tail.stdout[-1]) == {"user": "joe", "n": 1}
-        assert tail.stderr == [lost, back]
-
-
-async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "sums.py").write_text(TOTALS)
-    async with node_process("sums.py", cwd=tmp_path) as node:
-        done = await run_s4("tail", "clicks", "--to", node.address, cwd=tmp_path)
-        assert done.returncode == 1
-        assert "it can be read from: totals" in done.stderr
-        assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import until
+from harness import limited, until
+from structlog.testing import capture_logs
 
 pytest.register_assert_rewrite("conformance.coordination")
 
@@ -196,6 +198,38 @@ async def test_a_process_that_stops_in_the_middle_of_a_write_is_told_of_and_wait
         other.execute("ROLLBACK")
         assert await session.set("/a", b"1") == 1
         other.close()
+
+
+async def test_a_full_disk_keeps_the_session_of_who_notices_a_death(folder: Path) -> None:
+    async with (
+        FolderCoordination(folder).session("one") as session,
+        peer(where_of(folder), "hold", "/nodes/two", 60) as other,
+    ):
+        assert await other.line() == "holds"
+        # nothing that is written to a file fits any more
+        with capture_logs() as logs, limited(resource.RLIMIT_FSIZE, 1):
+            await other.kill()
+            await until(lambda: logs)
+            await trio.sleep(0.3)
+            assert not session.lost.is_set()
+            assert await session.get("/nodes/two") is not None
+        assert await gone(session, "/nodes/two") < 5
+        assert [line["event"] for line in logs] == ["cannot look after the other sessions"]
+
+
+async def test_a_process_out_of_file_descriptors_keeps_its_session(folder: Path) -> None:
+    async with (
+        FolderCoordination(folder).session("one") as session,
+        peer(where_of(folder), "hold", "/nodes/two", 60) as other,
+    ):
+        # long before the other is there: it has Python to start
+        with capture_logs() as logs, limited(resource.RLIMIT_NOFILE, 0):
+            assert await other.line() == "holds"
+            await until(lambda: logs)
+            await trio.sleep(0.3)
+            assert not session.lost.is_set()
+        await other.kill()
+        assert await gone(session, "/nodes/two") < 5
 
 
 # --- sessions ------------------------------------------------------------------------------------

@@ -159,13 +159,20 @@ async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
+    def failures() -> int:
+        """How many commits could not be written, by the last report."""
+        lines = [line for line in process.stderr if '"commit-exceptions"' in line] or ["{}"]
+        told = json.loads(lines[-1]).get("metrics", {}).get("OffsetManagerMetrics", {})
+        return int(told.get("commit-exceptions", 0))
+
+    reports = ["-p", "metrics.reporters=jsonl", "-p", "metrics.reporter.interval=50"]  # to stderr
     async with (
         flowing(tmp_path) as (it, flow),
-        s4_process(*counting(it), cwd=tmp_path, limits=limited) as process,
+        s4_process(*counting(it), *reports, cwd=tmp_path, limits=limited) as process,
     ):
         await until(lambda: "progress could not be written" in process.errors)
         before = done(it)
-        await trio.sleep(0.5)  # commits are tried again, and fail
+        await until(lambda: failures() > len(folders(it)), "a commit fails again")
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
         await until(lambda: "progress is written again" in process.errors)
         await until(lambda: done(it) > before)

@@ -14,12 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import ANY_PORT, NodeProcess, run_s4, s4_process, together, until
+from harness import (
+    ANY_PORT,
+    DEADLINE,
+    NodeProcess,
+    free_port,
+    run_s4,
+    s4_process,
+    together,
+    until,
+    until_told,
+)
 
-from s4node import Client, Event
+from s4node import Client, Config, Event
+from s4node.cluster import admin
 from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.registry import NodeInfo, Registry
-from s4node.errors import S4Error
+from s4node.cluster.node import Node
+from s4node.cluster.registry import AppInfo, NodeInfo, Registry
+from s4node.comm.door import Door
+from s4node.errors import CoordinationError, S4Error
 
 if TYPE_CHECKING:
     import subprocess
@@ -117,6 +130,22 @@ async def apps(folder: Path) -> list[tuple[str, str, list[str]]]:
     return [(app["app"], app["state"], sorted(app["containers"])) for app in listed]
 
 
+async def run_on(folder: Path, *nodes: str) -> None:
+    """Return when these nodes, and no others, run the counter."""
+    await until_told(lambda: apps(folder), lambda told: told == [("counter", "running", [*nodes])])
+
+
+async def status_of(folder: Path) -> dict[str, Any]:
+    """What ``s4 status`` tells."""
+    told: dict[str, Any] = json.loads((await s4_of(folder, "status", "--json")).stdout)
+    return told
+
+
+def admitted(status: dict[str, Any]) -> dict[str, int]:
+    """Events that a stage has admitted, by the kind of stage; each has one here."""
+    return {row["stage"]: row["admitted"] for row in status["stages"]}
+
+
 async def click(address: str, *users: str, stream: str = "clicks") -> None:
     async with Client(address) as client:
         clicks = await client.stream(stream)
@@ -132,7 +161,7 @@ def printed(*nodes: NodeProcess) -> list[str]:
 
 async def containers(folder: Path) -> dict[str, int]:
     """The pids of the containers that run, by node."""
-    status = json.loads((await s4_of(folder, "status", "--json")).stdout)
+    status = await status_of(folder)
     return {
         each["name"]: container["pid"]
         for each in status["nodes"]
@@ -174,8 +203,9 @@ async def test_what_an_app_puts_out_is_read_through_any_door(folder: Path) -> No
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read)
-                while not {"ann", "bob", "joe"} <= set(seen):
-                    await click(one.address, "ann", "bob", "joe")
+                with trio.fail_after(DEADLINE):
+                    while not {"ann", "bob", "joe"} <= set(seen):
+                        await click(one.address, "ann", "bob", "joe")
                 nursery.cancel_scope.cancel()
 
         async def read_what_nobody_puts_out() -> None:
@@ -198,11 +228,12 @@ async def test_a_new_version_takes_over_while_a_sender_goes_on_and_loses_nothing
         async with Client(one.address) as client:
             clicks = await client.stream("clicks")
             last = 0
-            while not deployed.is_set() or last < 100:
-                last += deployed.is_set()
-                await clicks.send(Click(f"u{sent % 50}"))
-                sent += 1
-                await trio.sleep(0.002)
+            with trio.fail_after(2 * DEADLINE):
+                while not deployed.is_set() or last < 100:
+                    last += deployed.is_set()
+                    await clicks.send(Click(f"u{sent % 50}"))
+                    sent += 1
+                    await trio.sleep(0.002)
             assert await clicks.flush() == []
 
     async def change() -> None:
@@ -257,8 +288,7 @@ async def test_a_node_that_comes_later_runs_what_is_deployed(folder: Path) -> No
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
         async with node(folder, "two") as two:
-            while await apps(folder) != [("counter", "running", ["one", "two"])]:
-                await trio.sleep(0.05)
+            await run_on(folder, "one", "two")
             one.process.kill()
             await one.process.wait()
             await click(two.address, "ann", "bob")
@@ -467,8 +497,9 @@ async def test_a_container_that_dies_or_hangs_is_replaced(
         await until(lambda: len(printed(one, two)) == 3)
         before = await containers(folder)
         os.kill(before["one"], kind)
-        while (after := await containers(folder)).get("one") in (None, before["one"]):
-            await trio.sleep(0.05)
+        after = await until_told(
+            lambda: containers(folder), lambda now: now.get("one") not in (None, before["one"])
+        )
         assert after["two"] == before["two"]
         await click(one.address, "ann", "bob", "joe")
         await until(lambda: len(printed(one, two)) == 6)
@@ -479,11 +510,45 @@ async def test_a_killed_node_comes_back_under_its_name_with_its_apps(folder: Pat
         await deploy(folder, write_app(folder, "counter", "v1"))
         await one.kill()
         async with node(folder, "one") as again:
-            while await apps(folder) != [("counter", "running", ["one"])]:
-                await trio.sleep(0.05)
+            await run_on(folder, "one")
             await click(again.address, "ann")
             await until(lambda: printed(again) == ["v1 ann 1"])
             assert len(list((folder / "shared" / "nodes").iterdir())) == 1
+
+
+async def test_clients_of_a_killed_node_go_on_when_it_has_come_back(folder: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    (folder / "relay.py").write_text(RELAY)
+    async with node(folder, "one", s4_listener_address=address) as one:
+        await deploy(folder, "relay.py")
+        async with (
+            Client(address) as client,
+            Client(address) as reader,
+            reader.subscribe("copies") as copies,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("ann"))
+            assert await clicks.flush() == []
+            await one.kill()
+            await clicks.send(Click("bob"))
+            await trio.sleep(0.5)  # both know by then that nobody is there
+            async with node(folder, "one", s4_listener_address=address):
+                assert await clicks.flush() == []
+                with trio.fail_after(DEADLINE):
+                    seen = ""
+                    while seen != "joe":
+                        await clicks.send(Click("joe"))
+                        assert await clicks.flush() == []
+                        with trio.move_on_after(0.5):
+                            seen = (await anext(copies)).user
+                await flat_refusal(address)
+
+
+async def flat_refusal(address: str) -> None:
+    """A stream that no app has is turned down at once, where all is known."""
+    async with Client(address) as client:
+        with pytest.raises(S4Error, match="has an input stream 'taps'; its input streams: clicks"):
+            await client.stream("taps")
 
 
 async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
@@ -512,6 +577,42 @@ async def test_a_node_whose_folder_has_disappeared_says_so_and_stops(folder: Pat
             os.kill(pid, 0)
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ExceptionGroup("", [trio.BrokenResourceError()]), "has gone while it was asked"),
+        (ExceptionGroup("", [S4Error("out of order")]), "out of order"),
+        (OSError("no room"), "could not do it: OSError: no room; see its log"),
+    ],
+    ids=["asker gone", "refused", "unforeseen"],
+)
+async def test_no_request_ends_the_node(folder: Path, error: Exception, told: str) -> None:
+    async def answer(ask: admin.Ask, body: bytes, conversation: admin.Conversation) -> None:
+        raise error
+
+    place = folder / "admin"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(admin.serve, place, answer)
+        for _ in range(2):
+            async with admin.asking("one", str(place), admin.AskStatus()) as caller:
+                with pytest.raises(S4Error, match=told):
+                    await caller.answer(admin.NodeStatus)
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_runs(
+    folder: Path,
+) -> None:
+    class Unreadable:
+        async def members(self, app: object) -> None:
+            raise CoordinationError("the disk is gone")
+
+    config = Config.of({"s4.coordination.folder": str(folder), **QUICK})
+    node = Node(config, lambda name, lookup: Door(config, name, lookup))
+    node._registry = Unreadable()  # type: ignore[assignment]
+    assert await node._others_run(AppInfo("counter", "shop", "v1", 1))
 
 
 async def admin_sockets(folder: Path) -> dict[str, str]:
@@ -596,13 +697,11 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
         await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
         await click(one.address, "ann", "bob", "joe", "eve")
         await until(lambda: len(printed(one, two)) == 4)
-        while True:  # pulses bring the counts within a second
-            status = json.loads((await s4_of(folder, "status", "--json")).stdout)
-            admitted = {row["stage"]: row["admitted"] for row in status["stages"]}
-            if admitted.get("stream") == 4:
-                break
-            await trio.sleep(0.05)
-        assert admitted["deserializer"] == 4  # also those that one has passed on to the other
+        status = await until_told(  # pulses bring the counts within a second
+            lambda: status_of(folder), lambda told: admitted(told).get("stream") == 4
+        )
+        counts = admitted(status)
+        assert counts["deserializer"] == 4  # also those that one has passed on to the other
         assert [each["name"] for each in status["nodes"]] == ["one", "two"]
         (app,) = status["apps"]
         assert (app["name"], app["partitions"], app["members"]) == ("counter", 4, ["one", "two"])
@@ -681,12 +780,10 @@ async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_t
         assert "left out" not in told
         assert "outbox" not in told
         await click(one.address, "ann", "bad", "joe", "bad", "eve")
-        while True:  # pulses bring the counts within a second
-            status = json.loads((await s4_of(folder, "status", "--json")).stdout)
-            left_out = sum(row["left_out"] for row in status["stages"])
-            if status["outboxes"] and left_out == 2:
-                break
-            await trio.sleep(0.05)
+        status = await until_told(  # pulses bring the counts within a second
+            lambda: status_of(folder),
+            lambda told: told["outboxes"] and sum(row["left_out"] for row in told["stages"]) == 2,
+        )
         (outbox,) = status["outboxes"]
         del outbox["bytes"]
         assert outbox == {"app": "failing", "stream": "copies", "consumer": "nobody", "depth": 3}
@@ -717,9 +814,5 @@ async def test_status_names_the_bottleneck(folder: Path) -> None:
             client.abandon()
             clicks = await client.stream("clicks")
             await clicks.send_many(Click("ann") for _ in range(2000))
-            while True:
-                status = json.loads((await s4_of(folder, "status", "--json")).stdout)
-                if status["bottleneck"]:
-                    break
-                await trio.sleep(0.05)
+            status = await until_told(lambda: status_of(folder), lambda told: told["bottleneck"])
         assert "stream 'clicks' of app 'slow' is " in status["bottleneck"]

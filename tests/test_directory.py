@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from conformance.coordination import python_process
@@ -15,8 +16,8 @@ from harness import plain_errors, until
 from s4node.cluster.directory import Consumer, Consumers, Directory
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.membership import Membership
-from s4node.cluster.registry import AppId, Registry
-from s4node.errors import SessionLost
+from s4node.cluster.registry import RUNNING, STOPPING, AppId, AppInfo, Registry
+from s4node.errors import S4Error, SessionLost
 
 
 class Watcher:
@@ -70,6 +71,25 @@ async def consuming(
             nursery.start_soon(membership.run, lambda view: None)
             yield membership
             nursery.cancel_scope.cancel()
+
+
+async def test_a_container_that_begins_while_its_app_is_undeployed_says_nothing_of_it(
+    tmp_path: Path,
+) -> None:
+    app = AppId("north", "counts")
+    async with FolderCoordination(tmp_path).session("m") as session:
+        registry = Registry(session)
+        made = Directory(session, cluster="north", app="counts", consumes=["clicks"], deployed=True)
+        info = AppInfo("counts", "north", "1", 2)
+        for state in (None, STOPPING):
+            if state is not None:
+                await registry.create_app(msgspec.structs.replace(info, state=state))
+            with pytest.raises(S4Error, match=r"north\.counts was undeployed while it started"):
+                await made.register()
+            assert app not in (await registry.stream_users("clicks", "consumers"))
+        await registry.set_app(msgspec.structs.replace(info, state=RUNNING))
+        await made.register()
+        assert app in (await registry.stream_users("clicks", "consumers"))
 
 
 async def test_a_stream_that_nobody_consumes_is_told_once_with_nobody(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from harness import NodeProcess, environment, free_port, s4_process, until
 from kept import kept_instances, kept_producers
 
 from s4node.faults import POINTS
+from s4node.state import epochs
 
 USERS = 13
 
@@ -97,6 +98,11 @@ class Lives:
         self.arguments = ["run", folder / "counting.py", "--listen", self.address]
         for key, value in values.items():
             self.arguments += ["-p", f"{key}={value}"]
+
+    def epochs(self) -> dict[str, int]:
+        """The last epoch in which each task was taken."""
+        tasks = self.state / "default" / "counting" / "tasks"
+        return {each.name: epochs.highest(each) for each in tasks.iterdir()}
 
     def node(self, *arguments: str, **more: Any) -> AbstractAsyncContextManager[NodeProcess]:
         """A node that runs the app, killed at the end."""
@@ -192,7 +198,7 @@ async def test_events_count_once_when_containers_of_several_are_killed_and_taken
     lives = Lives(tmp_path, {"s4.session.timeout": "1000", "s4.container.restartDelay": "50"})
     sent = {"one": 25_000, "json": 20_000}
     done: list[str] = []
-    kills = 0
+    kills = taken_over = 0
     with trio.fail_after(150):
         async with lives.node("--nodes", "2") as process, trio.open_nursery() as nursery:
 
@@ -206,16 +212,20 @@ async def test_events_count_once_when_containers_of_several_are_killed_and_taken
                 await trio.sleep(0.3 + random.random())
                 containers = children(process.pid)
                 if kills < 8 and containers:
-                    victim = random.choice(containers)
+                    # the oldest surely has some; one that was just started may have none
+                    victim = min(containers) if paused else random.choice(containers)
                     if paused:
+                        before = lives.epochs()
                         os.kill(victim, signal.SIGSTOP)
-                        await trio.sleep(2)  # twice as long as others wait for it
+                        with trio.move_on_after(5):
+                            await until(lambda b=before: lives.epochs() != b)
+                            taken_over += 1
                         os.kill(victim, signal.SIGCONT)
                     else:
                         os.kill(victim, signal.SIGKILL)
                     kills += 1
             await stop(process)
-    assert kills >= (2 if paused else 6)
+    assert (taken_over >= 2) if paused else (kills >= 6)
     lives.check(sent)
 
 

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import gt
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from harness import ANY_PORT, NodeProcess, free_port, plain_errors, s4_process, 
 from s4node import Client, Event, Oldest
 from s4node.keys import crc32
 from s4node.state import epochs
+from s4node.state.job import task_folder
 from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
@@ -107,6 +109,7 @@ app = Clicks("counter")
 """
 
 PARTITIONS = 3
+TASKS = 4
 USERS = 97
 
 
@@ -137,7 +140,7 @@ class Bench:
             "s4.state.folder": str(self.folder / "state"),
             "s4.coordination.folder": str(self.folder / "cluster"),
             "s4.listener.address": ANY_PORT,
-            "s4.cluster.partitions": "4",
+            "s4.cluster.partitions": str(TASKS),
             "s4.stream.done.consumers": "keeper",
             "s4.cluster.keeper.address": self.address,
             "task.commit.ms": "20",
@@ -165,6 +168,11 @@ class Bench:
             else:
                 found.append(int(file.name))
         return found
+
+    def owned(self) -> list[int]:
+        """The last epoch in which each task was taken; 0 for one that nobody had."""
+        app = self.folder / "state" / "default" / "counter"
+        return [epochs.highest(task_folder(app, f"Partition {n}")) for n in range(TASKS)]
 
     async def done(self) -> int:
         """How many events have come out."""
@@ -270,10 +278,12 @@ async def test_a_member_that_wakes_up_after_others_took_over_counts_nothing_twic
         async with s4_process(*arguments, cwd=tmp_path) as process:
             await it.append(3000)
             await until(lambda: len(it.living()) == 2)
+            await until(lambda: all(it.owned()))
+            before = it.owned()
             victim = it.living()[0]
             os.kill(victim, signal.SIGSTOP)
             await it.append(3000)
-            await trio.sleep(2)  # others have its partitions by now
+            await until(lambda: any(map(gt, it.owned(), before)), "taken over")
             os.kill(victim, signal.SIGCONT)
             await it.append(3000)
             await it.wait_done()

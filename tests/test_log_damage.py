@@ -17,11 +17,12 @@ import trio.testing
 
 from s4node.errors import InputLost, StoreCorrupt, StoreError
 from s4node.log.ledger import Appended
+from s4node.log.partition import PartitionFile, create
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.systems.system import Bounds
 from tests.harness import ROOT, until
-from tests.log_files import MIB, database, opened
+from tests.log_files import MIB, Clock, database, locked, opened
 from tests.log_frames import append, events, numbered, read_all
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -350,6 +351,94 @@ async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: 
         await until(lambda: len(answers) == 130)
         await until(lambda: not log.trouble)
         assert events(await read_all(partition)) == [(n, "a", n) for n in range(1300)]
+
+
+async def test_a_file_that_somebody_else_has_locked_is_waited_for(tmp_path: Path) -> None:
+    answers: list[Answer] = []
+    async with opened(tmp_path, 2) as log:
+        waits, other = log.stream("clicks").partitions
+        await append(waits, numbered("a", 0, 10))
+        with locked(database(tmp_path)):
+            waits.append(numbered("a", 10, 10), answers.append)
+            await until(lambda: log.trouble)
+            assert f"{database(tmp_path)} cannot be written (database is locked)" in log.trouble
+            waits.append(numbered("a", 20, 10), answers.append)
+            assert await append(other, numbered("a", 0, 10)) == [Appended(0, 10, 10)]
+            with trio.move_on_after(0.5):
+                await waits.trim(10)
+            assert answers == []
+        await until(lambda: answers == [Appended(10, 10, 20), Appended(20, 10, 30)])
+        await until(lambda: not log.trouble)
+        await until(lambda: waits.bounds.oldest == 10)
+        assert events(await read_all(waits)) == [(n, "a", n) for n in range(10, 30)]
+        assert await waits.trim(20) == 20
+
+
+async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_from_the_others(
+    tmp_path: Path,
+) -> None:
+    path = database(tmp_path)
+    answers: list[Answer] = []
+    async with opened(tmp_path, 2) as log:
+        moved, other = log.stream("clicks").partitions
+        await append(moved, numbered("a", 0, 10))
+        path.rename(path.with_name("0000.lost"))
+        moved.append(numbered("a", 10, 10), answers.append)
+        await until(lambda: log.trouble)
+        assert f"{path} is not the file that was opened" in log.trouble
+        assert await append(other, numbered("a", 0, 10)) == [Appended(0, 10, 10)]
+        path.write_bytes(path.with_name("0000.lost").read_bytes())  # a copy, while it runs
+        moved.append(numbered("a", 20, 10), answers.append)
+        await trio.sleep(0.6)
+        assert answers == []
+    assert [type(answer) for answer in answers] == [StoreError, StoreError]
+
+
+async def test_retention_does_not_go_on_by_sizes_that_it_cannot_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
+    path, lost = database(tmp_path), database(tmp_path).with_suffix(".lost")
+    async with opened(tmp_path) as log:
+        frames = [numbered("a", n * 10, 10, width=500) for n in range(60)]
+        await append(log.stream("clicks").partitions[0], *frames)
+    async with open_log(LogSettings(tmp_path, retention_bytes=200_000)):
+        path.rename(lost)
+        await trio.sleep(1)
+    lost.rename(path)
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        assert partition.size > 190_000
+
+
+async def test_nobody_is_forgotten_while_something_waits_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of what waits may be in other partitions, which are not to get them twice."""
+    monkeypatch.setattr("s4node.log.writer.FORGET_SECONDS", 0.1)
+    monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
+    clock = Clock()
+    answers: list[Answer] = []
+    async with open_log(LogSettings(tmp_path, producer_expiry=3600.0), clock) as log:
+        own, other = (await log.create("clicks", 2)).partitions
+        await append(other, numbered("a\t0", 0, 10))
+        with locked(database(tmp_path)):
+            own.append(numbered("a", 0, 10), answers.append)
+            await until(lambda: log.trouble)
+            clock.seconds += 7200
+            await trio.sleep(0.5)
+            assert other.expected("a\t0") == 10
+        await until(lambda: answers == [Appended(0, 10, 10)])
+        await until(lambda: other.expected("a\t0") is None)
+
+
+def test_what_cannot_be_worked_off_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "0000.sqlite"
+    create(path, "clicks", 0)
+    file = PartitionFile(path, "clicks", 0)
+    path.rename(path.with_name("0000.lost"))
+    file.work_off()
+    file.close()
 
 
 async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(

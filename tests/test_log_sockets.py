@@ -18,10 +18,12 @@ from harness import (
     s4_process,
     until,
 )
+from log_files import database, locked
 from log_nodes import Click, Ignore, Tap, log_at, log_node, read_all, some_app
 
 from s4node import App, Client, GenericEvent, ProcessingElement
 from s4node.comm import frame as wire
+from s4node.comm.client import ClientStream
 from s4node.errors import StartpointError, StoreCorrupt, StoreError, UnknownStream
 from s4node.keys import Partitioner
 from s4node.progress.startpoint import Oldest
@@ -300,6 +302,63 @@ async def test_of_a_damaged_partition_just_its_own_events_are_refused(tmp_path: 
             await log.open(SystemStreamPartition("log", "clicks", 1), 0, [GenericEvent])
         with pytest.raises(StoreCorrupt, match=r"0001\.sqlite is damaged"):
             await read_all(node.address, "clicks", 1, start=Oldest())
+
+
+@pytest.mark.parametrize("routed", [True, False], ids=["by its producer", "by the node"])
+async def test_events_for_a_file_that_is_locked_for_a_while_arrive_once_and_in_order(
+    tmp_path: Path, routed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users = [f"user-{n}" for n in range(20)]
+
+    async def send(clicks: ClientStream, n: int) -> None:
+        if routed:
+            await clicks.send_many([Click(user, n) for user in users])
+        else:
+            texts = [b'{"user": "%b", "n": %d}' % (user.encode(), n) for user in users]
+            await clicks.send_many([JsonText(text) for text in texts])
+        await trio.sleep(0.4)  # a frame of its own
+
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2, key="user")
+        async with Client(node.address, producer="a") as client:
+            clicks = await client.stream("clicks")
+            if not routed:
+                clicks.read_as()
+            with locked(database(tmp_path / "log")):
+                for n in range(6):
+                    await send(clicks, n)
+                assert "database is locked" in (await log.streams())["trouble"]
+            await send(clicks, 6)
+            with trio.fail_after(10):
+                assert await clicks.flush() == []
+        told = capsys.readouterr().err
+        assert told.count("appending to the log waits") == 1
+        assert "database is locked" in told
+    async with log_node(tmp_path) as node:
+        found = await read_all(node.address, "clicks", 7 * len(users), start=Oldest())
+        for user in users:
+            assert [event.n for event in found if event.user == user] == list(range(7))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_what_a_new_process_sends_is_no_repetition_where_a_file_was_lost(
+    tmp_path: Path, lost: int
+) -> None:
+    """Its frames are taken apart, and the other partition knows what came of the earlier ones."""
+    texts = [JsonText(b'{"user": "user-%d"}' % n) for n in range(20)]
+    there = []
+    for _ in range(2):
+        async with log_node(tmp_path) as node, log_at(node.address) as log:
+            await log.create("clicks", 2, key="user")
+            async with Client(node.address, producer="sensor") as client:
+                clicks = await client.stream("clicks")
+                clicks.read_as()
+                await clicks.send_many(texts)
+                assert await clicks.flush() == []
+            there.append((await log.describe("clicks"))["partitions"][1 - lost]["upcoming"])
+        file = database(tmp_path / "log", lost)
+        file.rename(file.with_suffix(".lost"))
+    assert there == [10, 20]
 
 
 async def test_json_becomes_generic_events_or_the_type_that_the_stream_has(

@@ -333,9 +333,11 @@ async def test_a_slow_consumer_holds_back_the_tasks_that_feed_it_and_then_their_
 async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
     seen: list[int] = []
     most = 0.0
+    full = trio.Event()
 
     class Slow(ProcessingElement):
         async def on_event(self, event: Click) -> None:
+            await full.wait()  # nothing moves before the source has put all that it may
             seen.append(event.n)
             if event.n % 100 == 0:
                 await trio.sleep(0.005)
@@ -351,6 +353,8 @@ async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
             for n in range(5000):
                 await self.remote_stream.send(Click("ann", n))
                 most = max(most, self.remote_stream.pressure)
+                if most >= 1.0:
+                    full.set()
 
     last = App("slow")
     last.create_input_stream("clicks", last.create_pe(Slow), key="user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 from conformance.coordination import Peer, python_process
-from harness import plain_errors, until
+from harness import limited, plain_errors, until
+from structlog.testing import capture_logs
 
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.membership import Membership, View
@@ -174,6 +176,27 @@ async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -
         await a.membership.hand_over([3])
         await until(lambda: a.view.epochs == (1, 1, 1, 2))
         assert a.mine == [0, 1, 2, 3]
+
+
+async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b, trio.open_nursery() as nursery:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            with capture_logs() as logs, limited(resource.RLIMIT_FSIZE, 1):
+                nursery.start_soon(a.membership.hand_over, [3])
+                await until(lambda: any(line["event"] == "cannot hand over" for line in logs))
+            await owners([a, b], "aaab")
+
+
+async def test_who_has_left_has_nothing_to_hand_over(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await a.membership.leave()
+            await a.membership.hand_over([3])
+            await owners([b], "bbbb")
 
 
 async def test_a_spare_does_not_gather_when_the_only_owner_goes(tmp_path: Path) -> None:

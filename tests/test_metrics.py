@@ -463,7 +463,8 @@ async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> 
     assert list(sources) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
     whole = sources[container.node]
     assert whole["SamzaContainerMetrics"]["process-calls"] == 16
-    assert whole["SamzaContainerMetrics"]["commit-calls"] == 10  # one for each click
+    commits = whole["SamzaContainerMetrics"]["commit-calls"]
+    assert 10 <= commits <= 20  # one for each click, and again where another was being written
     assert whole["SamzaContainerMetrics"]["tasks"] == 2
     assert 0 < float(whole["SamzaContainerMetrics"]["event-loop-utilization"]) <= 1
     assert float(whole["SamzaContainerMetrics"]["physical-memory-mb"]) > 10

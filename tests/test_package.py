@@ -68,7 +68,7 @@ class Counter(ProcessingElement):
     def on_trigger(self, word: Word) -> None:
         pass
 
-app = App("rich")
+app = App("talker")
 counter = app.create_pe(Counter)
 counter.unit = "times"
 counter.set_trigger(Word, events=2)
@@ -101,7 +101,7 @@ class Sentence(Event):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rich.py").write_text(RICH)
+    (tmp_path / "talker.py").write_text(RICH)
     for name, text in BESIDE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -136,8 +136,8 @@ async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
 @pytest.mark.slow
 async def test_an_app_runs_from_its_package_without_its_files(folder: Path) -> None:
     out = folder / "out"
-    package = pack(str(folder / "rich.py"), settings={"s4.app.file": str(out)})
-    for name in ("rich.py", *BESIDE):
+    package = pack(str(folder / "talker.py"), settings={"s4.app.file": str(out)})
+    for name in ("talker.py", *BESIDE):
         (folder / name).unlink()
     async with container_of(stored(package, folder)) as process:
         async with Client(await process.wait_ready()) as client:
@@ -166,17 +166,17 @@ async def test_an_error_in_a_packaged_app_shows_the_lines_of_its_file(folder: Pa
 
 
 def test_what_the_file_imports_from_its_folder_goes_along_and_nothing_else(folder: Path) -> None:
-    package = pack(str(folder / "rich.py"))
+    package = pack(str(folder / "talker.py"))
     assert sorted(package.files) == [
         "app.pickle",
-        "sources/rich.py",
         "sources/rich_late/__init__.py",
         "sources/rich_late/form.txt",
         "sources/rich_late/shown.py",
         "sources/rich_words.py",
+        "sources/talker.py",
     ]
     manifest = package.manifest
-    assert (manifest.name, manifest.kind) == ("rich", "pickle")
+    assert (manifest.name, manifest.kind) == ("talker", "pickle")
     assert manifest.python == archive.python_here()
 
 
@@ -204,11 +204,11 @@ def test_a_module_goes_with_its_whole_package(
 
 
 def test_the_version_is_of_the_content(folder: Path) -> None:
-    first = pack(str(folder / "rich.py")).manifest.version
-    assert pack(str(folder / "rich.py")).manifest.version == first
-    assert pack(str(folder / "rich.py"), settings={"s4.app.file": "x"}).manifest.version != first
+    first = pack(str(folder / "talker.py")).manifest.version
+    assert pack(str(folder / "talker.py")).manifest.version == first
+    assert pack(str(folder / "talker.py"), settings={"s4.app.file": "x"}).manifest.version != first
     (folder / "rich_late" / "form.txt").write_text("{0}")
-    assert pack(str(folder / "rich.py")).manifest.version != first
+    assert pack(str(folder / "talker.py")).manifest.version != first
 
 
 # -- what is no app, no package, or not for here --------------------------------------------------
@@ -256,8 +256,8 @@ def test_what_cannot_be_packaged_is_told_before_anything_is_sent(
 
 
 def test_an_object_that_is_no_app_is_named(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rich\.py:Sentence is not an App object or class"):
-        pack(f"{folder / 'rich.py'}:Sentence")
+    with pytest.raises(ConfigError, match=r"talker\.py:Sentence is not an App object or class"):
+        pack(f"{folder / 'talker.py'}:Sentence")
 
 
 @pytest.mark.slow

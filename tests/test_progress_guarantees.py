@@ -17,6 +17,7 @@ from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
 from s4node.keys import Partitioner
+from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
@@ -309,25 +310,103 @@ async def test_what_events_and_windows_send_arrives_once_and_in_order(
         assert mine == sorted(mine)
 
 
-async def test_what_was_sent_is_saved_with_the_progress_until_it_has_arrived(
-    system: MemorySystem, settings: dict[str, str], tmp_path: Path
-) -> None:
-    fill(system, 50)
-    kept: dict[str, list[int]] = defaultdict(list)
-    async with running(keep_app(kept)) as nobody:
+async def to_nobody_yet(settings: dict[str, str], commit_ms: str) -> str:
+    """Have an app send to a consumer that is not there; returns the address at which it will be."""
+    async with running(keep_app(defaultdict(list))) as nobody:
         address = nobody.address  # it is free again when this one has gone
     settings |= {
         "s4.stream.onward.consumers": "end",
         "s4.stream.counts.consumers": "end",
         "s4.cluster.end.address": address,
-        "task.commit.ms": "10",
+        "task.commit.ms": commit_ms,
     }
+    return address
+
+
+async def test_what_was_sent_is_saved_with_the_progress_until_it_has_arrived(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 50)
+    kept: dict[str, list[int]] = defaultdict(list)
+    address = await to_nobody_yet(settings, "10")
     async with crashing(pass_app(), settings) as node:
         await until(lambda: node.processed == 50)
         await until(lambda: progress(settings) == {"clicks[0]": 50})
     async with running(keep_app(kept), address=address), running(pass_app(), settings):
         await until(lambda: len(kept["onward"]) == 50)
     assert kept["onward"] == list(range(50))
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_what_a_commit_held_before_its_consumer_came_waits_for_no_further_one(
+    crashes: bool, system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 50)
+    kept: dict[str, list[int]] = defaultdict(list)
+    address = await to_nobody_yet(settings, "60000")
+    async with crashing(pass_app(), settings) as node:
+        await until(lambda: node.processed == 50)
+        node.tasks[0].want_commit()
+        node.loop.wake(node.tasks[0])
+        await until(lambda: progress(settings) == {"clicks[0]": 50})
+        if not crashes:
+            async with running(keep_app(kept), address=address):
+                await until(lambda: len(kept["onward"]) == 50)
+    if crashes:
+        async with crashing(pass_app(), settings), running(keep_app(kept), address=address):
+            await until(lambda: len(kept["onward"]) == 50)
+    assert kept["onward"] == list(range(50))
+
+
+class Seldom:
+    """Sends on what it gets from the twentieth event on."""
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        if envelope.offset >= 20:
+            collector.send("onward", envelope.message)
+
+
+def seldom_app() -> TaskApp:
+    app = TaskApp("seldom", Seldom)
+    app.create_input_stream("clicks", key="user", types=Click, system="memory")
+    app.create_output_stream("onward", key="user", types=Click)
+    return app
+
+
+async def test_the_first_that_a_task_sends_leaves_with_the_progress_of_its_own_moment(
+    system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    write = TaskState.write
+
+    def slowly(state: TaskState) -> None:
+        may_write.wait(20)
+        write(state)
+
+    kept: dict[str, list[int]] = defaultdict(list)
+    async with running(keep_app(kept)) as end:
+        settings |= {
+            "s4.stream.onward.consumers": "end",
+            "s4.cluster.end.address": end.address,
+            "task.commit.ms": "60000",  # without it, what is sent asks for commits
+        }
+        monkeypatch.setattr(TaskState, "write", slowly)
+        system.create("clicks", 1)
+        async with crashing(seldom_app(), settings) as node:
+            task = node.tasks[0]
+            for upto in (10, 20):  # one commit is under way, another is asked for
+                fill(system, 10)
+                await until(lambda: node.processed == upto)  # noqa: B023
+                task.want_commit()
+                node.loop.wake(task)
+                await until(lambda: not task.gate.commit_due)
+            fill(system, 10)
+            await until(lambda: node.processed == 30)
+            may_write.set()
+            await until(lambda: len(kept["onward"]) == 10)
+        async with running(seldom_app(), settings | {"task.commit.ms": "20"}):
+            await until(lambda: progress(settings) == {"clicks[0]": 30})
+    assert sorted(kept["onward"]) == list(range(10))
 
 
 class FromThreads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -714,6 +714,92 @@ async def test_another_stream_of_the_task_gets_its_turn_beside_a_busy_parallel_o
         assert seen == [set()] * 20  # nothing else is outstanding while it is handled
         assert await busy.flush() == []
     assert sum(map(len, handlers.seen.values())) == 3000
+
+
+async def test_what_leaves_a_busy_parallel_stream_is_told_of_it_meanwhile() -> None:
+    left: list[str] = []
+    most = 0
+
+    class Leaves(ProcessingElement):
+        async def on_event(self, click: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            if click.n % 2:
+                self.remove()
+
+        async def on_remove(self) -> None:
+            await trio.lowlevel.checkpoint()
+            left.append(self.key)
+
+    app = App("parallel")
+    pe = app.create_pe(Leaves)
+    pe.set_pe_cache(max_size=10)
+    app.create_input_stream("clicks", pe, key="user").set_parallelism(4)
+    async with running(app) as node, Client(node.address, queue_size=10_000) as client:
+        stream = await client.stream("clicks")
+        (task,) = node.tasks.values()
+        await stream.send_many([Click(f"user-{n}", n) for n in range(3000)])
+        while node.processed < 3000:
+            instances = task.instances["Leaves"]
+            most = max(most, len(instances) + len(instances.leaving))
+            await trio.sleep(0.001)
+        assert await stream.flush() == []
+        assert len(instances) <= 10
+        assert len(left) == len(set(left)) == 3000 - len(instances)
+    assert most < 100
+
+
+async def test_keys_with_more_to_come_stay_beyond_the_bound_of_a_cache() -> None:
+    handled: Counter[str] = Counter()
+
+    class Busy(ProcessingElement):
+        async def on_event(self, click: Click) -> None:
+            await trio.sleep(0.001 * (click.n % 40))  # they land one by one
+            handled[self.key] += 1
+
+        async def on_time(self) -> None:
+            await trio.lowlevel.checkpoint()
+
+    app = App("parallel")
+    pe = app.create_pe(Busy)
+    pe.set_pe_cache(max_size=50)
+    pe.set_timer_interval(0.01)
+    app.create_input_stream("clicks", pe, key="user").set_parallelism(200)
+    async with running(app) as node, Client(node.address, queue_size=10_000) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many([Click(f"user-{n % 200}", n) for n in range(4000)])
+        assert await stream.flush() == []
+    assert handled == {f"user-{n}": 20 for n in range(200)}
+
+
+@pytest.mark.parametrize("plain_first", [False, True])
+async def test_parallel_streams_with_plain_and_async_handlers_follow_each_other(
+    plain_first: bool,
+) -> None:
+    plain, later = Handlers(), Handlers()
+
+    class InThreads(ProcessingElement):
+        def on_event(self, click: Click) -> None:
+            plain.begin(click)
+            time.sleep(0.001)
+            plain.end(click)
+
+    class Awaited(ProcessingElement):
+        async def on_event(self, click: Click) -> None:
+            later.begin(click)
+            await trio.sleep(0.001)
+            later.end(click)
+
+    app = App("parallel")
+    app.create_input_stream("plain", app.create_pe(InThreads), key="user").set_parallelism(2)
+    app.create_input_stream("later", app.create_pe(Awaited), key="user").set_parallelism(2)
+    async with running(app) as node, Client(node.address) as client:
+        streams = [await client.stream(name) for name in ("plain", "later")]
+        for n in range(0, 100, 10):
+            for stream in streams if plain_first else reversed(streams):
+                await stream.send_many([Click(f"user-{i % 5}", i) for i in range(n, n + 10)])
+        assert [await stream.flush() for stream in streams] == [[], []]
+    for handlers in (plain, later):
+        assert sum(map(len, handlers.seen.values())) == 100
 
 
 @pytest.mark.parametrize("plain", [False, True])

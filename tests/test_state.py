@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
 from kept import kept_positions
@@ -22,6 +24,7 @@ from s4node.keys import Partitioner, crc32
 from s4node.state import epochs
 from s4node.state.job import task_folder
 from s4node.state.look import Look
+from s4node.state.store import KeyValueStore
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
@@ -89,12 +92,12 @@ async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Containe
 
 
 async def commit(container: Container) -> None:
-    """Have all tasks commit, and wait for it."""
-    before = container.replay.committer.commits
-    for task in container.tasks.values():
+    """Have all tasks commit, and wait until nothing of them is uncommitted."""
+    committer, tasks = container.replay.committer, container.tasks.values()
+    for task in tasks:
         task.want_commit()
         container.loop.wake(task)
-    await until(lambda: container.replay.committer.commits >= before + len(container.tasks))
+    await until(lambda: not any(t.gate.commit_due or committer.changed(t) for t in tasks))
 
 
 # -- PEs ------------------------------------------------------------------------------------------
@@ -246,6 +249,42 @@ async def test_singletons_and_what_triggers_have_counted_are_kept_too(
     assert (first.created, second.created) == ([None], [])
 
 
+class Seldom(Third):
+    """Fires at the first event that comes so long after the last firing."""
+
+
+class Seldomly(Counting):
+    def on_init(self) -> None:
+        pe = self.create_pe(Seldom)
+        pe.set_trigger(Click, seconds=0.5)
+        pe.set_pe_cache(max_size=1)
+        self.create_input_stream("clicks", pe, key="user", system="memory")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_triggers_time_passes_while_its_instance_is_not_in_memory(
+    system: MemorySystem, settings: dict[str, str], restarts: bool
+) -> None:
+    system.create("clicks", 1)
+    app = Seldomly()
+    async with running(app, settings) as container:
+        system.put("clicks", 0, Click("joe"))
+        await until(lambda: container.processed == 1)
+        system.put("clicks", 0, Click("ann"))
+        await until(lambda: container.processed == 2)
+        if not restarts:
+            await trio.sleep(0.6)
+            system.put("clicks", 0, Click("joe"))
+            await until(lambda: container.processed == 3)
+    if restarts:
+        await trio.sleep(0.6)
+        app = Seldomly()
+        system.put("clicks", 0, Click("joe"))
+        async with running(app, settings) as container:
+            await until(lambda: container.processed == 1)
+    assert app.counts == {"joe": 1}
+
+
 class Unsavable(ProcessingElement):
     lock: trio.Lock = None  # type: ignore[assignment]
 
@@ -323,6 +362,69 @@ async def test_handlers_that_overlap_lose_nothing(
         await until(lambda: second.counts == {f"user-{n}": 31 for n in range(7)})
 
 
+class SlowInThreads(Count):
+    """As Slow, in threads."""
+
+    def on_event(self, event: Click) -> None:
+        count = self.count
+        time.sleep(0.0001)
+        self.count = count + 1
+        self.app.counts[self.key] = self.count
+
+
+@pytest.mark.parametrize("pe", [Slow, SlowInThreads])
+@pytest.mark.parametrize("more", [{}, {"task.async.commit": "true"}], ids=["drained", "async"])
+async def test_a_cache_is_bounded_beside_handlers_that_overlap_and_loses_nothing(
+    system: MemorySystem, settings: dict[str, str], pe: type[Count], more: dict[str, str]
+) -> None:
+    most = 0
+
+    async def watch(container: Container) -> None:
+        nonlocal most
+        (task,) = container.tasks.values()
+        while container.processed < 1500:
+            most = max(most, len(task.instances[pe.__name__]))
+            await trio.sleep(0.001)
+
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(f"user-{n * 7 % 300}") for n in range(1500)))
+    often = {**settings, **more, "task.commit.ms": "20", "s4.stream.clicks.parallelism": "4"}
+    app = Counting(pe, max_size=5)
+    async with running(app, often) as container:
+        await watch(container)
+    assert app.counts == {f"user-{n}": 5 for n in range(300)}
+    assert most < 90  # the size, those in use, and a slice beyond
+
+
+class Waits(Count):
+    """As Count; the handler of an event with a negative number waits for the door."""
+
+    door = trio.Event()
+
+    async def on_event(self, event: Click) -> None:
+        if event.number < 0:
+            await self.door.wait()
+        self.count += 1
+        self.app.counts[self.key] = self.count
+
+
+async def test_an_instance_that_leaves_the_cache_has_what_its_last_handler_did_behind_a_commit(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("slow", -1), Click("a"), Click("b"))
+    more = {**settings, "task.async.commit": "true", "s4.stream.clicks.parallelism": "2"}
+    app = Counting(Waits, max_size=1)
+    async with running(app, more) as container:
+        await until(lambda: app.counts == {"a": 1, "b": 1})
+        await commit(container)  # while the handler waits
+        Waits.door.set()
+        await until(lambda: app.counts == {"a": 1, "b": 1, "slow": 1})
+        system.put("clicks", 0, Click("slow"))
+        await until(lambda: container.processed == 4)
+        assert app.counts["slow"] == 2
+
+
 # -- tasks ----------------------------------------------------------------------------------------
 
 
@@ -339,9 +441,9 @@ class Tally:
             coordinator.commit()
 
 
-def tallying(make: Any = Tally) -> TaskApp:
+def tallying(make: Any = Tally, ttl: float = 0) -> TaskApp:
     app = TaskApp("tally", make, inputs=["memory.words"])
-    app.create_store("counts", key=str, value=int)
+    app.create_store("counts", key=str, value=int, ttl=ttl)
     return app
 
 
@@ -349,12 +451,12 @@ def words(*words: str, commit: bool = False) -> list[GenericEvent]:
     return [GenericEvent(word=word, commit=commit) for word in words]
 
 
-def stored(settings: dict[str, str]) -> dict[str, int]:
+def stored(settings: dict[str, str], ttl: float = 0) -> dict[str, int]:
     """What the first task's store holds."""
     folder = task_folder(Path(settings["s4.state.folder"]) / "default" / "tally", "Partition 0")
     with epochs.copied(folder) as database:
         state = TaskState(database, crc32)
-        return dict(state.store(tallying().stores["counts"]).all())
+        return dict(state.store(tallying(ttl=ttl).stores["counts"]).all())
 
 
 @pytest.mark.parametrize("threads", ["0", "2"])
@@ -373,6 +475,24 @@ async def test_stores_go_back_to_the_last_commit_with_the_offsets(
     assert stored(settings) == {"a": 3, "b": 1, "c": 1}
 
 
+async def test_a_store_goes_on_when_its_time_to_live_is_given_and_taken_away(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("words", 1)
+
+    async def live(word: str, ttl: float) -> dict[str, int]:
+        async with running(tallying(ttl=ttl), settings) as container:
+            system.put("words", 0, *words("a", commit=True))
+            await until(lambda: container.replay.committer.commits == 1)
+            system.put("words", 0, *words(word, commit=True))
+            await until(lambda: container.replay.committer.commits == 2)
+        return stored(settings, ttl)
+
+    assert await live("x", 0) == {"a": 1, "x": 1}
+    assert await live("y", 3600) == {"a": 2, "x": 1, "y": 1}
+    assert await live("z", 0) == {"a": 3, "x": 1, "y": 1, "z": 1}
+
+
 async def test_a_task_commits_early_when_much_has_changed(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -382,6 +502,46 @@ async def test_a_task_commits_early_when_much_has_changed(
         system.put("words", 0, *words(*("x" * 100 + str(n) for n in range(100))))
         await until(lambda: container.replay.committer.commits >= 1)
         assert len(stored(settings)) >= 9
+
+
+class Keeping:
+    """Has stores whose values are kept for an hour."""
+
+    NAMES = tuple(f"short-{n}" for n in range(6))
+
+    def init(self, config: Any, context: Any) -> None:
+        self.stores = [context.store(name) for name in self.NAMES]
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        for store in self.stores:
+            store.put(envelope.message.get("word"), 1)
+
+
+async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
+    system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def slowly(store: KeyValueStore[Any, Any], limit: int, start: bytes = b"") -> bytes:
+        found = expire(store, limit, start)
+        time.sleep(0.01)  # the database may be closed meanwhile, in a thread
+        looked.append(store.spec.name)
+        return found
+
+    expire = KeyValueStore.expire
+    monkeypatch.setattr(KeyValueStore, "expire", slowly)
+    app = TaskApp("tally", Keeping, inputs=["memory.words"])
+    for name in Keeping.NAMES:
+        app.create_store(name, key=str, value=int, ttl=3600)
+    system.create("words", 1)
+    async with crashing(app, settings) as container:
+        system.put("words", 0, *words("a"))
+        await until(lambda: container.processed == 1)
+        assert container.replay.committer.commit(container.tasks[0])
+        await until(lambda: looked)
+        await container.replay.committer.release(container.tasks[0])
+        assert tuple(looked) == Keeping.NAMES
+        await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_stores_without_an_input_that_can_be_read_again_are_refused() -> None:

@@ -124,6 +124,19 @@ def test_a_range_of_tuples_is_in_order(tmp_path: Path) -> None:
     kept.database.close()
 
 
+def test_a_tuple_of_one_part_comes_back_as_one(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("seen", tuple, int))
+    for key in [("joe",), ("joe", 1), (7,), (b"x\x00",)]:
+        kept.store.put(key, 1)
+    assert {key for key, _ in kept.store.all()} == {("joe",), ("joe", 1), (7,), (b"x\x00",)}
+    kept.commit()
+    assert [key for key, _ in kept.store.range(("joe",), ("joe", 9))] == [("joe",), ("joe", 1)]
+    for key, _ in list(kept.store.all()):
+        kept.store.delete(key)
+    assert list(kept.store.all()) == []
+    kept.database.close()
+
+
 def test_a_range_over_all_keys_is_in_order(kept: Kept) -> None:
     for n in range(200):
         kept.store.put(f"{n:03}", Profile(str(n)))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
-from harness import ANY_PORT, DEADLINE, ROOT, environment, plain_errors, until
+from harness import ANY_PORT, DEADLINE, ROOT, environment, limited, plain_errors, until
 
 from s4node import Client, GenericEvent
+from s4node.cluster import lifeline
 from s4node.cluster.lifeline import Begin
 from s4node.cluster.restarts import Limits, Phase
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, supervising
 from s4node.errors import ContainerFailed
+from s4node.ops.container import Line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,6 +53,17 @@ class Slow(App):
         Path(self.parameters["file"]).write_text("closed")
 """
 
+# one whose statistics are more than a socket takes at once
+MANY = """\
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): pass
+class Many(App):
+    def on_init(self):
+        for n in range(6):
+            self.create_input_stream(f"names{n}", self.create_pe(Hello), key="name")
+"""
+
 STUCK = """\
 import time
 from s4node import App, ProcessingElement
@@ -62,7 +78,8 @@ LIMITS = Limits(start=20, pulse=10, drain=20, pause=0.05, longest_pause=0.4)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in (("hello", HELLO), ("slow_end", SLOW_END), ("stuck", STUCK)):
+    texts = {"hello": HELLO, "slow_end": SLOW_END, "many": MANY, "stuck": STUCK}
+    for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -113,6 +130,39 @@ async def test_a_container_process_takes_events_and_sends_its_statistics(folder:
         assert not alive(pid)
         assert process.failure is None
         assert supervisor.processes == []
+
+
+async def test_statistics_that_a_socket_does_not_take_at_once_arrive_in_time(folder: Path) -> None:
+    what = begin(folder / "many.py", s4_cluster_partitions="400")
+    what = msgspec.structs.replace(what, pulse_seconds=2.0)
+    async with supervised(Limits(pulse=10)) as supervisor:
+        process = supervisor.start(what)
+        await process.wait_ready()
+        with trio.fail_after(8):  # one socket's buffer with each pulse would take longer
+            await until(lambda: process.statistics)
+        assert len(msgspec.json.encode(process.statistics)) > 5 * 212_992
+        assert process.starts == 1
+        await process.stop()
+
+
+async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_comes() -> None:
+    near, far = socket.socketpair()
+    line, lines = Line(far), lifeline.Lines()
+    heard: list[lifeline.FromContainer] = []
+    end = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+    async with end, trio.open_nursery() as nursery:
+        nursery.start_soon(line.carry)
+        for size in (lifeline.MAX_LINE_BYTES, lifeline.MAX_LINE_BYTES - 100):
+            line.pulse({"text": "x" * size})
+            line.say(lifeline.Done())
+            with trio.fail_after(DEADLINE):
+                while not heard or not isinstance(heard[-1], lifeline.Done):
+                    heard += map(lifeline.from_container, lines.feed(await end.receive_some()))
+            (pulse, _), heard = heard, []
+            assert isinstance(pulse, lifeline.Pulse)
+            assert bool(pulse.statistics) == (size < lifeline.MAX_LINE_BYTES)
+        nursery.cancel_scope.cancel()
+    far.close()
 
 
 async def test_a_stop_waits_until_the_app_has_closed(folder: Path) -> None:
@@ -197,6 +247,24 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
         await until(lambda: process.starts == 4)
         assert process.phase in (Phase.STARTING, Phase.WAITING)
         await process.stop()
+
+
+async def test_one_that_cannot_be_started_is_tried_again_and_the_others_run_on(
+    folder: Path,
+) -> None:
+    async with supervised() as supervisor:
+        well = supervisor.start(begin(folder / "hello.py"))
+        await well.wait_ready()
+        pid = well.pid
+        with limited(resource.RLIMIT_NOFILE, 0):
+            ill = supervisor.start(begin(folder / "slow_end.py"))
+            with pytest.raises(ContainerFailed, match=r"it cannot be started: .* open files"):
+                await ill.wait_ready()
+            await until(lambda: ill.starts == 3)
+        await until(lambda: ill.phase is Phase.STARTING)
+        await ill.wait_ready()
+        assert (well.pid, well.starts) == (pid, 1)
+        await greet(well)
 
 
 @pytest.mark.parametrize(

@@ -264,3 +264,115 @@ def test_who_looks_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
     now[0] = 1090.0
     assert both() == ({}, {})
     state.close()
+
+
+class Changing:
+    """A store whose declaration changes from one life of its task to the next."""
+
+    def __init__(self, folder: Path, value: Any) -> None:
+        self.now = 1000.0
+        self.value = value
+        self.database = Database(folder)
+        self.begin(0)
+
+    def begin(self, ttl: float) -> None:
+        """The task starts with this time to live, or none."""
+        self.state = TaskState(self.database, crc32, now=lambda: self.now)
+        self.store = self.state.store(StoreSpec("s", str, self.value, ttl=ttl))
+
+    def commit(self) -> None:
+        if self.store.expires:  # as after each commit
+            self.store.expire(100)
+        self.state.begin_commit({})
+        self.state.write()
+        self.state.end_commit(written=True)
+
+    def found(self) -> dict[str, Any]:
+        """What the store holds, whichever way it is read."""
+        found = dict(self.store.all())
+        assert dict(self.store.range("", "\x7f")) == found
+        assert self.store.get_many(["a", "b", "c"]) == found
+        assert {key: self.store.get(key) for key in found} == found
+        if not self.state.changed:
+            look = Look(self.state, now=lambda: self.now)
+            assert {key: self.store._decode(self.store._encode(value))
+                    for key, value in look.store("s")} == found  # fmt: skip
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (float, [0.0, 1.5, -7.25]),
+        (int, [0, 1, 2**60]),
+        (str, ["", "x", "a text that is longer than eight bytes"]),
+        (bytes, [b"", bytes(30), b"0123456789abcdef"]),
+        (list[int], [[], [0], [0] * 20]),
+        (bool, [False, True, True]),
+    ],
+)
+def test_what_was_put_before_a_store_had_a_time_to_live_is_given_it(
+    tmp_path: Path, kind: Any, values: list[Any]
+) -> None:
+    a, b, c = values
+    life = Changing(tmp_path / "t", kind)
+    life.store.put_many({"a": a, "b": b})
+    life.commit()
+    life.now += 10_000
+    life.begin(ttl=60)
+    assert life.found() == {"a": a, "b": b}
+    life.store.put("c", c)
+    life.commit()
+    assert life.found() == {"a": a, "b": b, "c": c}
+    life.store.put("b", c)
+    life.now += 30
+    life.store.put("a", c)
+    life.commit()
+    assert life.found() == {"a": c, "b": c, "c": c}
+    life.now += 31
+    assert life.found() == {"a": c}
+    life.now += 30
+    life.commit()
+    assert life.found() == {}
+    assert life.state.rows(life.state.table("store s")) == []
+    life.database.close()
+
+
+def test_what_is_there_when_a_time_to_live_is_taken_away_stays(tmp_path: Path) -> None:
+    life = Changing(tmp_path / "t", int)
+    life.begin(ttl=60)
+    life.store.put("a", 1)
+    life.now += 30
+    life.store.put("b", 0)
+    life.commit()
+    life.now += 31
+    life.begin(ttl=0)
+    assert life.found() == {"b": 0}
+    life.store.put("c", 0)
+    life.commit()
+    for _ in range(2):
+        life.now += 1_000_000
+        life.begin(ttl=0)
+        assert life.found() == {"b": 0, "c": 0}
+        life.commit()
+    life.begin(ttl=3600)  # given again: what had it before is over now, the rest is given it
+    assert life.found() == {"c": 0}
+    life.store.put("a", 3)
+    life.commit()
+    life.now += 3599
+    assert life.found() == {"a": 3, "c": 0}
+    life.now += 1
+    assert life.found() == {}
+    life.database.close()
+
+
+@pytest.mark.parametrize("ttl", [0.0001, 1e15, float("inf")])
+def test_any_time_to_live_can_be_kept(tmp_path: Path, ttl: float) -> None:
+    life = Changing(tmp_path / "t", str)
+    life.begin(ttl)
+    life.store.put("a", "a text that is longer than eight bytes")
+    assert life.found() == {"a": "a text that is longer than eight bytes"}
+    life.commit()
+    life.now += 10
+    assert ("a" in life.found()) == (ttl > 1)
+    life.database.close()

@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from s4node.cluster import package
-from s4node.errors import NodeUnreachable, S4Error
+from s4node.errors import NodeUnreachable, S4Error, described, leaves
 from s4node.logger import get_logger
 
 log = get_logger("s4node.admin")
@@ -157,6 +157,9 @@ class Conversation:
 
 # -- the node's side ------------------------------------------------------------------------------
 
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+"""What is raised where the asker does not listen any more."""
+
 Handler = Callable[[Ask, bytes, Conversation], Awaitable[None]]
 
 
@@ -226,10 +229,21 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
             return
         try:
             await handle(ask, body, conversation)
-        except S4Error as error:
-            await conversation.say(Failed(str(error)))
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except* _GONE:
+            pass
+        except* Exception as group:
+            await conversation.say(_failed(group))
+    except* _GONE:
         pass
+
+
+def _failed(group: BaseExceptionGroup[Exception]) -> Failed:
+    """What is told of the first exception that a request has ended with."""
+    error = leaves(group)[0]
+    if isinstance(error, S4Error):
+        return Failed(str(error))
+    log.error("a request failed", reason=described(error), exc_info=error)
+    return Failed(f"the node could not do it: {described(error)}; see its log")
 
 
 def _is_ours(stream: trio.SocketStream) -> bool:

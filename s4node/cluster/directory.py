@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from s4node.cluster.registry import AppId, Registry
-from s4node.errors import CoordinationError, SessionLost
+from s4node.cluster.follow import follow
+from s4node.cluster.registry import RUNNING, AppId, Registry
+from s4node.errors import S4Error
 from s4node.logger import get_logger
 
 if TYPE_CHECKING:
     from s4node.cluster.coordination import Session
 
-
 log = get_logger("s4node.directory")
-
-RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,14 @@ class Directory:
         app: str,
         consumes: Iterable[str] = (),
         produces: Iterable[str] = (),
+        deployed: bool = False,
     ) -> None:
         self.app = AppId(cluster, app)
         self.registry = Registry(session)
         self._session = session
         self._consumes = tuple(consumes)
         self._produces = tuple(produces)
+        self._deployed = deployed
         self._known: dict[str, Consumers] = {}
         self.learned = trio.Event()  # every stream's consumers have been told once
 
@@ -74,7 +75,15 @@ class Directory:
         return self._known.get(stream, {})
 
     async def register(self) -> None:
-        """Say what the app consumes and produces. Producers see the app from here on."""
+        """Say what the app consumes and produces. Producers see the app from here on.
+
+        Raises S4Error where it was undeployed while its container started: nobody would take back
+        what is said now. To be called as a member: from then on, who undeploys waits for us.
+        """
+        if self._deployed:
+            found = await self.registry.app(self.app.cluster, self.app.app)
+            if found is None or found.value.state != RUNNING:
+                raise S4Error(f"app {self.app} was undeployed while it started")
         for stream in self._consumes:
             await self.registry.add_stream_user(stream, "consumers", self.app)
         for stream in self._produces:
@@ -89,19 +98,10 @@ class Directory:
             self.learned.set()
             await self._session.lost.wait()
             await self._session.change("/")  # raises, and says why
-        trouble = ""
-        while True:
-            try:
-                await self._step(on_change)
-            except SessionLost:
-                raise
-            except CoordinationError as error:
-                if trouble != str(error):
-                    trouble = str(error)
-                    log.warning("cannot follow consumers", app=str(self.app), error=trouble)
-                await trio.sleep(RETRY_SECONDS)
-            else:
-                trouble = ""
+        await follow(
+            partial(self._step, on_change),
+            lambda why: log.warning("cannot follow consumers", app=str(self.app), error=why),
+        )
 
     async def _step(self, on_change: Callable[[str, Consumers], None]) -> None:
         """Read everything, tell what is new, and wait for news."""

@@ -33,7 +33,7 @@ class Enrolment:
     node: str = ""
     version: str = ""
 
-    def membership(self, address: str, partitions: int, *, anywhere: bool = False) -> Membership:
+    def membership(self, address: str, partitions: int, *, anywhere: bool) -> Membership:
         """The container's part in the app, reached at ``address``; what it keeps may be had
         ``anywhere``, or on its host only."""
         return Membership(
@@ -59,4 +59,5 @@ class Enrolment:
             app=self.app,
             consumes=consumes,
             produces=produces,
+            deployed=self.version != "",
         )

@@ -10,7 +10,9 @@ Rules
 - Every session looks after all others. A process that dies loses its lock, is noticed at the next
   look, and whoever notices removes its session. A process that is stopped is removed when it gave
   no sign of life for its timeout.
-- A session that finds itself removed, or its folder gone, is lost for good.
+- A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
+  ends it: what keeps it from looking after the others (a full disk, no file descriptor left) is
+  waited out.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ import trio
 
 from s4node.cluster.coordination import Entry, check_data, check_path
 from s4node.cluster.session_file import SeenFile, SessionFile
-from s4node.cluster.tree import ENDED, SessionRow, Tree, TreeBusy, Watch
+from s4node.cluster.tree import ENDED, DamagedTreeError, SessionRow, Tree, TreeBusy, Watch
 from s4node.errors import CoordinationError, SessionLost
+from s4node.logger import get_logger
+
+log = get_logger("s4node.coordination")
 
 T = TypeVar("T")
 
@@ -133,6 +138,8 @@ class FolderSession:
         self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
+        self._stale = True  # who the others are has to be read anew
+        self._trouble = ""
 
     @property
     def doubtful(self) -> bool:
@@ -231,8 +238,6 @@ class FolderSession:
         """See to changes and to the other sessions, until this one is lost."""
         try:
             await self._look()
-        except SessionLost:
-            pass  # it is known by now
         except (CoordinationError, OSError) as error:
             self._lose(str(error))
         finally:
@@ -241,23 +246,39 @@ class FolderSession:
                 other.close()
 
     async def _look(self) -> None:
-        stale = True
         while not self.lost.is_set():
-            now = time.monotonic()
             self._check_folder()
-            with contextlib.suppress(TreeBusy):  # then at the next look
-                stale = stale or self._asleep
-                if self._watch.changed():
-                    stale = True
-                    self._wake()
-                if stale:
-                    await self._read_sessions(now)
-                    stale = False
-                for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
-                    await self._attempt(partial(_end_session, self._tree, self._folder, id_))
-                    self._others.pop(id_).close()
-                    self._wake()
+            try:
+                await self._look_after_others(time.monotonic())
+            except TreeBusy:
+                pass  # then at the next look
+            except SessionLost:
+                return
+            except DamagedTreeError:
+                raise
+            except (CoordinationError, OSError) as error:  # the same, but it may last
+                self._stale = True
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    log.warning("cannot look after the other sessions", session=self.name,
+                                reason=self._trouble)  # fmt: skip
+            else:
+                self._trouble = ""
             await trio.sleep(LOOK_SECONDS)
+
+    async def _look_after_others(self, now: float) -> None:
+        """Learn of changes, and end the sessions of those that died."""
+        self._stale = self._stale or self._asleep
+        if self._watch.changed():
+            self._stale = True
+            self._wake()
+        if self._stale:
+            await self._read_sessions(now)
+            self._stale = False
+        for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
+            await self._attempt(partial(_end_session, self._tree, self._folder, id_))
+            self._others.pop(id_).close()
+            self._wake()
 
     def _check_folder(self) -> None:
         try:

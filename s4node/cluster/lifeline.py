@@ -142,11 +142,17 @@ class Lines:
     """Cuts what arrives into lines."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []  # of the line that has no end yet
+        self._bytes = 0
 
     def feed(self, data: bytes | bytearray) -> list[bytes]:
         """The lines that are complete with ``data``; raises ValueError for one without an end."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
+        *lines, rest = bytes(data).split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self._bytes = [], 0
+        self._parts.append(rest)
+        self._bytes += len(rest)
+        if self._bytes > MAX_LINE_BYTES:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
         return lines

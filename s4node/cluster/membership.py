@@ -21,6 +21,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -34,6 +35,7 @@ from s4node.cluster.assignment import (
     has_living_owner,
     moves,
 )
+from s4node.cluster.follow import follow
 from s4node.cluster.registry import AppId, Group, MemberInfo, Registry
 from s4node.cluster.view import View
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 log = get_logger("s4node.membership")
 
 GATHER_SECONDS = 10.0
-RETRY_SECONDS = 1.0
 
 
 class Membership:
@@ -112,7 +113,12 @@ class Membership:
         await self._check_partitions()
         with trio.CancelScope() as self._running:
             if not self._left:
-                await self._follow(on_view)
+                await follow(
+                    partial(self._step, on_view),
+                    lambda why: log.warning(
+                        "cannot follow the assignment", app=str(self.app), error=why
+                    ),
+                )
         self._tell(await self.registry.group(self.app), on_view)
 
     async def leave(self) -> None:
@@ -148,21 +154,6 @@ class Membership:
                     f"{mine.partitions} here; set s4.cluster.partitions = {other.partitions}, or "
                     f"stop all of its containers first"
                 )
-
-    async def _follow(self, on_view: Callable[[View], None]) -> None:
-        trouble = ""
-        while True:
-            try:
-                await self._step(on_view)
-            except SessionLost:
-                raise
-            except CoordinationError as error:
-                if trouble != str(error):
-                    trouble = str(error)
-                    log.warning("cannot follow the assignment", app=str(self.app), error=trouble)
-                await trio.sleep(RETRY_SECONDS)
-            else:
-                trouble = ""
 
     async def _step(self, on_view: Callable[[View], None]) -> None:
         """See what is there, do what follows from it, tell it, and wait for news."""
@@ -232,27 +223,39 @@ class Membership:
         """Let others have these of ``mine``, which have been stopped with: those whom they are owed
         to by now, or ourselves anew where nobody is."""
         given = set(partitions)
-        while True:
-            group = await self.registry.group(self.app)
-            before = group.assignment
-            if before is None:
-                return
-            us = next(member for member in self._equals(group) if member.key == self._key)
-            heirs = self._owed(group)
-            owners = before.value.owners
-            to = {
-                partition: heirs.get(partition, us)
-                for partition in given
-                if owners[partition].key == self._key
-            }
-            if not to:
-                return
-            try:
-                after = handed_over(before.value, to)
-                await self.registry.write_assignment(self.app, after, before.version)
-            except (BadVersion, EntryExists, NoEntry):
-                continue  # read again, and see
-            return
+        with trio.CancelScope() as done:
+
+            async def step() -> None:
+                if await self._give(given):
+                    done.cancel()
+
+            await follow(
+                step,
+                lambda why: log.warning("cannot hand over", app=str(self.app), error=why),
+            )
+
+    async def _give(self, given: set[int]) -> bool:
+        """Write who has what of ``given`` from here on; False if somebody was faster."""
+        group = await self.registry.group(self.app)
+        before = group.assignment
+        us = next((member for member in self._equals(group) if member.key == self._key), None)
+        if before is None or us is None:  # who leaves gives up everything
+            return True
+        heirs = self._owed(group)
+        owners = before.value.owners
+        to = {
+            partition: heirs.get(partition, us)
+            for partition in given
+            if owners[partition].key == self._key
+        }
+        if not to:
+            return True
+        try:
+            after = handed_over(before.value, to)
+            await self.registry.write_assignment(self.app, after, before.version)
+        except (BadVersion, EntryExists, NoEntry):
+            return False
+        return True
 
     def _tell(
         self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True

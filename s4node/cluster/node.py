@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from s4node.cluster.coordination import Session
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.node_folder import NodeFolder, node_folder
 from s4node.cluster.package import Manifest, Store
-from s4node.cluster.registry import AppId, AppInfo, ClusterInfo, NodeInfo, Registry
+from s4node.cluster.registry import RUNNING, AppId, AppInfo, ClusterInfo, NodeInfo, Registry
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import Config
 from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
@@ -36,8 +37,6 @@ from s4node.logger import get_logger
 
 log = get_logger("s4node.node")
 
-RUNNING = "running"
-STOPPING = "stopping"
 """The states of an app in the registry."""
 
 _AGAIN_SECONDS = 1.0
@@ -81,6 +80,7 @@ class Post:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
+    known: AppInfo | None = None  # whose streams these are
     failure: str = ""
     changed: trio.Event = field(default_factory=trio.Event)
 
@@ -88,6 +88,13 @@ class Post:
         """Have it looked at again."""
         self.changed.set()
         self.changed = trio.Event()
+
+    def learn(self) -> None:
+        """See what streams the app has, once a process of it has said so."""
+        prepared = self.process.prepared if self.process is not None else None
+        if prepared is not None:
+            self.inputs, self.outputs = tuple(prepared.inputs), tuple(prepared.outputs)
+            self.known = self.running
 
 
 class Node:
@@ -133,6 +140,7 @@ class Node:
                 await nursery.start(admin.serve, self._folder.admin, self._asked)
                 async with supervising(limits_of(self.config)) as self._supervisor:
                     nursery.start_soon(self._stay)
+                    nursery.start_soon(self._tell_door)
                     await self._stopping.wait()
                     failures = await self._supervisor.stop()
                     await self._door.finish()
@@ -224,9 +232,6 @@ class Node:
             elif wanted is None:
                 self._posts.pop(post.app, None)
                 return
-            elif post.process is not None and post.process.prepared is not None:
-                post.inputs = tuple(post.process.prepared.inputs)
-                post.outputs = tuple(post.process.prepared.outputs)
             if post.wanted == wanted and not changed.is_set():
                 with trio.move_on_after(_AGAIN_SECONDS):
                     await changed.wait()
@@ -264,9 +269,7 @@ class Node:
             process = self._supervisor.start(begin)
         post.failure = ""
         post.process, post.running = process, app
-        if process.prepared is not None:
-            post.inputs = tuple(process.prepared.inputs)
-            post.outputs = tuple(process.prepared.outputs)
+        post.learn()
         await process.go()
 
     async def _others_run(self, app: AppInfo) -> bool:
@@ -275,7 +278,7 @@ class Node:
             return True
         try:
             members = await self._registry.members(AppId(self.cluster, app.name))
-        except SessionLost:
+        except CoordinationError:  # not to be known now; it is asked again
             return True
         return any(member.value.version != app.version for member in members.values())
 
@@ -306,12 +309,31 @@ class Node:
 
     # -- what is asked -----------------------------------------------------------------------
 
+    async def _tell_door(self) -> None:
+        while True:
+            changed = self._supervisor.changed
+            for post in self._posts.values():
+                post.learn()
+            self._door.news()
+            await changed.wait()
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether each app that is to run here has said what its streams are."""
+        posts = self._posts.values()
+        return self.ready.is_set() and all(post.wanted in (None, post.known) for post in posts)
+
     def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
-        """For the door: the containers of the app that takes ``stream``, or puts events on it."""
+        """For the door: the containers of the app that takes ``stream``, or puts events on it.
+
+        Who asks for a stream that may yet turn out to be one has to wait: a no is for good.
+        """
         posts = self._posts.values()
         for post in posts:
             if stream in (post.outputs if reads else post.inputs):
                 return post.members
+        if not self._knows_all:
+            return ()
         if reads and len(posts) == 1:  # its containers know its internal streams
             return next(iter(posts)).members
         kind = "output" if reads else "input"
@@ -366,7 +388,8 @@ class Node:
         except ContainerFailed as error:
             log.info("a new version does not run", app=process.begin.app,
                      version=process.begin.version, reason=error.reason)  # fmt: skip
-            await conversation.say(admin.Failed(error.reason, error.trace))
+            with suppress(trio.BrokenResourceError):  # the asker may have gone as well
+                await conversation.say(admin.Failed(error.reason, error.trace))
         except trio.BrokenResourceError:
             pass
         nursery.cancel_scope.cancel()

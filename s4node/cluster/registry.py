@@ -65,11 +65,16 @@ class NodeInfo(msgspec.Struct, frozen=True):
     admin: str = ""
 
 
+RUNNING = "running"
+STOPPING = "stopping"
+"""What is to be with an app that is deployed."""
+
+
 class AppInfo(msgspec.Struct, frozen=True):
     """An app as it is deployed to a cluster.
 
     ``package`` says where its code is, ``expected`` how many members the first assignment waits
-    for, ``state`` what is to be with it (the words are those of who deploys).
+    for, ``state`` is RUNNING or STOPPING.
     """
 
     name: str
@@ -79,7 +84,7 @@ class AppInfo(msgspec.Struct, frozen=True):
     package: str = ""
     hasher: str = "crc32"
     expected: int = 1
-    state: str = "running"
+    state: str = RUNNING
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -167,10 +172,6 @@ class Registry:
         found = await self._get(_path("clusters", name), ClusterInfo)
         return found and found.value
 
-    async def clusters(self) -> dict[str, ClusterInfo]:
-        """All clusters by name; those that only have nodes or apps so far are not among them."""
-        return {name: f.value for name, f in (await self._all("/clusters", ClusterInfo)).items()}
-
     async def join_node(
         self, cluster: str, node: NodeInfo, *, patience: float = NAME_PATIENCE_SECONDS
     ) -> None:
@@ -187,11 +188,6 @@ class Registry:
             )
 
         await self._claim(_path("clusters", cluster, "nodes", node.name), node, taken, patience)
-
-    async def update_node(self, cluster: str, node: NodeInfo) -> None:
-        """Write news about this session's own node."""
-        data = msgspec.json.encode(node)
-        await self.session.set(_path("clusters", cluster, "nodes", node.name), data)
 
     async def nodes(self, cluster: str) -> dict[str, NodeInfo]:
         """The living nodes of a cluster by name."""
@@ -343,10 +339,6 @@ class Registry:
             found += [AppId(cluster, app) for app in await self._names(_below(base, cluster))]
         return found
 
-    async def consumers(self, stream: str) -> list[str]:
-        """The clusters that consume a stream, sorted."""
-        return sorted({user.cluster for user in await self.stream_users(stream, "consumers")})
-
     # --- metadata --------------------------------------------------------------------------------
 
     async def metadata(self, key: str) -> tuple[bytes, int] | None:
@@ -381,16 +373,6 @@ class Registry:
         await self.session.delete(_path("metadata", key), version)
 
     # --- watching: the paths that wait_change takes ----------------------------------------------
-
-    @staticmethod
-    def path_of_cluster(cluster: str) -> str:
-        """Where everything of a cluster is, to be watched."""
-        return _path("clusters", cluster)
-
-    @staticmethod
-    def path_of_nodes(cluster: str) -> str:
-        """Where the nodes of a cluster are, to be watched."""
-        return _path("clusters", cluster, "nodes")
 
     @staticmethod
     def path_of_apps(cluster: str) -> str:

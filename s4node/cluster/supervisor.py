@@ -17,8 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _LAST_WORDS_SECONDS = 1.0
 _HOME = str(Path(__file__).resolve().parent.parent.parent)
 """Where this package is; containers find it there wherever they are started."""
 
-COMMAND = (sys.executable, "-P", "-m", "s4node.ops.container")
+_COMMAND = (sys.executable, "-P", "-m", "s4node.ops.container")
 
 
 def limits_of(config: Config) -> Limits:
@@ -62,7 +62,6 @@ class ContainerProcess:
         begin: lifeline.Begin,
         limits: Limits,
         on_change: Callable[[ContainerProcess], None],
-        command: Sequence[str],
     ) -> None:
         self.begin = begin
         self.address = ""
@@ -75,7 +74,6 @@ class ContainerProcess:
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
         self._on_change = on_change
-        self._command = command
         self._process: trio.Process | None = None
         self._line: trio.SocketStream | None = None
         self._saying = trio.Lock()
@@ -156,13 +154,16 @@ class ContainerProcess:
 
     async def _live(self) -> None:
         """One process, from its start to its end."""
-        near, far = socket.socketpair()
-        with near, far:
-            with trio.CancelScope(shield=True):  # or it would be nobody's process
-                self._process = process = await self._open(far.fileno())
-            far.close()
+        self.failure = None
+        try:
+            near, process = await self._open()
+        except OSError as error:  # too many processes or files, or Python itself has gone
+            self.failure = lifeline.Failed(f"it cannot be started: {error}")
+            self._exited(None)
+            return
+        with near:
+            self._process = process
             self._line = line = trio.SocketStream(trio.socket.from_stdlib_socket(near))
-            self.failure = None
             try:
                 async with trio.open_nursery() as nursery:
                     heard_all = trio.Event()
@@ -183,15 +184,22 @@ class ContainerProcess:
                 self.statistics = {}
         self._exited(process.returncode)
 
-    async def _open(self, line: int) -> trio.Process:
+    async def _open(self) -> tuple[socket.socket, trio.Process]:
+        """Our end of a new line, and the process at its other end."""
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), _HOME])
-        return await trio.lowlevel.open_process(
-            [*self._command, str(line)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[line],
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        near, far = socket.socketpair()
+        with far, ExitStack() as undo:
+            undo.callback(near.close)
+            with trio.CancelScope(shield=True):  # or it would be nobody's process
+                process = await trio.lowlevel.open_process(
+                    [*_COMMAND, str(far.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[far.fileno()],
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+            undo.pop_all()
+            return near, process
 
     async def _drive(self, nursery: trio.Nursery) -> None:
         """Do what the machine says, until cancelled."""
@@ -301,17 +309,16 @@ class ContainerProcess:
 class Supervisor:
     """The container processes of a node, or of a launcher; see :func:`supervising`."""
 
-    def __init__(self, nursery: trio.Nursery, limits: Limits, command: Sequence[str]) -> None:
+    def __init__(self, nursery: trio.Nursery, limits: Limits) -> None:
         self.limits = limits
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
         """Set, and replaced by another, whenever something about a process has changed."""
         self._nursery = nursery
-        self._command = command
 
     def start(self, begin: lifeline.Begin) -> ContainerProcess:
         """Start a container process and keep it alive from now on."""
-        process = ContainerProcess(begin, self.limits, self._change, self._command)
+        process = ContainerProcess(begin, self.limits, self._change)
         self.processes.append(process)
         self._nursery.start_soon(process.run)
         return process
@@ -337,13 +344,11 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def supervising(
-    limits: Limits, command: Sequence[str] = COMMAND
-) -> AsyncIterator[Supervisor]:
+async def supervising(limits: Limits) -> AsyncIterator[Supervisor]:
     """A supervisor for the time of the block; what still runs at its end is killed."""
     async with trio.open_nursery() as nursery:
         try:
-            yield Supervisor(nursery, limits, command)
+            yield Supervisor(nursery, limits)
         finally:
             nursery.cancel_scope.cancel()
 

@@ -38,6 +38,7 @@ ENDED = (
 FORMAT = 1
 _APPLICATION = 0x53344E6F  # "S4No", SQLite's place for saying whose file this is
 _PATIENCE_SECONDS = 0.2
+"""How long a call waits for another process before it raises TreeBusy."""
 
 _SCHEMA = """
 CREATE TABLE session (id TEXT PRIMARY KEY, name TEXT, timeout REAL) WITHOUT ROWID;
@@ -49,6 +50,10 @@ CREATE INDEX entry_parent ON entry (parent);
 CREATE INDEX entry_session ON entry (session) WHERE session != '';
 INSERT INTO entry VALUES ('/', '', x'', 0, '', 0, 0);
 """
+
+
+class DamagedTreeError(CoordinationError):
+    """The database is none any more; that does not pass."""
 
 
 class TreeBusy(Exception):  # noqa: N818 - a reason to try again, never seen outside of the room
@@ -66,16 +71,14 @@ class SessionRow(NamedTuple):
 class Tree:
     """The database at ``path``, which is made if it is missing.
 
-    Only one process at a time may be making it: hold a lock around the constructor. ``patience`` is
-    how many seconds a call waits for another process before it raises TreeBusy.
+    Only one process at a time may be making it: hold a lock around the constructor.
     """
 
-    def __init__(self, path: Path, *, patience: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._patience = patience
         with self._explained():
             self._db = sqlite3.connect(
-                path, timeout=patience, isolation_level=None, check_same_thread=False
+                path, timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
             )
         try:
             with self._explained():
@@ -322,7 +325,8 @@ def _explain(path: Path, error: sqlite3.Error) -> Exception:
         "SQLITE_READONLY": "it cannot be written: mend its rights, or take another folder",
         "SQLITE_CANTOPEN": "it cannot be opened: mend the folder's rights, or take another folder",
     }.get(base, "see whether its disk works and its folder is still there")
-    return CoordinationError(
+    damaged = base in ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+    return (DamagedTreeError if damaged else CoordinationError)(
         f"the coordination's database {path} cannot be used ({error}); {fix} "
         f"(setting s4.coordination.folder)"
     )

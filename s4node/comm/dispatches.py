@@ -14,6 +14,8 @@ Rules
   comes back in order.
 - Of a stream that leads to another app nobody knows the partitions before that has answered. They
   are kept then; what was put before is saved as what the task has put for itself.
+- A way that may be forgotten and made anew has a name of its life beside its rows. Rows of another
+  life are never gone on with.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from s4node.comm.decoder import FrameDecoder
 from s4node.comm.lane import Kept, Lane
 from s4node.comm.outbox import Outbox
 from s4node.errors import EventError, StateError
-from s4node.schema import EventType, TypeDecl
+from s4node.schema import EventType, TypeDecl, class_of
 from s4node.state.rows import OUTBOX, Changes, task_row
 
-_FRAME, _LANES, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"n", b"o", b"s", b"t"
+_FRAME, _LANES, _LIFE, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"i", b"n", b"o", b"s", b"t"
 _FRAME_AT = struct.Struct(">IQI")  # partition, first, count
 _NEXT_AT = struct.Struct(">I")
 _OWN_AT = struct.Struct(">I")
@@ -60,6 +62,17 @@ def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
     return found
 
 
+def life_of(rows: Rows) -> str:
+    """The life of the way that these are rows of; empty if it has only one."""
+    return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
+
+
+def forget(changes: Changes, rows: Rows) -> None:
+    """Have these rows gone with the next commit."""
+    for key, _ in rows:
+        changes.put(task_row(OUTBOX, key), None)
+
+
 def weight_of(rows: Rows) -> tuple[int, int]:
     """How many events are in rows of a way, and the bytes that they take."""
     events = size = 0
@@ -76,7 +89,8 @@ class Dispatches:
     """The lanes of ``outbox``, which sends what is committed only, with their rows in ``changes``.
 
     ``way`` names them in the database, of which ``read`` gives a row; ``clock`` gives Unix time in
-    ms. ``bytes`` is what all frames take that are not committed at their receivers.
+    ms. ``life`` is that of a way which may be forgotten and made anew. ``bytes`` is what all frames
+    take that are not committed at their receivers.
     """
 
     def __init__(
@@ -86,6 +100,7 @@ class Dispatches:
         way: str,
         clock: Callable[[], int] = lambda: 0,
         read: Callable[[bytes], bytes | None] = lambda _: None,
+        life: str = "",
     ) -> None:
         self.outbox = outbox
         self.bytes = 0
@@ -94,6 +109,7 @@ class Dispatches:
         self._way = way.encode() + b"\0"
         self._clock = clock
         self._read_row = read
+        self._life = life
         self._versions: dict[int, TypeDecl] = {}
         self._spilled: deque[tuple[int, int]] = deque()  # rows, and how many events are in each
         self._tail: list[Any] = []
@@ -150,6 +166,11 @@ class Dispatches:
     def unreleased(self) -> bool:
         """Whether something of it can leave only when a further commit is written."""
         return bool(self._unsaved or self._cut_since)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether what a commit has saved as it is might be in frames: the partitions are known."""
+        return bool(self._saved and self.outbox.lanes and self.outbox.pending)
 
     @property
     def _unsaved(self) -> int:
@@ -322,6 +343,7 @@ class Dispatches:
 
         Raises StateError if that cannot be read any more.
         """
+        rows = self._ours(rows)
         kept, following, versions, own = self._sorted(rows)
         self._versions = versions
         if self._learned:
@@ -333,10 +355,12 @@ class Dispatches:
                 self._rows[partition].append((one.first, one.end, len(one.data)))
                 self.bytes += len(one.data)
         self._own_rows = len(own)
+        self._know(versions)
         events = list(self._read(own, versions))
         self._keep_versions(versions, [one.data for frames in kept.values() for one in frames])
         if self._learns:
             self.outbox.extend(events)
+            self._saved = len(events)
             return []
         return events
 
@@ -344,6 +368,7 @@ class Dispatches:
         """Forget what no commit holds. Another set of changes begins, and ``rows`` are what is
         written; returns what the task has put for itself."""
         self._changes = changes
+        rows = self._ours(rows)
         self.outbox.cut_back()
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
@@ -363,8 +388,18 @@ class Dispatches:
         events = list(self._read(own, versions))
         if self._learns:
             self.outbox.extend(events)
+            self._saved = len(events)
             return []
         return events
+
+    def _ours(self, rows: Rows) -> Rows:
+        """The rows if they are of our life; what an earlier one has left goes."""
+        rows = list(rows)
+        if life_of(rows) == self._life:
+            return rows
+        forget(self._changes, rows)
+        self._changes.put(self._row(_LIFE, b""), self._life.encode())
+        return ()
 
     def _open_lanes(self, rows: Rows) -> None:
         """Have the lanes that were learned in an earlier life."""
@@ -400,16 +435,25 @@ class Dispatches:
                 header = _data_of(value).header
                 assert isinstance(header, wire.Data)
                 self._spilled.append((_SPILL_AT.unpack(at)[0], header.count))
-            else:
+            elif kind == _LANES:
                 self._learned = True
         return kept, following, versions, own
+
+    def _know(self, versions: dict[int, TypeDecl]) -> None:
+        """Know the classes of events that are saved, also where the stream declares none and has
+        learned them from what was put."""
+        known = {EventType(cls).name for cls in self.outbox.known}
+        for declared in versions.values():
+            cls = None if declared.name in known else class_of(declared)
+            if cls is not None:
+                self.outbox.declare(cls)
 
     def _keep_versions(self, versions: dict[int, TypeDecl], frames: Sequence[bytes]) -> None:
         """Know the types of an earlier life for as long as there are frames of them."""
         ours = {declared.fingerprint for declared in self.outbox.declarations}
         self._declared = versions.keys() & ours
         others = versions.keys() - ours
-        if not others or self._spilled:
+        if not others:
             return
         used = {
             section.fingerprint
@@ -417,6 +461,8 @@ class Dispatches:
             for section in _data_of(data).header.sections  # type: ignore[union-attr]
         }
         self.outbox.versions = {each: versions[each] for each in others & used}
+        if self._spilled:  # which of them those are of is not known before they are read
+            return
         for each in others - used:
             self._changes.put(self._row(_TYPE, _TYPE_AT.pack(each)), None)
 
@@ -455,6 +501,7 @@ class Dispatches:
         for fingerprint in self._declared | self.outbox.versions.keys():
             yield self._row(_TYPE, _TYPE_AT.pack(fingerprint))
         yield self._row(_LANES, b"")
+        yield self._row(_LIFE, b"")
 
     def _row(self, kind: bytes, at: bytes) -> bytes:
         return task_row(OUTBOX, kind + self._way + at)

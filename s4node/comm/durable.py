@@ -295,6 +295,8 @@ class DurableAdmission(StreamAdmission):
         super().leave(partition)
         self._moved.pop(partition, None)
         self._forgotten.pop(partition, None)
+        for lane in [lane for lane in self._stopped if lane.partition == partition]:
+            del self._stopped[lane]
         for known in [known for known in self._known if known[1] == partition]:
             del self._known[known]
 

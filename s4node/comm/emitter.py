@@ -31,8 +31,8 @@ class Emitter:
         self,
         seeds: Iterable[str] = (),
         *,
-        queue_size: int = 10_000,
-        on_news: Callable[[], None] = lambda: None,
+        queue_size: int,
+        on_news: Callable[[], None],
     ) -> None:
         self.links: dict[str, Link] = {}
         self.outboxes: list[Outbox] = []

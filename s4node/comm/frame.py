@@ -70,6 +70,9 @@ FENCE = "fence"
 DURABLE = "durable"
 """Header of a node's hello: what is settled on the stream was committed, and survives the node."""
 
+NEW = "new"
+"""Header of a producer's hello: its id may have had earlier lives, of which it sends nothing."""
+
 UNKNOWN = "unknown"
 """Header of a node's hello: partitions of a durable stream in which nothing is known, or no longer,
 of this producer, although it has numbers that are settled."""

@@ -19,11 +19,11 @@ from collections.abc import Callable
 import trio
 
 from s4node.comm import frame as wire
-from s4node.comm.answers import Answers
 from s4node.comm.coalescer import Coalescer
+from s4node.comm.dialled import Dialled
 from s4node.comm.leg import Leg
 from s4node.comm.socket import PairSocket
-from s4node.errors import RemoteFrameError, StageBroken
+from s4node.errors import StageBroken
 from s4node.logger import get_logger
 
 log = get_logger("s4node.link")
@@ -43,19 +43,18 @@ class Link:
         self,
         address: str,
         *,
-        max_bytes: int = 16_777_216,
-        queue_size: int = 10_000,
-        on_news: Callable[[], None] = lambda: None,
-        on_lost: Callable[[Link], None] = lambda _: None,
+        queue_size: int,
+        on_news: Callable[[], None],
+        on_lost: Callable[[Link], None],
     ) -> None:
         self.address = address
         self.legs: list[Leg] = []
         self.draining = ""
         self.insists = False
-        self.answers = Answers()
+        self._dialled = Dialled(address, log)
+        self.answers = self._dialled.answers
         self.on_news = on_news
         self._on_lost = on_lost
-        self._max_bytes = max_bytes
         self._socket: PairSocket | None = None
         self._away_since = time.monotonic()
         self._control: list[bytes] = []
@@ -146,7 +145,7 @@ class Link:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; what has no verdict then stays in the outboxes."""
-        self._socket = PairSocket.dialing(self.address, self._max_bytes, self._changed)
+        self._socket = self._dialled.dial(self._changed)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -190,29 +189,12 @@ class Link:
             await self._socket.wait_readable()
             taken = False
             while (data := self._socket.receive_nowait()) is not None:
-                self._take(data)
+                for frame in self._dialled.frames(self._socket, data):
+                    self._take_frame(frame.header)
                 taken = True
             if taken:
                 self.wake()
                 self.on_news()
-
-    def _take(self, data: bytes) -> None:
-        assert self._socket is not None
-        try:
-            for frame in wire.read_envelope(data, self._max_bytes):
-                if isinstance(frame, wire.BadFrame):
-                    self._take_bad(frame.reason)
-                else:
-                    self._socket.answered()
-                    self.answers.good()
-                    self._take_frame(frame.header)
-        except RemoteFrameError as error:
-            self._take_bad(str(error))
-
-    def _take_bad(self, reason: str) -> None:
-        if self.answers.bad(reason):
-            log.warning("bad frame; further ones are not told",
-                        address=self.address, reason=reason)  # fmt: skip
 
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):

@@ -90,6 +90,8 @@ class Outbox:
         self.producer = producer
         self.incarnation = incarnation
         self.headers = headers or {}
+        if stable and not again:
+            self.headers = {**self.headers, wire.NEW: True}
         self.stable = stable
         self.again = again
         self.durable = False  # what the nodes settle survives them

@@ -16,16 +16,14 @@ from typing import Any
 import trio
 
 from s4node.comm import frame as wire
-from s4node.comm.answers import Answers
+from s4node.comm.dialled import Dialled
 from s4node.comm.reading import Reading, fault_of
 from s4node.comm.silence import why_silent
 from s4node.comm.socket import PairSocket
-from s4node.errors import ConnectionRefused, RemoteFrameError, S4Error, StageBroken
+from s4node.errors import ConnectionRefused, S4Error, StageBroken
 from s4node.logger import get_logger
 
 log = get_logger("s4node.reader")
-
-_MAX_BYTES = 16_777_216
 
 
 class _Asked:
@@ -50,9 +48,10 @@ class ReaderLink:
     ``on_news`` is called when something has come, and when the peer has come or gone.
     """
 
-    def __init__(self, address: str, on_news: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: str, on_news: Callable[[], None]) -> None:
         self.address = address
-        self.answers = Answers()
+        self._dialled = Dialled(address, log)
+        self.answers = self._dialled.answers
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
         self._asked: dict[int, _Asked] = {}
@@ -117,7 +116,7 @@ class ReaderLink:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled."""
-        self._socket = PairSocket.dialing(self.address, _MAX_BYTES, self._changed)
+        self._socket = self._dialled.dial(self._changed)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -125,7 +124,8 @@ class ReaderLink:
                 while True:
                     await self._socket.wait_readable()
                     while (data := self._socket.receive_nowait()) is not None:
-                        self._take(data)
+                        for frame in self._dialled.frames(self._socket, data):
+                            self._take_frame(frame)
                     self._on_news()
         finally:
             socket, self._socket = self._socket, None
@@ -171,31 +171,13 @@ class ReaderLink:
                     continue
             del self._control[: len(frames)]
 
-    def _take(self, data: bytes) -> None:
-        assert self._socket is not None
-        try:
-            for frame in wire.read_envelope(data, _MAX_BYTES):
-                if isinstance(frame, wire.BadFrame):
-                    self._take_bad(frame.reason)
-                else:
-                    self._socket.answered()
-                    self.answers.good()
-                    self._take_frame(frame)
-        except RemoteFrameError as error:
-            self._take_bad(str(error))
-
-    def _take_bad(self, reason: str) -> None:
-        if self.answers.bad(reason):
-            log.warning("bad frame; further ones are not told",
-                        address=self.address, reason=reason)  # fmt: skip
-
     def _take_frame(self, frame: wire.Frame) -> None:
         header = frame.header
         if isinstance(header, wire.Data):
             for reading in self._of(header.stream, header.producer):
                 problem = reading.on_data(header, frame.body)
                 if problem:
-                    self._take_bad(problem)
+                    self._dialled.bad(problem)
         elif isinstance(header, wire.Hello):
             for reading in self._greeted(header):
                 reading.on_hello(header)

@@ -36,7 +36,7 @@ class RemoteSender:
         make_stage: Callable[[], Stage],
         on_room: Callable[[], None],
         on_refused: Callable[[Refusal], None],
-        awaited: bool = False,
+        awaited: bool,
     ) -> None:
         self.stream = stream
         self.sent = 0

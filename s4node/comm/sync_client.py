@@ -66,6 +66,9 @@ class SyncClient:
         try:
             if not self._abandon and self._failure is None:
                 warn_of(self.flush())
+        except BaseException:
+            self._abandon = True  # or the client would wait for the same again
+            raise
         finally:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -93,8 +96,15 @@ class SyncClient:
         return self._streams[name]
 
     def flush(self) -> list[Refusal]:
-        """Wait until every event has its verdict; returns what was refused or shed."""
-        return [r for stream in self._streams.values() for r in stream.flush()]
+        """Wait until every event has its verdict; see :meth:`s4node.Client.flush`."""
+
+        async def flushed() -> list[Refusal]:
+            for stream in self._streams.values():
+                with suppress(S4Error):  # the client's flush raises it, behind the other streams
+                    await stream._carry()
+            return await self._client.flush()
+
+        return self.call(flushed)  # type: ignore[no-any-return]
 
     def call(self, function: Any, *arguments: Any) -> Any:
         """Run an async function in the client's thread and wait for it."""

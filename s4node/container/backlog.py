@@ -29,9 +29,9 @@ class Backlog:
     ``at_hand`` is the batch that is processed now; whoever takes its last event without ``passed``
     sets it to None and has its source's next one offered by ``update``. ``held`` are the streams
     that must not be processed now; it changes. ``rates`` are the executors that limit how fast
-    events may leave their stages. ``chooser`` is for what comes from outside, round robin without
-    it, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at hand for
-    the first time.
+    events may leave their stages. ``chooser`` is for what comes from outside, round robin if it is
+    None, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at hand
+    for the first time.
     """
 
     def __init__(
@@ -40,23 +40,21 @@ class Backlog:
         stages: Mapping[Any, Stage],
         clock: Callable[[], float],
         *,
-        held: Collection[str] = (),
-        rates: Mapping[str, tuple[Executor, ...]] | None = None,
-        chooser: MessageChooser[Any] | None = None,
-        bootstrap: Bootstrap | None = None,
+        held: Collection[str],
+        rates: Mapping[str, tuple[Executor, ...]],
+        chooser: MessageChooser[Any] | None,
+        bootstrap: Bootstrap | None,
     ) -> None:
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.stages: dict[Any, Stage] = dict(stages)
         self.at_hand: EventBatch | None = None
         self.inner = [s.name for s in fed if not isinstance(s, InputStream)]
-        self.rates: dict[Any, tuple[Executor, ...]] = dict(rates or {})
+        self.rates: dict[Any, tuple[Executor, ...]] = dict(rates)
         self.resume_at: float | None = None  # when a rate gives leave again
         self.replayable: set[Hashable] = set()
         self.closed = False  # what comes is discarded
         self.bootstrap = bootstrap
         self.on_load: Callable[[EventBatch], None] | None = None
-        # whether a source may go now; None: each always may
-        self.may = None if isinstance(held, tuple) and not rates else self._may_run
         self._clock = clock
         self._held = held
         self._live = any(isinstance(s, InputStream) and s.is_live for s in fed)
@@ -80,7 +78,6 @@ class Backlog:
         self.replayable.add(source)
         if rates:
             self.rates[source] = rates
-            self.may = self._may_run
 
     def ended(self, source: Hashable) -> None:
         """All batches of an input have been offered."""
@@ -132,7 +129,7 @@ class Backlog:
         """Have a batch at hand, if there is one that may be processed."""
         batch = self.at_hand
         if batch is not None:
-            if self.may is None or self._may_run(batch.source):
+            if self.may(batch.source):
                 return True
             self.at_hand = None  # the others go on meanwhile
             self._chooser(batch.source).update(batch.source, batch)
@@ -142,9 +139,9 @@ class Backlog:
         """Have another batch of a stream at hand, as long as nothing else waits."""
         if self.at_hand is not None or any(self._stream_of[s] != stream for s in self._offered):
             return False
-        return self._take(lambda s: self._stream_of[s] == stream and self._may_run(s))
+        return self._take(lambda s: self._stream_of[s] == stream and self.may(s))
 
-    def _take(self, may: Callable[[Any], bool] | None) -> bool:
+    def _take(self, may: Callable[[Any], bool]) -> bool:
         """Take a batch from the choosers, of a source that may go now."""
         while self._offered:
             chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
@@ -162,7 +159,8 @@ class Backlog:
             return True
         return False
 
-    def _may_run(self, source: Any) -> bool:
+    def may(self, source: Any) -> bool:
+        """Whether a source may go now."""
         if self._stream_of[source] in self._held:
             return False
         return source not in self.rates or self.allowance(source) > 0

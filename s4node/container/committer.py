@@ -7,9 +7,12 @@ Rules
   task has put on streams, in slices; then write, in a thread.
 - What the task has put for others is part of the commit, and may leave when it is written and the
   task was not taken over meanwhile. A commit waits for no other task, and for no consumer.
-- One commit of a task is under way at a time. Those asked for meanwhile become one: of a task that
-  keeps its progress only the newest, of others one that is asked for again when that is over, for
-  all that belongs to a commit is of one moment.
+- All that belongs to a commit is of one moment.
+- One commit of a task is under way at a time. Those asked for meanwhile become one, which is asked
+  for again when that is over. Of a task that has nothing but its progress that is taken when it is
+  asked for, so that it covers exactly the event that asks; unless there is more by then.
+- Nobody is told of a commit before it is sure that the next owner finds it. Who reads an input
+  again needs no word.
 - A commit that cannot be written (a full disk, lost rights) is told once, and tried again with the
   newest offsets; the container stops only if that lasts for ``task.commit.timeout.ms``. A task that
   another container has taken over, and a damaged file, stop the container at once.
@@ -91,6 +94,7 @@ class _Kept:
         "expire_at",
         "failing_since",
         "keeping",
+        "leaving",
         "pending",
         "state",
         "task",
@@ -106,8 +110,9 @@ class _Kept:
         self.under_way: under_way.UnderWay | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False
-        self.pending: Taken | None = None  # what to write next
+        self.pending: Taken | None = None  # what to write next, if it is all
         self.again = False  # a commit was asked for meanwhile
+        self.leaving = False  # its last commits are being written
         self.failing_since: float | None = None
         self.expire_at: dict[str, bytes] = {}
 
@@ -254,6 +259,7 @@ class Committer:
     async def release(self, task: Task) -> None:
         """Write what is not yet written of a task that has retired, and give its files back."""
         kept = self._tasks[task.partition]
+        kept.leaving = True
         while kept.writing or self._changed(kept):
             if kept.writing:
                 await self._quiet.park()
@@ -330,8 +336,8 @@ class Committer:
                 self._begin(kept, self._taken(kept))
 
     def _keeps(self, kept: _Kept) -> bool:
-        """Whether a task keeps anything but its progress."""
-        return bool(kept.state.stores or kept.state.instances) or self._exchange.keeps(kept.task)
+        """Whether a commit of a task may have anything but its progress."""
+        return kept.task.whole or self._exchange.keeps(kept.task)
 
     def changed(self, task: Task) -> bool:
         """Whether a commit of a task is under way, or would write anything."""
@@ -392,18 +398,18 @@ class Committer:
                 upload = await self._in_thread(kept.keeping.keep, kept.state)
                 if upload is not None:
                     self._nursery.start_soon(self._in_thread, upload)
+            if not (self._finishing or kept.leaving):
+                await self._expire(kept)  # before anybody may close the state, or go back from it
         else:
             await trio.sleep(RETRY_SECONDS)
             kept.again = True  # with the newest
         kept.writing = False
-        if kept.pending is not None:
+        if kept.pending is not None and kept.pending != what and not self._keeps(kept):
             self._begin(kept, kept.pending)
         elif kept.again and not self._finishing:
             kept.task.want_commit()
             self._wake(kept.task)
         self._quiet.unpark_all()
-        if written:
-            await self._expire(kept)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -440,10 +446,8 @@ class Committer:
         except (ProgressUnwritten, StateError) as error:
             self._failed(kept, error)
             return False
-        if kept.failing_since is not None:
-            kept.failing_since = None
-            log.info("progress is written again", task=kept.claim.task)
-        if self._exchange.leaves(kept.task):
+        self._succeeded(kept)
+        if self._exchange.leaves(kept.task) or what.producers or what.consumed:
             await self._check(kept)
         return True
 
@@ -458,6 +462,7 @@ class Committer:
                 self._failed(kept, error)
                 await trio.sleep(RETRY_SECONDS)
             else:
+                self._succeeded(kept)
                 return
 
     async def _written(self, kept: _Kept, what: Taken) -> None:
@@ -483,6 +488,12 @@ class Committer:
         kept.checkpoint = kept.checkpoint.without(startpoints)
         kept.state.forget(startpoints)
 
+    @staticmethod
+    def _succeeded(kept: _Kept) -> None:
+        if kept.failing_since is not None:
+            kept.failing_since = None
+            log.info("progress is written again", task=kept.claim.task)
+
     def _failed(self, kept: _Kept, error: Exception) -> None:
         self.failures += 1
         now = trio.current_time()
@@ -499,7 +510,7 @@ class Committer:
     async def _expire(self, kept: _Kept) -> None:
         """Delete what is over its time, in slices; the next commit has it."""
         for name, store in kept.state.stores.items():
-            if store.spec.ttl:
+            if store.expires:
                 at = store.expire(_EXPIRED_AT_ONCE, kept.expire_at.get(name, b""))
                 kept.expire_at[name] = at
                 await trio.lowlevel.checkpoint()

@@ -3,6 +3,8 @@
 Rules
 - One reader a partition of an input, whichever tasks read it; each of them has its own start, place
   and progress. A new owner makes the reader begin anew, where the slowest place is.
+- A task that goes back has its old places again, also one that is fed no more, for it is about to
+  be another container's: what it commits last must not be ahead of its state.
 - A reader is asked only while there is room with every task that its events may go to, so a slow
   task bounds what is kept for it.
 - Where an input goes on: where the task's ``init`` said; else at the startpoint that was asked for;
@@ -22,7 +24,6 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from s4node import config as settings
-from s4node.app import App
 from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import MixedBatch, Reject, TaskBatch, refused
@@ -132,7 +133,7 @@ class _Feed:
 
 
 class Consumers:
-    """Reads the replayable ``streams`` of ``app`` from ``systems`` for the tasks it is given.
+    """Reads the replayable ``streams`` of an app from ``systems`` for the tasks it is given.
 
     ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
     ``progress`` is by task and partition; ``lost`` counts events that retention took, by stream.
@@ -140,7 +141,6 @@ class Consumers:
 
     def __init__(
         self,
-        app: App,
         config: Config,
         systems: Systems,
         partitioner: Partitioner,
@@ -155,7 +155,6 @@ class Consumers:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
         self.lost: dict[str, int] = {}
         self.rejects = rejects
-        self._app = app
         self._config = config
         self._systems = systems
         self._tasks = tasks
@@ -167,6 +166,8 @@ class Consumers:
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
         self._beginning: list[_Taker] = []
+        self._begun: dict[int, list[_Taker]] = {}  # by task; also those that are fed no more
+        self._reading = 0  # partitions, with those of which the reader is being closed
         self._scopes: set[trio.CancelScope] = set()
         self._stopped = False
         self._quiet = trio.lowlevel.ParkingLot()
@@ -196,7 +197,7 @@ class Consumers:
         self._stopped = True
         for scope in self._scopes:
             scope.cancel()
-        while any(feed.runs for feed in self._feeds.values()):
+        while self._reading:
             await self._quiet.park()
         await self.rejects.settle()
 
@@ -214,6 +215,7 @@ class Consumers:
         found: dict[tuple[str, str], list[_Taker]] = {}
         for task, ssps, kept, startpoints in gained:
             self.progress[task.partition] = {}
+            self._begun[task.partition] = []
             starts = wishes(task)
             for ssp in ssps:
                 request = startpoints.get(ssp)
@@ -227,20 +229,26 @@ class Consumers:
     async def leave(self, partition: int) -> None:
         """Feed the task of a partition no more; another container is about to."""
         await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
-        for feed in self._feeds.values():
-            if feed.takers.pop(partition, None) is not None:
-                feed.anew = True
-                feed.scope.cancel()
+        left = [feed for feed in self._feeds.values() if feed.takers.pop(partition, None)]
+        for feed in left:
+            feed.anew = True
+            feed.scope.cancel()
+            if not feed.takers:
+                del self._feeds[feed.ssp]
+        for feed in left:  # those who stay may have waited for the end of this one only
+            self._tell_ends(feed.ssp)
+
+    def forget(self, partition: int) -> None:
+        """Another container goes on with the task of a partition."""
+        self.progress.pop(partition, None)
+        self._begun.pop(partition, None)
 
     def go_back(self, old: Task, new: Task) -> None:
         """Feed ``new`` in the place of ``old``, from where that has committed last."""
         for taker in self._beginning:
             if taker.task is old:
                 taker.task = new
-        for feed in self._feeds.values():
-            if new.partition not in feed.takers:
-                continue
-            taker = feed.takers[new.partition]
+        for taker in self._begun.get(new.partition, ()):
             before = taker.progress
             taker.task, taker.told_end = new, False
             taker.next = before.start if before.committed is None else before.committed
@@ -248,9 +256,11 @@ class Consumers:
             taker.progress.committed = before.committed
             taker.progress.startpoint = before.startpoint
             self.progress[new.partition][taker.ssp] = taker.progress
-            system = self._systems[taker.ssp.system]
-            self._join(taker, system)
-            self._nursery.start_soon(self._bootstrap_again, taker, system)
+            feed = self._feeds.get(taker.ssp)
+            if feed is not None and new.partition in feed.takers:
+                system = self._systems[taker.ssp.system]
+                self._join(taker, system)
+                self._nursery.start_soon(self._bootstrap_again, taker, system)
 
     async def _bootstrap_again(self, taker: _Taker, system: System) -> None:
         with self._until_stopped():
@@ -276,27 +286,29 @@ class Consumers:
                 if taker.kept == taker.next:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
-                await self._bootstrap(taker, system)
+                self._begun[taker.task.partition].append(taker)
                 self._join(taker, system)
+                await self._bootstrap(taker, system)
         self._beginning = [each for each in self._beginning if each not in takers]
+        self.released()  # there may be no turn for long
 
     async def _bootstrap(self, taker: _Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""
-        task, ssp = taker.task, taker.ssp
+        task, ssp, progress = taker.task, taker.ssp, taker.progress  # it may go back meanwhile
         bootstrap = task.backlog.bootstrap
         if bootstrap is None or ssp.stream not in bootstrap.streams:
             return
 
         def on_safe(safe: int) -> None:
             if bootstrap.reached(ssp, safe):
-                taker.progress.on_safe = None
+                progress.on_safe = None
                 self._caught_up(task, bootstrap)
 
-        taker.progress.on_safe = on_safe
-        if bootstrap.begins(ssp, taker.progress.start, await system.bounds(ssp)):
+        progress.on_safe = on_safe
+        if bootstrap.begins(ssp, progress.start, await system.bounds(ssp)):
             self._caught_up(task, bootstrap)
-        elif taker.progress.on_safe is on_safe:
-            on_safe(taker.progress.safe)
+        elif progress.on_safe is on_safe:
+            on_safe(progress.safe)
 
     def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
         if not bootstrap.streams:
@@ -394,6 +406,7 @@ class Consumers:
         """Read a partition for all its takers until its end, or until reading stops."""
         types = [kind.cls for kind in self._streams[feed.ssp.stream].types]
         reader: PartitionReader | None = None
+        self._reading += 1
         try:
             while not self._stopped and not feed.ended and feed.takers:
                 feed.scope = trio.CancelScope()
@@ -412,8 +425,9 @@ class Consumers:
                 else:
                     self._end(feed)
         finally:
+            feed.runs = False  # who joins while this reader is closed has another one
             await _close(reader)
-            feed.runs = False
+            self._reading -= 1
             self._quiet.unpark_all()
 
     async def _read(
@@ -485,13 +499,17 @@ class Consumers:
         )
 
     def _end(self, feed: _Feed) -> None:
-        """The partition has ended for good. A task that gets events of its keys from all partitions
-        of a stream hears of the end when all have ended."""
+        """The partition has ended for good."""
         feed.ended = True
         log.info("input has ended", input=str(feed.ssp))
-        over = [feed]
-        if feed.ssp.stream in self._partition_of and feed.ssp not in self._broadcast:
-            over = [each for each in self._feeds.values() if each.ssp.stream == feed.ssp.stream]
+        self._tell_ends(feed.ssp)
+
+    def _tell_ends(self, ssp: SystemStreamPartition) -> None:
+        """Tell the tasks that have been given all. A task that gets events of its keys from all
+        partitions of a stream hears of the end when all have ended that are read here."""
+        over = [each for each in self._feeds.values() if each.ssp == ssp]
+        if ssp.stream in self._partition_of and ssp not in self._broadcast:
+            over = [each for each in self._feeds.values() if each.ssp.stream == ssp.stream]
         if all(each.ended for each in over):
             for taker in [taker for each in over for taker in each.takers.values()]:
                 if not taker.told_end:

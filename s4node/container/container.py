@@ -80,6 +80,9 @@ _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
 they have stopped sending."""
 
+_LAST_SECONDS = 1.0
+"""What handlers, the last commit and closing have each when the deadline of a stop is over."""
+
 
 class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
@@ -217,7 +220,6 @@ class Container:
                     raise self._drain.lost(left)
 
     async def _live(self) -> None:
-        grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as outer:
             if self.log is not None:
                 await self.front.serve_log(outer)
@@ -225,88 +227,106 @@ class Container:
                 if self._reaching.cancelled_caught:
                     outer.cancel_scope.cancel()
                     return
-            self._make(outer)
-            drain = self._drain = Drain(
-                self.app.name,
-                self.partitions.tasks,
-                self.outputs,
-                self.members,
-                self.exchange,
-                self.config[settings.DEAD_LETTERS] if self.replay is not None else "",
-            )
-            self._lifecycle.closes("files", self.pipeline.close)
-            if self.replay is not None:
-                self._lifecycle.closes("state", self.replay.close)
-            self._going = outer
-            self._closing = self._lifecycle.closes("on_close", self._close_app)
-            await self.outputs.start(outer)
-            if self.replay is not None:
-                await self.replay.start(outer)
-            if self.exchange is not None:
-                await outer.start(self.exchange.emitter.run)
-            if self.members is not None:
-                await outer.start(self.members.emitter.run)
-                await self._open(outer)
+            drain = await self._begin(outer)
             with Watchdog(self.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
                     self._going = inner
                     loop_ended = trio.Event()
                     inner.start_soon(self._run_loop, loop_ended)
-                    if self.enrolment is None:
-                        await self.ownership.own_all()
-                        await self._open(outer)
-                        if self.exchange is not None:
-                            owners = [self.address] * self.partitioner.partitions
-                            self.exchange.assign(owners, 0)
-                    else:
-                        anywhere = bool(self.config[settings.STATE_URL])
-                        await self.ownership.join(
-                            self.enrolment, inner, self.outputs, anywhere=anywhere
-                        )
-                    patience = trio.CancelScope()
-                    with patience:
-                        async with trio.open_nursery() as sources:
-                            self.app.spawn = partial(self._spawn, sources)
-                            sources.start_soon(self._start)
-                            await self._stopping.wait()
-                            inner.start_soon(drain.tell, grace)
-                            patience.deadline = trio.current_time() + grace
-                            sources.cancel_scope.cancel()
-                        self.ownership.keep()
-                        self._stop_accepting()
-                        if self.replay is not None:
-                            await self.replay.consumers.stop()
-                            self.loop.give_back()
-                        await self._quiesce()
-                        self.loop.drain()
-                        await loop_ended.wait()
-                        if self.replay is not None:
-                            await self.outputs.settle()
-                            await self.replay.commit(self.tasks.values())
-                        await self.ownership.leave()
-                        await self.outputs.settle()
-                        if self.log is not None:
-                            self.log.close()
-                            await self.log.settle()
-                        if self.members is not None:
-                            await self.members.finish()
-                        with trio.move_on_after(_FAREWELL_SECONDS):
-                            await self.listener.farewell()
+                    await self._own(outer, inner)
+                    with trio.CancelScope() as patience:
+                        await self._work(inner, patience, drain)
+                        await self._work_off(loop_ended)
                     if patience.cancelled_caught:
-                        log.warning("not drained in time", seconds=grace,
-                                    setting=settings.TASK_SHUTDOWN_MS.name,
-                                    waits_for=drain.waits_for())  # fmt: skip
-                        self.loop.grace = _FAREWELL_SECONDS
-                        if self.replay is not None:
-                            with trio.move_on_after(_FAREWELL_SECONDS):
-                                await self.replay.commit(self.tasks.values())
+                        await self._give_up(drain)
                     inner.cancel_scope.cancel()
             left = patience.deadline - trio.current_time()
-            with trio.move_on_after(max(left, _FAREWELL_SECONDS)) as closing:
+            with trio.move_on_after(max(left, _LAST_SECONDS)) as closing:
                 await self._close_tasks()
             if closing.cancelled_caught:
                 log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
+
+    async def _begin(self, nursery: trio.Nursery) -> Drain:
+        """Make the parts and start those that are there before any task."""
+        self._make(nursery)
+        drain = self._drain = Drain(
+            self.app.name,
+            self.partitions.tasks,
+            self.outputs,
+            self.members,
+            self.exchange,
+            self.config[settings.DEAD_LETTERS] if self.replay is not None else "",
+        )
+        self._lifecycle.closes("files", self.pipeline.close)
+        if self.replay is not None:
+            self._lifecycle.closes("state", self.replay.close)
+        self._going = nursery
+        self._closing = self._lifecycle.closes("on_close", self._close_app)
+        await self.outputs.start(nursery)
+        if self.replay is not None:
+            await self.replay.start(nursery)
+        if self.exchange is not None:
+            await nursery.start(self.exchange.emitter.run)
+        if self.members is not None:
+            await nursery.start(self.members.emitter.run)
+            await self._open(nursery)
+        return drain
+
+    async def _own(self, outer: trio.Nursery, inner: trio.Nursery) -> None:
+        """Have the partitions that are ours: all of them, or what the cluster gives."""
+        if self.enrolment is not None:
+            anywhere = bool(self.config[settings.STATE_URL])
+            await self.ownership.join(self.enrolment, inner, self.outputs, anywhere=anywhere)
+            return
+        await self.ownership.own_all()
+        await self._open(outer)
+        if self.exchange is not None:
+            self.exchange.assign([self.address] * self.partitioner.partitions, 0)
+
+    async def _work(self, nursery: trio.Nursery, patience: trio.CancelScope, drain: Drain) -> None:
+        """Run the app's sources until it is to stop; from then on there is a deadline."""
+        grace = self.config[settings.TASK_SHUTDOWN_MS]
+        async with trio.open_nursery() as sources:
+            self.app.spawn = partial(self._spawn, sources)
+            sources.start_soon(self._start)
+            await self._stopping.wait()
+            nursery.start_soon(drain.tell, grace)
+            patience.deadline = trio.current_time() + grace
+            sources.cancel_scope.cancel()
+
+    async def _work_off(self, loop_ended: trio.Event) -> None:
+        """Stop in order, from the inputs to the peers."""
+        self.ownership.keep()
+        self._stop_accepting()
+        if self.replay is not None:
+            await self.replay.consumers.stop()
+            self.loop.give_back()
+        await self._quiesce()
+        self.loop.drain()
+        await loop_ended.wait()
+        if self.replay is not None:
+            await self.outputs.settle()
+            await self.replay.commit(self.tasks.values())
+        await self.ownership.leave()
+        await self.outputs.settle()
+        if self.log is not None:
+            self.log.close()
+            await self.log.settle()
+        if self.members is not None:
+            await self.members.finish()
+        with trio.move_on_after(_FAREWELL_SECONDS):
+            await self.listener.farewell()
+
+    async def _give_up(self, drain: Drain) -> None:
+        """The deadline is over: say what was waited for, and commit what is done."""
+        log.warning("not drained in time", seconds=self.config[settings.TASK_SHUTDOWN_MS],
+                    setting=settings.TASK_SHUTDOWN_MS.name,
+                    waits_for=drain.waits_for())  # fmt: skip
+        self.loop.grace = _LAST_SECONDS
+        if self.replay is not None:
+            with trio.move_on_after(_LAST_SECONDS):
+                await self.replay.commit(self.tasks.values())
 
     async def _close_tasks(self) -> None:
         """Have the tasks and then the app close; after a failure the lifecycle does it."""
@@ -379,6 +399,32 @@ class Container:
         for prototype, _ in app.prototypes.values():
             prototype.on_event.on_unhandled = partial(self._unhandled, prototype.name)
         self.pipeline = Pipeline(app, config, flow.edges(app), durable)
+        self._make_ways()
+        self._make_tasks(durable)
+        self.quiescence = Quiescence(self.loop, self.partitions.tasks, self.replay, self.exchange)
+        self.ownership = Ownership(
+            app,
+            self.node,
+            self.incarnation,
+            model=self.model,
+            lifecycle=self._lifecycle,
+            loop=self.loop,
+            front=self.front,
+            partitions=self.partitions,
+            inputs=self.inputs,
+            readers=self.readers,
+            members=self.members,
+            replay=self.replay,
+            exchange=self.exchange,
+            report=partial(self.accounts.report, nursery),
+        )
+        self.tasks = self.partitions.tasks
+        self.ports = self.inputs.ports
+        self.senders = self.outputs.senders
+
+    def _make_ways(self) -> None:
+        """The loop, and whom events go to: readers, other apps, other members, other tasks."""
+        app, config = self.app, self.config
         self.loop = EventLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
@@ -419,24 +465,30 @@ class Container:
                 on_news=self._heard,
                 on_refused=self._refused,
             )
-        enrolment = self.enrolment
-        deployed = enrolment is not None and enrolment.version != ""
-        name = enrolment.app if enrolment is not None and deployed else app.name
-        exchanging = False
         if self.replay is not None:
-            exchanging = self.partitioner.partitions > 1 and exchanges(app)
             self.exchange = Exchange(
                 app,
                 config,
                 self.pipeline,
                 self.outputs,
-                name=name,
+                name=self._job_name,
                 incarnation=self.incarnation,
                 partitions=self.partitioner.partitions,
                 wake=self.loop.wake,
                 on_news=self._heard,
                 on_refused=self._refused,
             )
+
+    @property
+    def _job_name(self) -> str:
+        """What the app is called where it is deployed; else its own name."""
+        deployed = self.enrolment is not None and self.enrolment.version != ""
+        return self.enrolment.app if self.enrolment is not None and deployed else self.app.name
+
+    def _make_tasks(self, durable: frozenset[str]) -> None:
+        """Where tasks come to be, and what brings them events."""
+        app, config = self.app, self.config
+        exchanging = self.replay is not None and self.partitioner.partitions > 1 and exchanges(app)
         self.partitions = Partitions(
             app,
             self.pipeline,
@@ -469,7 +521,7 @@ class Container:
                 self.inputs.durable, trio.lowlevel.current_clock().current_time, self._committed
             )
             self.replay.make(
-                name,
+                self._job_name,
                 self.model,
                 self.partitioner,
                 self.partitions,
@@ -478,26 +530,6 @@ class Container:
                 self.exchange,
                 self._goes_back,
             )
-        self.quiescence = Quiescence(self.loop, self.partitions.tasks, self.replay, self.exchange)
-        self.ownership = Ownership(
-            app,
-            self.node,
-            self.incarnation,
-            model=self.model,
-            lifecycle=self._lifecycle,
-            loop=self.loop,
-            front=self.front,
-            partitions=self.partitions,
-            inputs=self.inputs,
-            readers=self.readers,
-            members=self.members,
-            replay=self.replay,
-            exchange=self.exchange,
-            report=partial(self.accounts.report, nursery),
-        )
-        self.tasks = self.partitions.tasks
-        self.ports = self.inputs.ports
-        self.senders = self.outputs.senders
 
     def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
         """Put events that a task has got on the way to the task of their keys."""

@@ -3,7 +3,8 @@
 Rules
 - A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
   refuses that event only.
-- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put.
+- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put;
+  those of a parallel stream when no handler is left, and before that to the keys that have none.
 - Where they are kept, instances are read from the store before or while their events are processed,
   those of a slice at once; see kept.
 - Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from s4node.container.requests import Asked
 from s4node.errors import ProcessingError, is_signal
 from s4node.event import EventBatch, handled
 from s4node.pe.element import ProcessingElement
-from s4node.pe.instances import Instances
+from s4node.pe.instances import BoundedInstances, Instances
 from s4node.routing import culprit, key_failure
 from s4node.stream import OutputStream, emitted
 
@@ -80,7 +81,7 @@ class Elements:
             self.instances[name].gone = trigger.forget
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
-        self._bounded = [i for i in self.instances.values() if type(i) is not Instances]
+        self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
         self._leaving = [
             i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
         ]
@@ -145,7 +146,7 @@ class Elements:
                         raise
                     self.failed(batch, error, batch.at + culprit(it, len(events)))
             handled.set(None)
-            self._trim()
+            self._trim(self._trimmed)
         finally:
             handled.set(None)
             emitted.reset(token)
@@ -196,22 +197,34 @@ class Elements:
         failure.at = batch, index
         raise failure
 
-    def _trim(self) -> None:
-        """Apply the caches' bounds, as a part of a step, so that ``on_remove`` may put."""
-        for instances in self._trimmed:
+    def _trim(
+        self, bounded: Iterable[Instances], in_use: Collection[Hashable] | None = None
+    ) -> None:
+        """Apply caches' bounds, as a part of a step, so that ``on_remove`` may put; where keys are
+        ``in_use``, only that of the size, and to others."""
+        for instances in bounded:
             try:
-                instances.trim()
+                if in_use is None:
+                    instances.trim()
+                else:
+                    instances.shrink(in_use)
             except BaseException as error:
                 if is_signal(error):
                     raise
                 raise self._hook_failed("on_remove", error) from error
 
-    async def tidy(self) -> None:
-        """As _trim, and await the ``on_remove`` of all that leaves."""
-        self._trim()
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``tidy`` while so many keys are in use."""
+        return any(instances.crowded(in_use) for instances in self._bounded) or any(
+            instances.leaving for instances in self._leaving
+        )
+
+    async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
+        """As _trim of all, and await the ``on_remove`` of what leaves; handlers of other keys than
+        those ``in_use`` may begin meanwhile."""
+        self._trim(self._bounded, in_use)
         for instances in self._leaving:
             try:
-                instances.trim()
                 await instances.finish_leaving()
             except BaseException as error:
                 if is_signal(error):
@@ -297,7 +310,7 @@ class Elements:
                         raise
                     raise self._hook_failed("on_time", error, instance) from error
             if self._timing is None:
-                self._trim()
+                self._trim(self._trimmed)
         finally:
             emitted.reset(token)
         return self._timing is None

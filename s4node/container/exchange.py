@@ -10,8 +10,10 @@ Rules
 - What waits beyond a bound for others to commit it holds the streams that lead there, unless they
   feed themselves.
 - An output stream has a way to each of its consumers. One that comes later gets what is put from
-  then on; the way to one that has gone is forgotten.
-- Where nothing else makes tasks commit, what they put for others does.
+  then on; the way to one that has gone is forgotten. When that comes again it may know numbers of
+  before, so the way to it is made anew as another producer.
+- Where nothing else makes tasks commit, what they put for others does. What a commit held before
+  anybody knew its partitions asks for another one anywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 from s4node import config as settings
 from s4node.app import App
 from s4node.comm import frame as wire
-from s4node.comm.dispatches import Dispatches, Rows, ways_of, weight_of
+from s4node.comm.dispatches import Dispatches, Rows, forget, life_of, ways_of, weight_of
 from s4node.comm.emitter import Emitter
 from s4node.comm.lane import Lane
 from s4node.comm.outbox import Outbox, Refusal
@@ -96,12 +98,22 @@ class Way:
 
 
 class _Spilled:
-    """What finds no room in a task's own stage, as rows of the task."""
+    """What finds no room in a task's own stage, as rows of the task.
 
-    def __init__(self, stream: str, partition: int, way: Callable[[], Dispatches]) -> None:
+    ``way`` makes the way that has them, ``known`` is that one if there is any.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        partition: int,
+        way: Callable[[], Dispatches],
+        known: Callable[[], Dispatches | None],
+    ) -> None:
         self._stream = stream
         self._partition = partition
         self._way = way
+        self._known = known
 
     def append(self, batch: EventBatch) -> None:
         """Put a batch behind the others."""
@@ -116,7 +128,9 @@ class _Spilled:
 
     def clear(self) -> None:
         """Forget all."""
-        self._way().forget_spilled()
+        way = self._known()
+        if way is not None:  # else nothing has been spilled, or it is the next owner's
+            way.forget_spilled()
 
 
 class Exchange:
@@ -188,12 +202,14 @@ class Exchange:
             if own:
                 side.left[stream] = own
                 side.own_rows = True
+        for name in rows.keys() - side.ways.keys() - side.unclaimed.keys():
+            forget(state.changes, rows[name])  # its consumer has gone since they were written
 
     def leave(self, task: Task) -> None:
         """Another container goes on for a task, with the rows of its last commit."""
         side = self._sides.pop(task.partition)
-        for way in side.ways.values():
-            way.emitter.remove(way.dispatches.outbox)
+        for name, way in side.ways.items():
+            self._close(side, name, way)
 
     def resume(self, task: Task) -> None:
         """Give a task that has started what it had put for itself."""
@@ -210,7 +226,17 @@ class Exchange:
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         """Where a task keeps what its own stage of a stream has no room for."""
-        return _Spilled(stream, partition, partial(self._own_way, stream, partition))
+        return _Spilled(
+            stream,
+            partition,
+            partial(self._own_way, stream, partition),
+            partial(self._known_way, stream, partition),
+        )
+
+    def _known_way(self, stream: str, partition: int) -> Dispatches | None:
+        side = self._sides.get(partition)
+        way = None if side is None else side.ways.get(stream)
+        return None if way is None else way.dispatches
 
     def _own_way(self, stream: str, partition: int) -> Dispatches:
         side = self._sides[partition]
@@ -223,11 +249,13 @@ class Exchange:
         if not side.life:
             side.life = secrets.token_hex(4)
             state.set_meta(_LIFE, side.life)
+        life = life_of(rows) if rows else secrets.token_hex(4) if consumer else ""
+        lives = f"{side.life}.{life}" if life else side.life
         cluster = self._config[settings.CLUSTER_NAME]
         fence = {wire.FENCE: side.fence}
         outbox = Outbox(
             stream,
-            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{side.life}",
+            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{lives}",
             self._incarnation,
             key=self._app.streams[stream].key if consumer else None,
             types=[kind.cls for kind in self._app.streams[stream].types],
@@ -241,7 +269,7 @@ class Exchange:
             emitter = self._outputs.senders[stream].emitters[consumer]
         else:
             outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = Dispatches(outbox, state.changes, name, now_ms, state.database.get)
+        dispatches = Dispatches(outbox, state.changes, name, now_ms, state.database.get, life)
         own = dispatches.restore(rows)
         if own:
             side.left[stream] = own
@@ -262,10 +290,14 @@ class Exchange:
                 self._way(side, name, side.unclaimed.pop(name).rows)
             elif not here and name in side.ways:
                 way = side.ways.pop(name)
-                way.emitter.remove(way.dispatches.outbox)
-                self._pipeline.forget(stream, (side.task.partition, name))
+                self._close(side, name, way)
                 for row in way.dispatches.rows():
                     side.state.changes.put(row, None)
+
+    def _close(self, side: _Side, name: str, way: Way) -> None:
+        """Nothing more is sent on a way, and nobody waits for it."""
+        way.emitter.remove(way.dispatches.outbox)
+        self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int) -> None:
         """Lead the ways to where the partitions are now."""
@@ -328,8 +360,9 @@ class Exchange:
 
     def heard(self) -> None:
         """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
-        for side in self._sides.values() if self._on_demand else ():
-            if any(way.dispatches.changed for way in side.ways.values()):
+        for side in self._sides.values():
+            out = [way.dispatches for way in side.ways.values()]
+            if any(each.overdue or (self._on_demand and each.changed) for each in out):
                 side.task.want_commit()  # it was put before the partitions of the stream were known
                 self._wake(side.task)
         for way in self._all():

@@ -4,6 +4,7 @@ Rules
 - At most ``limit`` are outstanding. In the order of arrival each begins when there is a place; in
   the order of keys one waits for those of its key that came before it, and stops no other.
 - Events are looked at ahead of their turn only to find other keys.
+- A batch that is put aside and comes back is the same load: it is done when all of it has ended.
 - An event ends when it is told to, once, from whatever thread; it lands in the loop's thread.
 - What is read from an input that can be read again is released in the order in which it came.
 """
@@ -73,6 +74,7 @@ class Flights:
         self.on_arrival: Callable[[], None] = lambda: None
         self._streams = streams
         self._load: Load | None = None
+        self._aside: dict[Hashable, Load] = {}  # by source, one at most each
         self._begun: dict[Flight, None] = {}
         self._looked: dict[Flight, None] = {}  # and not ended
         self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
@@ -94,6 +96,10 @@ class Flights:
         """The next event of a batch; ``add`` it then. Whether its place is part of commits, and
         events are released ``in_order``."""
         load = self._load
+        if load is None or load.batch is not batch:
+            if load is not None and load.batch.at < len(load.batch.events):
+                self._aside[load.batch.source] = load
+            load = self._load = self._aside.pop(batch.source, None)
         if load is None or load.batch is not batch:
             release = None
             if in_order:

@@ -3,7 +3,8 @@
 Rules, highest first
 1. A window, a timer or the end of stream runs alone: nothing else of its task beside it.
 2. A due commit, window or timer stops new processing of its task, drains what is in flight, and
-   runs; in this order. However often one was due, it runs once.
+   runs; in this order. However often one was due, it runs once. A commit that waits for events
+   behind which others are done already lets those begin first.
 3. A commit runs alone too. With ``async_commit`` events may be in flight and begin beside it; a
    further commit that is due meanwhile stops them from beginning until it has ended.
 4. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
@@ -63,14 +64,18 @@ class Gate:
         self.draining = False
         self.uncommitted = False  # something was done since the last commit
 
-    def next_op(self, waiting: bool, held: bool = False) -> Op:
+    def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
         """What may begin now.
 
         ``waiting`` tells whether an event may begin, ``held`` whether others wait that must not be
-        processed yet.
+        processed yet; ``closing`` that the commit that is due is for events which have yet to begin
+        or to end, and only those are ``waiting``.
         """
         if self.running is not None:
             return Op.NOTHING
+        if closing:
+            may = waiting and (self.async_commit or not self.committing)
+            return Op.PROCESS if may and self.in_flight < self.max_concurrency else Op.NOTHING
         if self.commit_due:
             free = not self.committing and (self.async_commit or not self.in_flight)
             return Op.COMMIT if free else Op.NOTHING

@@ -59,10 +59,10 @@ class Inputs:
         deserializers: Mapping[str, Gauge],
         offer: Callable[[EventBatch], None],
         shared: bool,
-        durable: Collection[str] = (),
-        on_full: Callable[[int], None] = lambda _: None,
-        send: Send | None = None,
-        full: Callable[[str, int], bool] = lambda *_: False,
+        durable: Collection[str],
+        on_full: Callable[[int], None],
+        send: Send,
+        full: Callable[[str, int], bool],
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -89,8 +89,7 @@ class Inputs:
                 on_demand=not config[settings.TASK_COMMIT_MS],
                 held=partial(full, stream.name),
             )
-            if send is not None:
-                made.pass_on = partial(send, stream.name)
+            made.pass_on = partial(send, stream.name)
             return made
 
         for stream in app.streams.values():
@@ -127,6 +126,7 @@ class Inputs:
             _say_last(port, [lane for lane in port.admission.lanes.values()
                              if lane.partition == partition])  # fmt: skip
             port.leave(partition)
+        self.committed()  # who has waited for a commit of it is to ask the next owner
 
     def go_back(self, partition: int) -> None:
         """The task of a partition has gone back to its last commit."""

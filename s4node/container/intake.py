@@ -84,7 +84,9 @@ class MixedBatch(TaskBatch):
         """Decode, and keep what is the task's own; an event whose key is not found is rejected."""
         super().load()
         whole = self._whole
-        numbers = self.numbers or range(whole.first, whole.end)
+        numbers: Sequence[int] = range(whole.first, whole.end)
+        if self.numbers is not None:  # there may be none
+            numbers = self.numbers
 
         def refuse(number: int, reason: str, event: Any) -> None:
             self._reject(whole, number, reason, event)

@@ -200,6 +200,8 @@ class Isolation:
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:
     """Whether a commit that is taken now has the place of an event that was left out behind it."""
     receipt = batch.receipt
+    if receipt is None:  # commits keep what waits of the task's own, and no more of this one
+        return True
     if isinstance(receipt, (MixedPart, MixedFramePart)):  # done when the task comes past it
         return receipt.past > left.place.number
     return batch.at >= left.at

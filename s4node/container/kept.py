@@ -5,7 +5,8 @@ Rules
   events of the slice in one call, and made without ``on_create``.
 - The dispatch of a stream touches instances as it comes to them. Where handlers overlap, and where
   an event is for all instances, that is done before.
-- What a trigger has counted for a key is kept with the key's instance.
+- What a trigger has counted for a key is kept with the key's instance, and since when: time goes on
+  while an instance is not in memory, and while there is no process.
 - The saved state says by which version of the class it was saved; see pe/codec.
 """
 
@@ -30,11 +31,16 @@ from s4node.stream import OutputStream, Stream
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Counted(msgspec.Struct):
-    """A row with what triggers have counted; one without is an array."""
+class _Counted(msgspec.Struct, omit_defaults=True):
+    """A row with what triggers have counted; one without is an array.
+
+    For each trigger the events since it fired, and when that was, or in rows of earlier versions
+    how many seconds before they were written.
+    """
 
     state: bytes
-    counts: list[tuple[float, float] | None]
+    fired: list[tuple[float, float] | None] = []
+    counts: list[tuple[float, float] | None] = []
 
 
 _COUNTED = 0x82  # how such a row begins: a map of two
@@ -56,6 +62,10 @@ class Saved(Keeper, graph.Saver, Protocol):
 
 class State(Protocol):
     """What a task keeps."""
+
+    def now(self) -> float:
+        """Unix time."""
+        ...
 
     def meta(self, name: str, /) -> Any:
         """A fact about the task; None where it was never set."""
@@ -82,6 +92,7 @@ class _Prototype:
     ) -> None:
         self.instances = instances
         self._trigger = trigger
+        self._now = state.now
         fact = f"versions of {name}"
         versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
         self._codec = ElementCodec(instances.prototype.cls, versions)
@@ -98,7 +109,7 @@ class _Prototype:
         data = self._codec.encode(instance)
         if self._trigger is None:
             return data
-        return _encode(_Counted(data, self._trigger.counts(instance.key)))
+        return _encode(_Counted(data, self._trigger.fired(instance.key, self._now())))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
         """Several instances as they are saved."""
@@ -116,7 +127,9 @@ class _Prototype:
                 raise StateError(f"saved state of {name} cannot be read: {error}") from error
             data = counted.state
             if self._trigger is not None:
-                self._trigger.resume(instance.key, counted.counts)
+                now = self._now()
+                ago = [each and (each[0], now - each[1]) for each in counted.counts]
+                self._trigger.resume(instance.key, counted.fired or ago, now)
         self._codec.restore(instance, data)
 
     def coming(self, find: Callable[[Any], Any], events: Iterable[Any]) -> None:
@@ -132,6 +145,7 @@ class _Prototype:
 
     def prepare(self, keys: set[Any]) -> None:
         """Have the instances of these keys in memory that were saved; all are about to change."""
+        self._coming = ()  # of a slice that has ended: handlers in threads must read nothing more
         if self.saved.stored:
             self._have(keys)
         self.saved.touch(keys)

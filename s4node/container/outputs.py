@@ -131,6 +131,7 @@ class Outputs:
                 self.on_consumer(stream, name)
                 log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
                             events_without_verdict=left)  # fmt: skip
+                self._on_room()  # nobody waits for it any more
         for name, consumer in consumers.items():
             if name == self._ourselves:
                 continue

@@ -232,8 +232,8 @@ class Ownership:
             await self._replay.consumers.wait(partial(self._may_leave, task))
         await self._replay.release(task)
         await self._close(task)
-        self._exchange.leave(task)
         self._partitions.remove(task)
+        self._exchange.leave(task)  # not before what waits in the task, some of it in its rows
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
         log.info("hands a partition over", app=self._app.name, node=self._node,

@@ -164,8 +164,10 @@ class Partitions:
         self._loop.wake(task)
 
     def woken(self, partition: int) -> None:
-        """As wake, for the task of a partition, whichever it is by now."""
-        self._loop.wake(self.tasks[partition])
+        """As wake, for the task of a partition, whichever it is by now, if it is still ours."""
+        task = self.tasks.get(partition)
+        if task is not None:
+            self._loop.wake(task)
 
     def commit_soon(self, partition: int) -> None:
         """Have the task of a partition commit as soon as it may."""

@@ -4,8 +4,8 @@ Rules
 - A setting of one stream wins over the stage's; the app's ``set_parallelism`` counts where the
   configuration says nothing.
 - A stage of a stream in a partition, or of a stream on its way to other nodes or clusters, that
-  makes tasks wait is watched from when it is full until it has room; the order of processing does
-  the rest.
+  makes tasks wait is watched from when it is full until it has room, or is gone; the order of
+  processing does the rest.
 - Settings of streams that the app does not have are told once.
 - A stream that feeds itself is given a spill as soon as that is known, and it is said once.
 """
@@ -44,6 +44,15 @@ class Holder(Protocol):
     def holds(self) -> bool:
         """Whether they are to wait now."""
         ...
+
+
+class _Gone:
+    """In the place of a stage that is no more."""
+
+    holds = False
+
+
+_GONE = _Gone()
 
 
 class Pipeline:
@@ -159,8 +168,8 @@ class Pipeline:
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
         """Something has been put into a stage: is it full?"""
-        if holder.holds and (stream, place) not in self._full:
-            self._full[stream, place] = holder
+        if holder.holds and self._full.get((stream, place)) is not holder:
+            self._full[stream, place] = holder  # one of before may have had the place
             self.order.filled(stream, place)
 
     def settle(self) -> bool:
@@ -173,9 +182,9 @@ class Pipeline:
         return freed
 
     def forget(self, stream: str, place: Hashable) -> None:
-        """A stage is gone."""
-        if self._full.pop((stream, place), None) is not None:
-            self.order.emptied(stream, place)
+        """A stage is gone; whoever it held goes on with the next ``settle``."""
+        if (stream, place) in self._full:
+            self._full[stream, place] = _GONE
 
     @property
     def strained(self) -> bool:

@@ -8,6 +8,8 @@ Rules
 - A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
   came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
   decoding fails, the culprits are found and refused; the others go on.
+- What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
+  in a frame, the number to go on at must be able to pass it with the events behind it.
 - A port takes frames for the partitions that its container owns.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
   same key, each event is decoded and hashed at once and goes to its own partition. On a durable
@@ -84,12 +86,11 @@ class FrameBatch(EventBatch):
             return
         first = self._data.first
         bad = dict(refusals)
-        for index, reason in refusals:
-            if skip <= index < end:
-                self.frame.lane.refuse(first + index, 1, reason)
         good = [index for index in range(skip, end) if index not in bad]
         self.events = [events[index] for index in good]
         self.numbers = [first + index for index in good]
+        reasons = {first + index: reason for index, reason in refusals if skip <= index < end}
+        self.receipt = self.frame.without(reasons, self.numbers)
 
 
 class MixedFrameBatch(FrameBatch):
@@ -104,11 +105,13 @@ class MixedFrameBatch(FrameBatch):
         assert isinstance(whole, DurableReceipt)
         assert port.partition_of is not None
         numbers = self.numbers or range(self.first, self.first + len(self.events))
+        reasons: dict[int, str] = {}
 
         def refuse(number: int, reason: str, _: Any) -> None:
-            whole.refuse(number, reason)
+            reasons[number] = reason
 
         found = sorted_out(numbers, self.events, port.partition_of, self.partition, refuse)
+        whole.without(reasons, found.good)
         self.events, self.numbers = found.events, found.numbers
         port.redispatched += len(found.strays)
         self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
@@ -131,8 +131,13 @@ class Processor(Protocol):
         """Begin one event that a callback ends."""
         ...
 
-    async def tidy(self) -> None:
-        """Nothing is outstanding but the event that has just been processed."""
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``tidy`` while so many keys are in use."""
+        ...
+
+    async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
+        """Nothing is outstanding but the event that has just been processed; or what is is at these
+        places."""
         ...
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:

@@ -49,9 +49,7 @@ class Rejects:
     ``counts`` are by stream. ``wake(partition)`` is called when all letters of its task are safe.
     """
 
-    def __init__(
-        self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None] = lambda _: None
-    ) -> None:
+    def __init__(self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None]) -> None:
         self.counts: Counter[str] = Counter()
         self._drop = drop
         self._keep = keep

@@ -143,7 +143,6 @@ class Replay:
         )
         self.recovery = Recovery(self._app, config, self.rejects, go_back, partitions.woken)
         self.consumers = Consumers(
-            self._app,
             config,
             self.systems,
             partitioner,
@@ -247,7 +246,7 @@ class Replay:
     async def release(self, task: Task) -> None:
         """Commit what a task that has retired has done, and be no longer the one who writes it."""
         await self.committer.release(task)
-        self.consumers.progress.pop(task.partition, None)
+        self.consumers.forget(task.partition)
 
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""

@@ -61,7 +61,7 @@ class Steps:
         self._held = held
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
-        self._launched: deque[tuple[Task, Flight, Mode]] = deque()
+        self._launched: deque[tuple[Task, Flight]] = deque()
         self._home = threading.get_ident()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
@@ -145,11 +145,10 @@ class Steps:
         assert flights is not None
         while begun < limit and (flight := task.take_off()) is not None:
             begun += 1
-            style = task.processor.style(flight.batch.stream)
-            if style is Mode.CALLBACK:
+            if task.processor.style(flight.batch.stream) is Mode.CALLBACK:
                 task.processor.begin_one(flight, flights)
             else:
-                self._launched.append((task, flight, style))
+                self._launched.append((task, flight))
                 spawn(self._fly)
             if begun < limit and task.next_op() is not Op.PROCESS:
                 break
@@ -159,14 +158,15 @@ class Steps:
         """Process events, until none may begin when one has ended.
 
         It goes on by itself, which saves a trio task for each event and a turn of the loop. The one
-        that was to begin first is taken, whosever it is.
+        that was to begin first is taken, whosever it is. How it is run goes by its own stream, for
+        that of the next one may be another.
         """
         while True:
-            task, flight, style = self._launched.popleft()
+            task, flight = self._launched.popleft()
             emitted.set(flight.put)
             error: BaseException | None = None
             try:
-                if style is Mode.AWAIT:
+                if task.processor.style(flight.batch.stream) is Mode.AWAIT:
                     await task.processor.process_one_async(flight)
                 else:
                     await self._in_thread(
@@ -176,10 +176,7 @@ class Steps:
                 if is_signal(raised):
                     raise
                 error = raised
-            flights = task.flights
-            assert flights is not None
-            if flights.order.outstanding == 1 and not flights.order.waiting:
-                await task.processor.tidy()
+            await task.tidy(flight)
             task.land(flight, error)
             self._wake(task)
             if self._held() or task.next_op() is not Op.PROCESS:
@@ -187,7 +184,7 @@ class Steps:
             following = task.take_off() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
             if following is None:
                 return
-            self._launched.append((task, following, style))
+            self._launched.append((task, following))
 
     # -- threads -----------------------------------------------------------------------------
 

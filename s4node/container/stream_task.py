@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import length_hint
 from typing import Any
@@ -452,7 +452,11 @@ class StreamTaskProcessor:
             handled.set(None)
             emitted.reset(token)
 
-    async def tidy(self) -> None:
+    def crowded(self, _in_use: int) -> bool:
+        """Whether to ``tidy`` all the same."""
+        return False
+
+    async def tidy(self, _in_use: Collection[Hashable] | None = None) -> None:
         """Nothing is left behind."""
 
     # -- what runs alone ---------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Task:
         stages: Mapping[Any, Stage],
         clock: Callable[[], float],
         deliver: Deliver,
-        held: Collection[str] = (),
+        held: Collection[str],
         rates: Mapping[str, tuple[Executor, ...]] | None = None,
         parallel: Mapping[str, int] | None = None,
         name: str = "",
@@ -106,7 +106,7 @@ class Task:
         self._clock = clock
         self._deliver = deliver
         self.backlog = Backlog(
-            app, stages, clock, held=held, rates=rates, chooser=chooser, bootstrap=bootstrap
+            app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
         self._alone = not self.backlog.inner and not settings.exchanging
         self.metrics: MetricsRegistry | None = None  # those of one's own task
@@ -116,7 +116,7 @@ class Task:
         self._slicing = False
         self._changes: Changes | None = None
         self._changes_bytes = 0
-        self._whole = False  # what it does is part of its commits, so they leave no event out
+        self.whole = False  # what it does is part of its commits, so they leave no event out
         self.flights: Flights | None = None
         if Mode.TOGETHER in self._modes.values():
             self.flights = Flights(settings.concurrency, len(self._streams))
@@ -131,7 +131,7 @@ class Task:
         self._changes_bytes = changes_bytes
         self.processor.keep(state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
-        self._whole = puts or bool(state.stores or state.instances)
+        self.whole = puts or bool(state.stores or state.instances)
 
     def isolate(self, recovery: Recovery) -> None:
         """Go back for events at which it fails; before the start."""
@@ -153,8 +153,14 @@ class Task:
 
     @property
     def busy(self) -> bool:
-        """Whether something of it is under way."""
-        return bool(self.gate.in_flight or self.gate.running or self.letters_wait or self.broken)
+        """Whether something of it is under way, or may be done behind something that is not."""
+        under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
+        return bool(under_way or self.letters_wait or self.broken)
+
+    @property
+    def _looked_ahead(self) -> bool:
+        """Whether events were looked at that have not ended: those behind them may have."""
+        return self.flights is not None and self.flights.busy
 
     @property
     def at_end(self) -> bool:
@@ -192,19 +198,17 @@ class Task:
 
     def next_op(self) -> Op:
         """What the task may do now."""
-        if self.flights is not None:
-            for flight, error in self.flights.arrivals():
+        flights = self.flights
+        if flights is not None:
+            for flight, error in flights.arrivals():
                 self.land(flight, error)
         if self._slicing or self.broken or self._begins:
             return Op.NOTHING
-        if self._retired and not (self.flights is not None and self.flights.busy):
+        if self._retired and not self._looked_ahead:
             return Op.DONE
-        if self._closes_ranks:
-            flights = self.flights
-            assert flights is not None
-            free = flights.order.ready and self.gate.in_flight < self.gate.max_concurrency
-            return Op.PROCESS if free else Op.NOTHING
-        op = self.gate.next_op(self.choose(), self.backlog.waiting)
+        closing = self._closes_ranks
+        waiting = flights.order.ready if closing and flights is not None else self.choose()
+        op = self.gate.next_op(waiting, self.backlog.waiting, closing)
         if self.isolation is not None:
             if op is Op.PROCESS and not self.isolation.may:
                 return Op.NOTHING
@@ -218,7 +222,7 @@ class Task:
         flights = self.flights
         return (
             flights is not None
-            and self._whole
+            and self.whole
             and self.gate.commit_due
             and flights.order.waiting > 0
         )
@@ -362,6 +366,19 @@ class Task:
             self.processor.begins(flight)
         return flight
 
+    async def tidy(self, flight: Flight) -> None:
+        """A handler has returned, and is about to land: apply the bounds of what is in memory, if
+        nothing else is left to do or too much is there."""
+        assert self.flights is not None
+        order = self.flights.order
+        alone = False
+        while not alone:  # others may land meanwhile, and leave it to this one
+            alone = order.outstanding == 1 and not order.waiting
+            if not alone and not self.processor.crowded(len(order.keys)):
+                return
+            self.processor.ended(flight)  # for what leaves memory is saved as of now
+            await self.processor.tidy(None if alone else order.keys)
+
     def land(self, flight: Flight, error: BaseException | None = None) -> None:
         """An event has ended; raises what stops the app."""
         flights, load = self.flights, flight.load
@@ -400,7 +417,7 @@ class Task:
             if flight.asked.any:
                 self.requests.take(self, flight.asked)
             return
-        stops = flight.asked.commit_this and not self._whole
+        stops = flight.asked.commit_this and not self.whole
         self._released(load.release.complete(flight, stops))
 
     def _released(self, flights: Iterable[Flight]) -> None:
@@ -419,12 +436,16 @@ class Task:
                 self.requests.take(self, flight.asked)
 
     def _look(self, flights: Flights) -> None:
-        """Look at further events: those that may begin, and ahead of them to find other keys."""
+        """Look at further events: those that may begin, and ahead of them to find other keys.
+
+        At none while a commit is due: it may have to wait for all that were looked at, and would
+        wait for as long as there are events.
+        """
         backlog, stream = self.backlog, flights.stream
         by_key = self.processor.by_key()
-        while flights.wants(by_key):
+        while not self.gate.commit_due and flights.wants(by_key):
             batch = backlog.at_hand
-            if batch is None or (backlog.may is not None and not backlog.may(batch.source)):
+            if batch is None or not backlog.may(batch.source):
                 if not (backlog.choose() if stream is None else backlog.choose_of(stream)):
                     return
                 continue
@@ -476,6 +497,7 @@ class Task:
         """Whether nothing of a task that retires is under way."""
         gate = self.gate
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
+        busy = busy or self._looked_ahead
         return self._retired and not (busy or self.broken or self._begins or self.letters_wait)
 
     def succeed(self, before: Task) -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 
 from s4node.container.loop import EventLoop
 from s4node.logger import get_logger
@@ -21,18 +20,12 @@ log = get_logger("s4node.watchdog")
 class Watchdog:
     """Watches the loop that runs in the thread that makes this object.
 
-    ``report(seconds, stack)`` is called from the watching thread; the default logs.
+    ``limit`` is how many seconds a step may take; 0 for any time.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        limit: float,
-        report: Callable[[float, str], None] | None = None,
-    ) -> None:
+    def __init__(self, loop: EventLoop, limit: float) -> None:
         self._loop = loop
         self._limit = limit
-        self._report = report or _log
         self._thread_id = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="s4-watchdog", daemon=True)
@@ -56,10 +49,10 @@ class Watchdog:
                 reported = began
                 frame = sys._current_frames().get(self._thread_id)
                 stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
-                self._report(taken, stack)
+                _report(taken, stack)
 
 
-def _log(seconds: float, stack: str) -> None:
+def _report(seconds: float, stack: str) -> None:
     log.warning(
         "a step holds up its process; make the handler async or faster",
         seconds=round(seconds, 3),

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, KeysView
 from typing import Generic, TypeVar
 
 E = TypeVar("E")
@@ -27,6 +27,11 @@ class KeyOrder(Generic[E]):
         self._fresh: deque[tuple[Hashable, E]] = deque()
         self._behind: dict[Hashable, deque[E]] = {}  # of each key that has an event outstanding
         self._freed: deque[Hashable] = deque()
+
+    @property
+    def keys(self) -> KeysView[Hashable]:
+        """The keys of which an event is outstanding, or was just now."""
+        return self._behind.keys()
 
     def add(self, key: Hashable, event: E) -> None:
         """Here is one more event."""

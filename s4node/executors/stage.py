@@ -25,8 +25,8 @@ class StageStatistics:
     """What went through a stage.
 
     Counts are events. ``depth`` is what is in the stage now, ``in_flight`` that part of it which is
-    being worked on, ``spilled`` that part which waits on disk. ``waited_mean`` and ``waited_last``
-    are seconds from coming to being taken, of batches. ``partition`` is None for a stage of a whole
+    being worked on, ``spilled`` that part which waits on disk. ``waited_last`` is how
+    many seconds the last batch to be taken had waited. ``partition`` is None for a stage of a whole
     container. ``shed`` counts by reason.
     """
 
@@ -43,7 +43,6 @@ class StageStatistics:
     shed: dict[str, int]
     in_flight: int
     spilled: int
-    waited_mean: float
     waited_last: float
 
 
@@ -70,8 +69,6 @@ class Gauge:
     """How full a stage is and what went through it, apart from any queue."""
 
     __slots__ = (
-        "_batches_taken",
-        "_waited",
         "_waited_last",
         "admitted",
         "bytes",
@@ -105,8 +102,6 @@ class Gauge:
         self.in_flight = 0
         self.spilled = 0
         self.shed: Counter[str] = Counter()
-        self._batches_taken = 0
-        self._waited = 0.0
         self._waited_last = 0.0
 
     def came(self, events: int, size: int) -> None:
@@ -119,8 +114,6 @@ class Gauge:
 
     def waited(self, seconds: float) -> None:
         """A batch has been taken after so long."""
-        self._batches_taken += 1
-        self._waited += seconds
         self._waited_last = seconds
 
     def went(self, events: int, size: int) -> None:
@@ -161,7 +154,6 @@ class Gauge:
 
     def statistics(self) -> StageStatistics:
         """Counts since the start."""
-        taken = self._batches_taken
         return StageStatistics(
             self.settings.stage,
             self.settings.stream,
@@ -176,7 +168,6 @@ class Gauge:
             dict(self.shed),
             self.in_flight,
             self.spilled,
-            self._waited / taken if taken else 0.0,
             self._waited_last,
         )
 

@@ -380,7 +380,7 @@ class LogHost:
             answers.append(answer)
             answered.set()
 
-        frame: Incoming = hosted.incoming(data, body, data.producer)
+        frame: Incoming = hosted.incoming(data, body)
         partition.append(frame, done)
         await answered.wait()
         answer = answers[0]

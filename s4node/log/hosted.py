@@ -4,10 +4,15 @@ Rules
 - Admission is that of every input: numbers, credit, verdicts. A number is settled when its event is
   on the disk, or refused.
 - A producer that the files know goes on where they stopped: what it sends again is not appended
-  twice, however often it or the node has been started.
+  twice, however often it or the node has been started. One that sends nothing again goes on behind
+  all that any of them knows: where the file of its lane was lost or is an older copy, parts of what
+  went before are in others, and what is new must not look like them.
 - Where the stream has a key, a frame that was not routed by it is taken apart. The parts for other
   partitions are appended first; the number of the producer's own lane moves when all of them are on
   the disk, and lanes keep their order.
+- The files let a producer go on at any number. So nothing goes by what is neither on the disk nor
+  refused: a partition that cannot be written holds up its frames, and of a log that is closed no
+  lane hands anything over behind a frame that it did not take.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from s4node.comm import frame as wire
 from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane
@@ -26,7 +33,7 @@ from s4node.event import GenericEvent
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Gauge, Stage
 from s4node.keys import Partitioner, hasher_named
-from s4node.log.ledger import Appended, Incoming
+from s4node.log.ledger import Appended, Incoming, part_name
 from s4node.log.split import Part, take_apart
 from s4node.log.store import LogPartition, LogStream
 from s4node.logger import get_logger
@@ -120,6 +127,8 @@ class HostedStream:
         if error:
             return (), error
         told = {position.partition: position.number for position in hello.positions}
+        if hello.headers.get(wire.NEW) and not told:
+            told = self._behind_parts(hello.peer)
         starts = []
         for each in self.partitions:
             start = told.get(each.number)
@@ -131,6 +140,14 @@ class HostedStream:
             hello.peer, hello.incarnation, self.name, positions=tuple(starts), headers=hello.headers
         )
         return self.admission.hello(from_here, connection, now), ""
+
+    def _behind_parts(self, producer: str) -> dict[int, int]:
+        """The numbers behind all parts of a producer's frames, by the lane that they came by."""
+        behind: dict[int, int] = {}
+        for each in self.partitions:
+            for lane, number in each.parts(producer).items():
+                behind[lane] = max(behind.get(lane, 0), number)
+        return behind
 
     def _problem(self, hello: wire.Hello) -> str:
         for position in hello.positions:
@@ -183,32 +200,36 @@ class HostedStream:
         known = all(section.fingerprint in self._readers for section in data.sections)
         plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
         if routed and plain and not receipt.skip:
-            frame = self.incoming(data, bytes(body), data.producer)
+            frame = self.incoming(data, bytes(body))
             self._enqueue(_Queued(frame, receipt, weight))
         else:
             self._take_apart(data, body, receipt, weight, routed=routed)
         return ""
 
-    def incoming(self, data: wire.Data, body: bytes, producer: str) -> Incoming:
-        """A data frame as the files take it. Admission has left no gap before it."""
+    def incoming(
+        self,
+        data: wire.Data,
+        body: bytes,
+        end: int | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> Incoming:
+        """A data frame as the files take it; of a part, its ``numbers`` and the whole's ``end``."""
+        marks = [section.fingerprint for section in data.sections]
         return Incoming(
-            producer,
-            data.first,
-            data.count,
-            body,
-            data.sections,
-            data.order,
-            data.encoding,
-            data.routing,
-            data.created_ms,
-            data.headers,
-            self._declarations(data.sections),
-            floor=data.first,
+            producer=data.producer,
+            first=data.first,
+            count=data.count,
+            body=body,
+            sections=data.sections,
+            order=data.order,
+            encoding=data.encoding,
+            routing=data.routing,
+            created_ms=data.created_ms,
+            headers=data.headers,
+            types={mark: self.types[mark] for mark in marks if mark in self.types},
+            end=end,
+            numbers=numbers,
         )
-
-    def _declarations(self, sections: Sequence[wire.Section]) -> dict[int, TypeDecl]:
-        marks = [section.fingerprint for section in sections]
-        return {mark: self.types[mark] for mark in marks if mark in self.types}
 
     def _take_apart(
         self, data: wire.Data, body: memoryview, receipt: LaneReceipt, weight: int, *, routed: bool
@@ -233,28 +254,22 @@ class HostedStream:
         )
         self._enqueue(queued)
         for part in others:
-            frame = self._part(data, part, receipt, f"{data.producer}\t{own}")
+            frame = self._part(data, part, receipt, part_name(data.producer, own))
             self.partitions[part.partition].append(
                 frame, partial(self._one_less, queued, frame, part.partition)
             )
 
     def _part(self, data: wire.Data, part: Part, receipt: LaneReceipt, producer: str) -> Incoming:
-        return Incoming(
-            producer,
-            receipt.first,
-            len(part.numbers),
-            part.body,
-            part.sections,
-            part.order,
-            data.encoding,
-            self._routed,
-            data.created_ms,
-            data.headers,
-            self._declarations(part.sections),
-            floor=receipt.first,
-            end=receipt.end,
-            numbers=part.numbers,
+        alone = msgspec.structs.replace(
+            data,
+            producer=producer,
+            first=receipt.first,
+            count=len(part.numbers),
+            sections=part.sections,
+            order=part.order,
+            routing=self._routed,
         )
+        return self.incoming(alone, part.body, receipt.end, part.numbers)
 
     # -- to the disk and back ------------------------------------------------------------------
 
@@ -279,12 +294,12 @@ class HostedStream:
         """A part for another partition is on the disk."""
         if not isinstance(answer, Appended):
             self._failed(queued, part, answer)
-        elif answer.count:
+        else:
             self.grown(partition)
         queued.before -= 1
         lane = queued.receipt.lane
         waiting = self._waiting.get(lane)
-        while waiting and not waiting[0].before:
+        while waiting and waiting[0].settles and not waiting[0].before:
             self._hand(waiting.popleft())
         if not waiting:
             self._waiting.pop(lane, None)
@@ -293,7 +308,7 @@ class HostedStream:
         """A lane's own part is on the disk, and all others before it."""
         if not isinstance(answer, Appended):
             self._failed(queued, queued.frame, answer)
-        elif answer.count:
+        else:  # maybe it was written when nobody could be told
             self.grown(queued.receipt.lane.partition)
         if queued.settles:
             self._release(queued)
@@ -307,8 +322,8 @@ class HostedStream:
         self._stages[receipt.lane.partition].went(events, queued.weight)
 
     def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
-        """A damaged file takes nothing of its part, and other partitions have theirs; a log that is
-        closed leaves it to the producers."""
+        """A damaged file takes nothing of its part, and other partitions have theirs. Any other
+        error is that the log is closed, which leaves it to the producers."""
         if not isinstance(error, StoreCorrupt):
             queued.settles = False
             return

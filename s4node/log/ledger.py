@@ -3,9 +3,12 @@
 Rules
 - Offsets are given out one after another, without holes. The time of appending never goes back,
   whatever the clock does.
-- Of each producer only the number that is expected next is appended: what was there before is
-  trimmed at the front, and a gap is refused. A producer that is not known begins where it likes,
-  and one that keeps nothing below ``floor`` may jump there: what is missing can never come.
+- Of each producer what was there before is trimmed at the front. It may go on at a higher number
+  than the next: what it passes over was refused, was given up by it, or was acknowledged by a file
+  of which this one is an older copy. None of it will come. Whoever hands in frames leaves out none
+  that may (:mod:`s4node.log.hosted`), for here it would count as there.
+- What is sent again has its place here. Where there are not as many offsets, the book and the
+  producer are at odds: StoreCorrupt, and nothing is appended.
 - A frame that was taken apart by key has holes in its numbers; it is trimmed by each event's own.
 - ``plan`` changes nothing. What it planned counts from ``settle`` on, which is called when it is on
   the disk, or never.
@@ -19,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from s4node.comm.frame import Section
+from s4node.errors import StoreCorrupt
 from s4node.schema import TypeDecl
 
 
@@ -26,10 +30,9 @@ from s4node.schema import TypeDecl
 class Incoming:
     """A frame that is to be appended: ``count`` events of ``producer``, numbered from ``first``.
 
-    ``types`` has the declarations of (at least) its sections, by fingerprint. ``floor`` is the
-    producer's first number that it still keeps. Where the frame is a part of what its producer
-    sent, ``numbers`` are those of its events, rising, and ``end`` is the number behind the whole.
-    Without events only the number moves.
+    ``types`` has the declarations of (at least) its sections, by fingerprint. Where the frame is a
+    part of what its producer sent, ``numbers`` are those of its events, rising, and ``end`` is the
+    number behind the whole. Without events only the number moves.
     """
 
     producer: str
@@ -43,7 +46,6 @@ class Incoming:
     created_ms: int = 0
     headers: Mapping[str, Any] = field(default_factory=dict)
     types: Mapping[int, TypeDecl] = field(default_factory=dict)
-    floor: int = 0
     end: int | None = None
     numbers: Sequence[int] | None = None
 
@@ -58,13 +60,12 @@ class Appended:
     """What became of a frame: ``count`` events appended from ``offset`` on.
 
     ``expected`` is the number that its producer goes on with. A count of 0 means that all of it was
-    there before, or, with ``gap``, that something before it is missing.
+    there before.
     """
 
     offset: int
     count: int
     expected: int
-    gap: bool = False
 
 
 class Known(NamedTuple):
@@ -94,7 +95,7 @@ class Plan(NamedTuple):
     entries: list[Entry]
     producers: dict[str, Known]
     types: dict[int, TypeDecl]
-    answers: list[Appended]
+    answers: list[Appended | StoreCorrupt]
     upcoming: int
     last_ms: int
 
@@ -122,12 +123,10 @@ class Ledger:
         plan = Plan([], {}, {}, [], upcoming, now_ms)
         for frame in frames:
             known = plan.producers.get(frame.producer) or self.producers.get(frame.producer)
-            expected = frame.first if known is None else max(known.next, frame.floor)
-            skip = 0
-            if frame.first < expected:
-                skip = _before(frame, expected)
-            if frame.first > expected or skip > upcoming:
-                plan.answers.append(Appended(upcoming, 0, expected, gap=True))
+            expected = frame.first if known is None else known.next
+            skip = _before(frame, expected) if frame.first < expected else 0
+            if skip > upcoming:
+                plan.answers.append(_at_odds(frame, expected, skip, upcoming))
                 continue
             behind = max(frame.behind, expected)
             plan.producers[frame.producer] = Known(behind, now_ms)
@@ -154,6 +153,26 @@ class Ledger:
     def silent_since(self, before_ms: int) -> list[str]:
         """The producers that were last seen before that time (Unix time, ms)."""
         return [name for name, known in self.producers.items() if known.seen_ms < before_ms]
+
+
+def part_name(producer: str, lane: int) -> str:
+    """Under which name a partition knows what a producer sent to the lane of another one."""
+    return f"{producer}\t{lane}"
+
+
+def part_of(name: str) -> tuple[str, int] | None:
+    """Producer and lane of such a name; None for any other."""
+    producer, tab, lane = name.rpartition("\t")
+    return (producer, int(lane)) if tab and lane.isdecimal() else None
+
+
+def _at_odds(frame: Incoming, expected: int, skip: int, upcoming: int) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{frame.producer!r} sends from number {frame.first} on, and {skip} of these events, which "
+        f"are below the number {expected} that it goes on with, should be here already; but "
+        f"{upcoming} is the upcoming offset. Take another producer id, or put back the file that "
+        f"it has appended to"
+    )
 
 
 def _before(frame: Incoming, number: int) -> int:

@@ -15,6 +15,8 @@ Rules
   survives the last row.
 - The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
   another thread, so that a commit seldom waits for the disk.
+- What a disk, a lock or rights keep from being written is NotTaken: it may be tried again. So is
+  what was written to a file that does not have the partition's name any more.
 - Every row has a checksum. What does not fit is said, never guessed at: StoreCorrupt.
 - A file that was given up is renamed to ``NNNN.lost`` by whoever gives it up, never by us. Its
   partition begins anew then, at an offset that no event of the former file can have had: so who
@@ -31,6 +33,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os.path import samestat
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -57,6 +60,7 @@ MAX_WAL_BYTES = 16 << 20
 
 _APPLICATION = 0x53344C47  # "S4LG"
 _SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
+_BUSY_MS = 50  # so long a write waits for others before it is tried again later
 _ROW_BYTES = 64  # what a row takes beside head and body, about
 _STEP_ROWS = 128  # rows deleted at once
 _STEP_PAGES = 16  # pages given back at once
@@ -84,8 +88,11 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _NUMBERS = struct.Struct("<qqqqq")
 
 
-class NoRoom(Exception):  # noqa: N818
-    """The disk did not take it; nothing was changed, and it may be tried again."""
+class NotTaken(Exception):  # noqa: N818
+    """It was not written for now, and may be tried again. Says why.
+
+    Who tries again loads the book before: the disk may have it after all, and nobody was told.
+    """
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -134,7 +141,7 @@ class PartitionFile:
     """The writing side of one partition's file; opens what :func:`create` has made.
 
     ``sync`` is none, normal or full. Raises StoreError where the file is another's or of a newer
-    format, StoreCorrupt where it is damaged; any call may raise NoRoom, and has then done nothing.
+    format, StoreCorrupt where it is damaged; any call may raise StoreCorrupt or NotTaken.
     """
 
     def __init__(self, path: Path, stream: str, number: int, sync: str = "normal") -> None:
@@ -148,6 +155,7 @@ class PartitionFile:
         self._database = _connect(path, "rw")
         try:
             with _told(path, writing=False):
+                self._opened = path.stat()
                 _check(self._database, path, stream, number)
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(self._synchronous)
@@ -155,9 +163,11 @@ class PartitionFile:
                 self._database.execute("PRAGMA secure_delete = OFF")
                 self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
                 self.load()
-        except NoRoom as error:
+                # others' writes are waited for by trying again: it holds nobody up meanwhile
+                self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        except NotTaken as error:
             self._database.close()
-            raise StoreError(f"{error}; see to its disk and rights") from error
+            raise StoreError(str(error)) from error
         except BaseException:
             self._database.close()
             raise
@@ -243,8 +253,10 @@ class PartitionFile:
 
     def work_off(self) -> None:
         """Work the write-ahead log off, as far as nobody reads it; for another thread."""
-        database = _connect(self.path, "rw")
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(database):  # the writer will
+        with (
+            contextlib.suppress(sqlite3.Error, StoreError),  # the writer will
+            contextlib.closing(_connect(self.path, "rw")) as database,
+        ):
             database.execute(self._synchronous)
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -287,6 +299,7 @@ class PartitionFile:
         with _told(self.path):
             first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
             pages, free = self._one("SELECT * FROM pragma_page_count, pragma_freelist_count")
+            size, wal = self._sizes()
         oldest, oldest_ms, before = first or (self._oldest, 0, self._total)
         self._oldest = oldest
         return Held(
@@ -296,10 +309,21 @@ class PartitionFile:
             several=first is not None and oldest < self._newest,
             last_ms=self.ledger.last_ms,
             below=self.below,
-            file=max(pages * PAGE_BYTES, self.path.stat().st_size),  # it shrinks with the log
+            file=max(pages * PAGE_BYTES, size),  # it shrinks with the log
             free=free * PAGE_BYTES,
-            wal=self._wal.stat().st_size if self._wal.exists() else 0,
+            wal=wal,
         )
+
+    def _sizes(self) -> tuple[int, int]:
+        """The bytes of the file and of its write-ahead log, where they are still the partition's:
+        SQLite goes on with a file that somebody has moved, and a restart would not find it."""
+        status = self.path.stat() if self.path.exists() else None
+        if status is None or not samestat(status, self._opened):
+            raise NotTaken(
+                f"{self.path} is not the file that was opened: it was moved or replaced while the "
+                f"log is in use; put it back, or start the node again"
+            )
+        return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -451,9 +475,21 @@ def _told(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _DAMAGED:
             raise _corrupt(path, str(error), trim) from error
-        if writing and code in _FULL:
-            raise NoRoom(f"{path}: {error}") from error
-        raise StoreError(f"{path} cannot be used ({error}); see to its disk and rights") from error
+        if not writing:
+            raise StoreError(
+                f"{path} cannot be used ({error}); see to its disk and rights"
+            ) from error
+        if code in _FULL:
+            raise NotTaken(
+                f"the disk takes nothing more ({path}: {error}); make room on it, or keep less"
+            ) from error
+        raise NotTaken(
+            f"{path} cannot be written ({error}); see to its rights, and to who else has it open"
+        ) from error
+    except OSError as error:
+        raise NotTaken(
+            f"{path} cannot be looked at ({error}); see to its disk and rights"
+        ) from error
     except (msgspec.MsgspecError, TypeError) as error:
         raise _corrupt(path, str(error), trim) from error
 

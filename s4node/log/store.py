@@ -47,7 +47,7 @@ from s4node.errors import (
     StoreError,
     UnknownStream,
 )
-from s4node.log.ledger import Incoming
+from s4node.log.ledger import Incoming, part_of
 from s4node.log.partition import (
     FORMAT,
     PartitionFile,
@@ -148,6 +148,7 @@ class LogPartition:
         self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
         self._producers: dict[str, int] = {}
+        self._parts: dict[str, dict[int, int]] = {}
         self._types: dict[int, TypeDecl] = {}
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
         self._writer.add(self._lane)
@@ -180,6 +181,11 @@ class LogPartition:
     def expected(self, producer: str) -> int | None:
         """The number that a producer goes on with; None for one that is not known."""
         return self._producers.get(producer)
+
+    def parts(self, producer: str) -> Mapping[int, int]:
+        """The numbers behind what it has of frames that were taken apart, by the lane of another
+        partition that they came by."""
+        return self._parts.get(producer, {})
 
     def append(self, frame: Incoming, done: Done) -> None:
         """Append a frame; ``done`` is called when it is on the disk, or with an error."""
@@ -253,9 +259,21 @@ class LogPartition:
         self._bounds = Bounds(standing.oldest, standing.upcoming)
         for name, known in standing.producers.items():
             self._producers[name] = known.next
+            part = part_of(name)
+            if part is not None:
+                self._parts.setdefault(part[0], {})[part[1]] = known.next
         for name in standing.forgotten:
             self._producers.pop(name, None)
+            part = part_of(name)
+            if part is not None:
+                self._forget_part(*part)
         self._types.update(standing.types)
+
+    def _forget_part(self, producer: str, lane: int) -> None:
+        lanes = self._parts.get(producer, {})
+        lanes.pop(lane, None)
+        if not lanes:
+            self._parts.pop(producer, None)
 
 
 class _Damaged(LogPartition):
@@ -266,6 +284,7 @@ class _Damaged(LogPartition):
         self.number = number
         self.damage = f"{self}: {why}"
         self._producers = {}
+        self._parts = {}
         self._types = {}
         self._standing = Standing(0, 0, 0, 0, 0)
         self._bounds = Bounds(0, 0)

@@ -5,13 +5,18 @@ Rules
   then its callbacks run, all in one call into trio's thread.
 - A group takes a frame of each producer in turn, so that who sends much holds the others up for a
   group at most.
-- A disk that is full, or a quota that is used up, is waited for: nothing of that partition is
-  answered, and the same frames are tried again after a pause. It is logged once, when deleting has
-  not helped, and once when it is over. What can be written elsewhere goes on.
-- A damaged file fails the frames of its own partition and no others.
+- A disk that is full, a quota that is used up, a file that somebody has locked or that cannot be
+  written for another reason is waited for: nothing of that partition is answered, and the same
+  frames are tried again after a pause. It is logged once, when deleting has not helped, and once
+  when it is over. What can be written elsewhere goes on.
+- A damaged file fails the frames of its own partition and no others: StoreCorrupt, they will not
+  be written. Any other error says that the log is closed, and whatever follows gets it, too. So no
+  frame is written before an earlier one of its producer and partition that may still come.
 - Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
   than ``HOUSEKEEPING_SECONDS`` at a time.
 - A second thread works the write-ahead logs off, which is where the waiting for the disk is.
+- While something waits no producer is forgotten: it is not silent, and parts of what it waits for
+  may be in other partitions.
 - Everything named ``_w_...`` belongs to the writer's thread; the queues are under the lock.
 
 With 16 KiB pages a frame of 32 KiB takes two pages of its own beside its row. Against 4 and 64 KiB
@@ -32,10 +37,10 @@ from typing import NamedTuple, TypeAlias
 
 import trio
 
-from s4node.errors import S4Error, StoreError
+from s4node.errors import S4Error, StoreCorrupt, StoreError
 from s4node.faults import passing
 from s4node.log.ledger import Appended, Incoming, Known
-from s4node.log.partition import WAL_BYTES, NoRoom, PartitionFile
+from s4node.log.partition import WAL_BYTES, NotTaken, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 from s4node.schema import TypeDecl
@@ -52,7 +57,7 @@ FRAME_BYTES = 256
 """What a frame counts beside its body."""
 
 RETRY_SECONDS = 0.25
-"""The pause until a partition that found no room is tried again."""
+"""The pause until a partition that could not be written is tried again."""
 
 TICK_SECONDS = 1.0
 """How often an idle writer looks whether there is something to delete."""
@@ -124,6 +129,13 @@ class Lane:
         self.doubtful = False  # what is in the file may be more than its book says
         self.resume_at = 0.0
         self.trouble = ""
+
+    def certain(self) -> PartitionFile:
+        """The file with a book that is as the file says."""
+        if self.doubtful:
+            self.file.load()
+            self.doubtful = False
+        return self.file
 
 
 class Delivery:
@@ -326,21 +338,18 @@ class LogWriter:
             return
         before = file.held.disk
         try:
-            if lane.doubtful:
-                file.load()
-                lane.doubtful = False
-            plan = file.ledger.plan(
+            plan = lane.certain().ledger.plan(
                 [waiting.frame for waiting in frames], int(self._clock() * 1000)
             )
             passing("log.append")
             file.write(plan)
             passing("log.appended")
-        except NoRoom as error:
+        except NotTaken as error:
             lane.doubtful = True
-            self._blocked(lane, frames, _full(error))
+            self._blocked(lane, frames, str(error))
             frames.clear()
             return
-        except S4Error as error:
+        except StoreCorrupt as error:
             delivery.answers += [(waiting.done, error) for waiting in frames]
         else:
             answers = zip(frames, plan.answers, strict=True)
@@ -370,7 +379,7 @@ class LogWriter:
         if count < len(frames):  # before it waits: write-ahead logs are not worth their room
             for lane in self._lanes:
                 if lane.file.held.wal:
-                    with contextlib.suppress(S4Error, NoRoom):
+                    with contextlib.suppress(StoreCorrupt, NotTaken):
                         lane.file.cut_wal()
             self._measure()
             count = admitted(weights, file.held.free, self._w_used, self._quota)
@@ -392,10 +401,10 @@ class LogWriter:
         with self._wake:
             lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
-        if began - self._w_forgot_at > FORGET_SECONDS:
+        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
+        if not trouble and began - self._w_forgot_at > FORGET_SECONDS:
             self._w_forgot_at = began
             self._forget(lanes, now_ms - int(self._expiry * 1000), delivery)
-        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
         freed = False
         changed: dict[Lane, None] = {}
         keeps = [lane.keep for lane in lanes]
@@ -408,7 +417,7 @@ class LogWriter:
                 break
             lane, self._w_last = lanes[step.partition], step.partition
             if not self._do(lane, step.work, now_ms, delivery):
-                break  # the disk is full, or somebody reads: the next tick will do
+                break  # it is not taken, or somebody reads: the next tick will do
             changed[lane] = None
             freed = freed or step.work is not Work.CUT_WAL
             if time.monotonic() - began > HOUSEKEEPING_SECONDS / 2:
@@ -429,17 +438,17 @@ class LogWriter:
 
     def _do(self, lane: Lane, work: Work, now_ms: int, delivery: Delivery) -> bool:
         """One step; False if it came to nothing for now."""
-        file = lane.file
         try:
+            file = lane.certain()  # by sizes that are not true, too much would go
             if work is Work.DELETE:
                 file.delete(lane.keep, now_ms)
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()
-        except NoRoom:  # who appends will say so
+        except NotTaken:  # who appends will say so
             lane.doubtful = True
             return False
-        except S4Error as error:
+        except StoreCorrupt as error:
             _log.error("nothing more is deleted from a file of the log", why=str(error))
             delivery.answers += [(answer, error) for answer in lane.asked]
             lane.asked.clear()
@@ -451,7 +460,7 @@ class LogWriter:
         for lane in lanes:
             silent = lane.file.ledger.silent_since(before_ms)
             if silent:
-                with contextlib.suppress(S4Error, NoRoom):  # the next time, then
+                with contextlib.suppress(StoreCorrupt, NotTaken):  # the next time, then
                     lane.file.forget(silent)
                     delivery.standings.append((lane, Standing.of(lane.file, forgotten=silent)))
 
@@ -494,7 +503,3 @@ class LogWriter:
             delivery.answers += [(done, failure) for _, _, done in self._asked]
         self._w_trouble = str(failure) if failure.__cause__ else ""
         self._deliver(delivery)
-
-
-def _full(error: NoRoom) -> str:
-    return f"the disk takes nothing more ({error}); make room on it, or keep less"

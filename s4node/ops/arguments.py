@@ -1,4 +1,4 @@
-"""What the commands of ``s4`` are made of: their parsers, and kinds of arguments."""
+"""What the commands of ``s4`` are made of: parsers, options of several, kinds of arguments."""
 
 from __future__ import annotations
 
@@ -31,15 +31,68 @@ def group(
     name: str,
     summary: str,
     example: str,
+    *,
+    description: str = "",
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """A command of this name that is made of further ones, which are added to what is returned."""
+    """A command of this name that is made of further ones, which are added to what is returned.
+
+    Its help says the ``summary``, unless there is a ``description``.
+    """
 
     def tell(_: argparse.Namespace) -> int:
         parser.print_help()
         return 2
 
     parser = command(commands, name, tell, summary, example)
+    parser.description = description or parser.description
     return parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
+
+
+# -- options that several commands have -----------------------------------------------------------
+
+
+def setting_options(
+    parser: argparse.ArgumentParser,
+    *,
+    file: str = "property file",
+    setting: str = "one setting",
+) -> None:
+    """Property files and single settings, which are called so in the help."""
+    parser.add_argument("--config", action="append", default=[], metavar="FILE",
+                        help=f"{file}; later ones win")  # fmt: skip
+    setting_option(parser, setting)
+
+
+def setting_option(parser: argparse.ArgumentParser, setting: str = "one setting") -> None:
+    """Single settings."""
+    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+                        help=f"{setting}; wins over files")  # fmt: skip
+
+
+def cluster_option(parser: argparse.ArgumentParser) -> None:
+    """Which cluster it is about."""
+    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
+
+
+def folder_option(parser: argparse.ArgumentParser) -> None:
+    """Where that cluster's coordination is."""
+    parser.add_argument("--folder", type=text, metavar="FOLDER",
+                        help="where the nodes find each other (default ~/.s4node)")  # fmt: skip
+
+
+def to_option(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """The address of a node, which is ``what``."""
+    parser.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS",
+                        help=f"{what} (default %(default)s)".strip())  # fmt: skip
+
+
+def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:
+    """How long to wait at most, for ``what``."""
+    parser.add_argument("--timeout", type=seconds, default=default, metavar="SECONDS",
+                        help=f"for {what} (default %(default)g)")  # fmt: skip
+
+
+# -- kinds of arguments ---------------------------------------------------------------------------
 
 
 def seconds(text: str) -> float:

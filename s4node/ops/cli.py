@@ -15,12 +15,20 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, LoadError, S4Error
-from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds, text
+from s4node.ops.arguments import (
+    DEFAULT_ADDRESS,
+    command,
+    count,
+    folder_option,
+    setting_options,
+    timeout_option,
+    to_option,
+)
+from s4node.ops.cluster_commands import cluster_commands
 from s4node.ops.config_command import config_commands
 from s4node.ops.job_commands import (
     checkpoint_commands,
@@ -32,6 +40,8 @@ from s4node.ops.log_command import log_commands
 
 if TYPE_CHECKING:
     from s4node.config import Config
+
+    Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"s4node {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    _running_commands(commands)
+    cluster_commands(commands, _load)
+    _stream_commands(commands)
+    log_commands(commands)
+    startpoint_commands(commands, _load)
+    checkpoint_commands(commands, _load)
+    state_commands(commands, _load)
+    dead_letter_commands(commands, _load)
+    _other_commands(commands)
+    config_commands(commands, _load)
+    return parser
 
+
+def _running_commands(commands: Parsers) -> None:
+    """Those that run apps and nodes in their own process."""
     run = command(
         commands,
         "run",
@@ -110,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
                       help="unique in the cluster (default: machine and process)")  # fmt: skip
     node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
                       "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
-    _folder_option(node)
+    folder_option(node)
     _serving_options(node)
 
     adapter = command(
@@ -125,52 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
     _serving_options(adapter)
 
-    deploy = command(
-        commands, "deploy", _deploy, "package an app, and have the nodes of a cluster run it",
-        "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
-    )  # fmt: skip
-    deploy.add_argument("app", metavar="APP", help="as for s4 run")
-    _cluster_options(deploy)
-    deploy.add_argument("--name", metavar="NAME", default="", help="the app's, if not its own")
-    deploy.add_argument("--version", metavar="VERSION", default="",
-                        help="(default: a hash of the sources and settings)")  # fmt: skip
-    deploy.add_argument("--partitions", metavar="N", help="(default: as the cluster has)")
-    deploy.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help="property file that goes along; later ones win")  # fmt: skip
-    deploy.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-                        help="one setting that goes along; wins over files")  # fmt: skip
-    deploy.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
-    apps = command(
-        commands, "apps", _apps, "list the apps that are deployed to a cluster",
-        "s4 apps --cluster flights",
-    )  # fmt: skip
-    _cluster_options(apps)
-    apps.add_argument("--json", action="store_true", help="print a JSON list")
-
-    undeploy = command(
-        commands, "undeploy", _undeploy, "stop an app on all nodes of a cluster, and forget it",
-        "s4 undeploy flights --cluster flights",
-    )  # fmt: skip
-    undeploy.add_argument("app", metavar="NAME", help="the app's name, as s4 apps shows it")
-    _cluster_options(undeploy)
-
-    status = command(
-        commands, "status", _status, "show a cluster: nodes, apps, containers, stages",
-        "s4 status --cluster flights",
-    )  # fmt: skip
-    _cluster_options(status)
-    status.add_argument("--json", action="store_true", help="print a JSON object")
-
-    top = command(
-        commands, "top", _top, "show a cluster live: depth, rate and waiting time of each stage",
-        "s4 top --cluster flights",
-    )  # fmt: skip
-    _cluster_options(top)
-    top.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS",
-                     help="(default %(default)g)")  # fmt: skip
-    top.add_argument("--count", type=int, metavar="N", help="end after N times")
-
+def _stream_commands(commands: Parsers) -> None:
+    """Those that send events to an app, and show what it makes of them."""
     send = command(
         commands,
         "send",
@@ -179,12 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         """echo '{"name": "joe"}' | s4 send names""",
     )
     send.add_argument("stream", metavar="STREAM", help="an input stream of the app")
-    send.add_argument(
-        "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
-    )
+    to_option(send)
     send.add_argument("--type", default="", help="event type, where the stream takes several")
-    send.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS",
-                      help="for connecting (default %(default)g)")  # fmt: skip
+    timeout_option(send, "connecting")
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
     tail = command(
@@ -195,19 +173,13 @@ def _parser() -> argparse.ArgumentParser:
         "s4 tail totals --count 10",
     )
     tail.add_argument("stream", metavar="STREAM", help="an output or internal stream of the app")
-    tail.add_argument(
-        "--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="(default %(default)s)"
-    )
+    to_option(tail)
     tail.add_argument("--count", type=count, default=0, metavar="N", help="end after N events")
-    tail.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS",
-                      help="for connecting (default %(default)g)")  # fmt: skip
+    timeout_option(tail, "connecting")
 
-    log_commands(commands)
-    startpoint_commands(commands, _load)
-    checkpoint_commands(commands, _load)
-    state_commands(commands, _load)
-    dead_letter_commands(commands, _load)
 
+def _other_commands(commands: Parsers) -> None:
+    """Those that make, draw, ask and measure."""
     new_app = command(
         commands, "new-app", _new_app, "make the folder of a new app, with a test",
         "s4 new-app clicks",
@@ -222,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     form = graph.add_mutually_exclusive_group()
     form.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
     form.add_argument("--json", action="store_true", help="print JSON")
-    _setting_options(graph)
+    setting_options(graph)
 
     health = command(
         commands, "health", _health, "ask whether a node answers; for health checks",
@@ -230,8 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     health.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="ADDRESS",
                         help="where the node listens (default %(default)s)")  # fmt: skip
-    health.add_argument("--timeout", type=seconds, default=3.0, metavar="SECONDS",
-                        help="for its answer (default %(default)g)")  # fmt: skip
+    timeout_option(health, "its answer", 3.0)
 
     bench = command(
         commands, "bench", _bench, "measure; without a name, list what can be measured",
@@ -243,31 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true",
                        help="a short run that checks correctness; ignore its figures")  # fmt: skip
 
-    config_commands(commands, _load)
-    return parser
-
-
-def _cluster_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
-    _folder_option(parser)
-
-
-def _folder_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", type=text, metavar="FOLDER",
-                        help="where the nodes find each other (default ~/.s4node)")  # fmt: skip
-
 
 def _serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true",
                         help="when ready, print the address as a JSON line")  # fmt: skip
-    _setting_options(parser)
-
-
-def _setting_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help="property file; later ones win")  # fmt: skip
-    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-                        help="one setting; wins over files")  # fmt: skip
+    setting_options(parser)
 
 
 def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:
@@ -379,85 +330,6 @@ def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
     sends = [f"  send events:  s4 send {name}{to}" for name in streams]
     lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
     print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-def _deploy(parsed: argparse.Namespace) -> int:
-    import dataclasses
-
-    import trio
-
-    from s4node.cluster.admin import NodeRefused
-    from s4node.ops.deploy import OWN_KEYS, deploy, tell
-    from s4node.ops.pack import pack
-
-    config = _load(
-        parsed.config,
-        parsed.settings,
-        s4_cluster_name=parsed.cluster,
-        s4_coordination_folder=parsed.folder,
-        s4_cluster_partitions=parsed.partitions,
-    )
-    given = [e for e in config.items() if e.origin != "default" and e.name not in OWN_KEYS]
-    settings = {entry.name: entry.text for entry in given}
-    package = pack(parsed.app, name=parsed.name, version=parsed.version, settings=settings)
-    from s4node.config import CLUSTER_PARTITIONS
-
-    partitions = config[CLUSTER_PARTITIONS] if parsed.partitions else None
-    try:
-        done = trio.run(deploy, package, config, partitions)
-    except NodeRefused as error:
-        if error.failed.trace:
-            print(error.failed.trace, end="", file=sys.stderr)
-        raise
-    if parsed.json:
-        import json
-
-        print(json.dumps(dataclasses.asdict(done)))
-        return 0
-    places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
-    tell(f"{done.app} {done.version} runs on {places}")
-    return 0
-
-
-def _apps(parsed: argparse.Namespace) -> int:
-    import trio
-
-    from s4node.ops.status import apps
-
-    return trio.run(partial(apps, _cluster_config(parsed), as_json=parsed.json))
-
-
-def _undeploy(parsed: argparse.Namespace) -> int:
-    import trio
-
-    from s4node.ops.deploy import tell, undeploy
-
-    gone = trio.run(undeploy, parsed.app, _cluster_config(parsed))
-    tell(f"{gone.name} {gone.version} is gone from {gone.cluster}")
-    return 0
-
-
-def _status(parsed: argparse.Namespace) -> int:
-    import trio
-
-    from s4node.ops.status import status
-
-    return trio.run(partial(status, _cluster_config(parsed), as_json=parsed.json))
-
-
-def _top(parsed: argparse.Namespace) -> int:
-    import trio
-
-    from s4node.ops.status import top
-
-    config = _cluster_config(parsed)
-    return trio.run(partial(top, config, seconds=parsed.interval, count=parsed.count))
-
-
-def _cluster_config(parsed: argparse.Namespace) -> Config:
-    return _load(
-        (), (), s4_cluster_name=parsed.cluster, s4_coordination_folder=parsed.folder
-    )  # fmt: skip
 
 
 def _send(parsed: argparse.Namespace) -> int:

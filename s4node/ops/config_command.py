@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from s4node.errors import ConfigError
-from s4node.ops.arguments import command, group
+from s4node.ops.arguments import command, group, setting_option
 
 if TYPE_CHECKING:
     from s4node.ops.job_commands import Load
@@ -23,7 +23,8 @@ def config_commands(
         "s4 config check config/flights.properties",
     )  # fmt: skip
     show = command(
-        actions, "show", partial(_show, load), "print every key and where its value comes from",
+        actions, "show", partial(_show, load),
+        "print the settings in force, and who set those that are not defaults",
         "s4 config show config/flights.properties -p s4.hasher=s4",
     )  # fmt: skip
     check = command(
@@ -33,8 +34,7 @@ def config_commands(
     for action in (show, check):
         action.add_argument("files", nargs="*", metavar="FILE",
                             help="property files, later ones win")  # fmt: skip
-        action.add_argument("-p", dest="settings", action="append", default=[],
-                            metavar="KEY=VALUE", help="one setting; wins over files")  # fmt: skip
+        setting_option(action)
     show.add_argument("--json", action="store_true", help="print a JSON list")
     check.add_argument("--json", action="store_true",
                        help="print the mistakes as a JSON list, empty where there are "

@@ -4,7 +4,8 @@ Rules
 - ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.lifeline`.
 - The line is read in a thread of its own, so that the end of the supervisor is noticed even while a
   handler blocks the loop: then there is one drain's time left, and the process ends without more.
-- Pulses come from the loop, so that they stop when it does.
+- Pulses come from the loop, so that they stop when it does. What the socket does not take at once
+  leaves as soon as it takes more, for the next message waits behind it.
 - Why it failed goes over the line, for the supervisor to tell; it is printed only where there is no
   supervisor left.
 """
@@ -58,6 +59,7 @@ class Line:
         self._lines = lifeline.Lines()
         self._queue: list[bytes] = []
         self._unsent = b""
+        self._full = trio.Event()
         self._lock = threading.Lock()
         self._token: trio.lowlevel.TrioToken | None = None
         self._on_stop: Callable[[], None] = lambda: None
@@ -89,10 +91,23 @@ class Line:
         self._send()
 
     def pulse(self, statistics: dict[str, object]) -> None:
-        """Send a pulse, unless the one before has not been taken yet."""
+        """Send a pulse, unless the one before has not been taken yet. Without its statistics where
+        they are more than a line may hold: that it lives is what counts."""
+        if self._unsent:
+            return
+        line = lifeline.encode(lifeline.Pulse(statistics))
+        if len(line) > lifeline.MAX_LINE_BYTES:
+            line = lifeline.encode(lifeline.Pulse({}))
+        self._unsent = line
         self._send()
-        if not self._unsent:
-            self.say(lifeline.Pulse(statistics))
+
+    async def carry(self) -> None:
+        """Send what the socket did not take at once, until cancelled."""
+        while True:
+            await self._full.wait()
+            self._full = trio.Event()
+            await trio.lowlevel.wait_writable(self._socket)
+            self._send()
 
     def flush(self) -> bool:
         """Wait until everything is sent; False if there is nobody, or who is does not read."""
@@ -107,6 +122,7 @@ class Line:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except BlockingIOError:
+            self._full.set()
             return True
         except OSError:
             return False
@@ -217,6 +233,7 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
     async with trio.open_nursery() as nursery:
         line.attach(stop, drain)
         with _signals(stop):
+            nursery.start_soon(line.carry)
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
             inputs, outputs = _streams(app)

@@ -71,7 +71,7 @@ class Letter(NamedTuple):
             return None
         kind = EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
         try:
-            return dict(kind.decode(self.letter.raw)[0].attributes)
+            return kind.decode(self.letter.raw)[0].attributes
         except msgspec.MsgspecError:
             return None
 

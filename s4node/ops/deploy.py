@@ -24,9 +24,9 @@ import trio
 from s4node import config as settings
 from s4node.cluster import admin
 from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.node import RUNNING, STOPPING, store_folder
+from s4node.cluster.node import store_folder
 from s4node.cluster.package import MAX_BYTES, Package, Store, digest_of
-from s4node.cluster.registry import AppId, AppInfo, Found, NodeInfo, Registry
+from s4node.cluster.registry import RUNNING, STOPPING, AppId, AppInfo, Found, NodeInfo, Registry
 from s4node.config import Config
 from s4node.errors import (
     BadVersion,

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s4node.ops.arguments import DEFAULT_ADDRESS, command, group, whole
+from s4node.ops.arguments import (
+    cluster_option,
+    command,
+    group,
+    setting_options,
+    to_option,
+    whole,
+)
 
 if TYPE_CHECKING:
     from s4node.config import Config
@@ -153,8 +160,7 @@ def dead_letter_commands(commands: Parsers, load: Load) -> None:
     )  # fmt: skip
     _app(replay)
     replay.add_argument("ids", metavar="ID", nargs="*", help="as list shows it (default: all)")
-    replay.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS", help="where the app "
-                        "listens, for events of live streams (default %(default)s)")  # fmt: skip
+    to_option(replay, "where the app listens, for events of live streams")
     for action in (list_, replay):
         action.add_argument("--stream", metavar="STREAM", default="", help="those that came from "
                             "it, such as log.clicks")  # fmt: skip
@@ -182,11 +188,8 @@ def _all_partitions(parser: argparse.ArgumentParser) -> None:
 def _options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
     if as_json:
         parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
-    parser.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help="property file; later ones win")  # fmt: skip
-    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-                        help="one setting, such as s4.state.folder; wins over files")  # fmt: skip
+    cluster_option(parser)
+    setting_options(parser, setting="one setting, such as s4.state.folder")
 
 
 def _configured(load: Load, parsed: argparse.Namespace) -> Config:

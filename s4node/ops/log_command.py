@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
-from s4node.ops.arguments import DEFAULT_ADDRESS, command, count, seconds, whole
+from s4node.ops.arguments import command, count, group, timeout_option, to_option, whole
 
 
 def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``s4 log``, and what comes behind it."""
-    log = commands.add_parser(
+    actions = group(
+        commands,
         "log",
-        help="create, append to, read and trim the streams of a node's log",
+        "create, append to, read and trim the streams of a node's log",
+        "s4 log create clicks --partitions 4 --key user",
         description="The streams of a node's log: a node has one that runs with the setting "
         "s4.log.folder.",
-        epilog="example: s4 log create clicks --partitions 4 --key user",
     )
-    log.set_defaults(function=partial(_log_help, log))
-    actions = log.add_subparsers(dest="action", metavar="ACTION", title="actions")
 
     create = command(
         actions, "create", _log_create, "create a stream", "s4 log create clicks --partitions 4 "
@@ -85,15 +83,8 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     trim.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
     for action in (create, append, tail, describe, trim):
-        action.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS",
-                            help="where the log's node listens (default %(default)s)")  # fmt: skip
-        action.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS",
-                            help="for the node's answers (default %(default)g)")  # fmt: skip
-
-
-def _log_help(log: argparse.ArgumentParser, _: argparse.Namespace) -> int:
-    log.print_help()
-    return 2
+        to_option(action, "where the log's node listens")
+        timeout_option(action, "the node's answers")
 
 
 def _log_create(parsed: argparse.Namespace) -> int:

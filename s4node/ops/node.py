@@ -13,7 +13,7 @@ from s4node.comm.door import Door
 from s4node.config import Config
 from s4node.log.host import LogHost
 from s4node.ops import logging
-from s4node.ops.serve import exit_status, stop_on_signals
+from s4node.ops.serve import exit_status, run_until_signal
 
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
@@ -27,16 +27,4 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     node = Node(config, partial(Door, config, make_log=LogHost.of), name)
-    status = 130
-    async with trio.open_nursery() as nursery:
-        with stop_on_signals(node.stop, nursery.cancel_scope):
-            nursery.start_soon(_announce, node, on_ready)
-            await node.run()
-            status = 0
-            nursery.cancel_scope.cancel()
-    return status
-
-
-async def _announce(node: Node, on_ready: Callable[[Node], None]) -> None:
-    await node.ready.wait()
-    on_ready(node)
+    return await run_until_signal(node, partial(on_ready, node))

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import trio
 
@@ -58,14 +59,43 @@ def exit_status(error: BaseException) -> int:
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
     container = Container(app, config)
+
+    def ready() -> None:
+        tune_gc(config)
+        on_ready(container)
+
+    return await run_until_signal(container, ready)
+
+
+class Running(Protocol):
+    """What a process is for: it runs until it is told to stop."""
+
+    ready: trio.Event
+
+    def stop(self) -> None:
+        """Begin an orderly stop, at the end of which ``run`` returns."""
+        ...
+
+    async def run(self) -> None:
+        """All of it."""
+        ...
+
+
+async def run_until_signal(what: Running, on_ready: Callable[[], None]) -> int:
+    """Run it until it ends or a signal stops it; returns the exit status."""
     status = 130
     async with trio.open_nursery() as nursery:
-        with stop_on_signals(container.stop, nursery.cancel_scope):
-            nursery.start_soon(_announce, container, on_ready)
-            await container.run()
+        with stop_on_signals(what.stop, nursery.cancel_scope):
+            nursery.start_soon(_announce, what.ready, on_ready)
+            await what.run()
             status = 0
             nursery.cancel_scope.cancel()
     return status
+
+
+async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
+    await ready.wait()
+    on_ready()
 
 
 def tune_gc(config: Config) -> None:
@@ -75,12 +105,6 @@ def tune_gc(config: Config) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(threshold, 50, 20)
-
-
-async def _announce(container: Container, on_ready: Callable[[Container], None]) -> None:
-    await container.ready.wait()
-    tune_gc(container.config)
-    on_ready(container)
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from s4node import config as settings
 from s4node.cluster import admin
 from s4node.cluster.coordination import Session
 from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.node import RUNNING
 from s4node.cluster.package import python_here
-from s4node.cluster.registry import AppInfo, NodeInfo, Registry
+from s4node.cluster.registry import RUNNING, AppInfo, NodeInfo, Registry
 from s4node.cluster.supervisor import ContainerProcess
 from s4node.config import Config
 from s4node.errors import DeployFailed, EntryExists, S4Error

@@ -72,7 +72,7 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
     told = 0
     read = 0
     async for event in events:
-        shown = dict(event.attributes)  # no classes were named, so it is a GenericEvent
+        shown = event.attributes  # no classes were named, so it is a GenericEvent
         if with_place:
             shown = {**events.place._asdict(), "event": shown}
         print(encoder.encode(shown).decode(), flush=True)

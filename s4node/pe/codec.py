@@ -54,13 +54,18 @@ class ElementCodec:
         row = ", ".join([str(self._version), *(f"i.{name}" for name in self._types)])
         source = ["def encode(instances):", f"    return [_encode(({row},)) for i in instances]"]
         self._encode_all = compiled("encode", source, {"_encode": _encode})
-        given = [f"    i.{name} = row.{name}" for name in self._types] or ["    pass"]
+        # a row's fields are named by their position, for an attribute may have any name
+        places = {name: f"at_{place}" for place, name in enumerate(self._types)}
+        given = [f"    i.{name} = row.{at}" for name, at in places.items()] or ["    pass"]
         self._give = compiled("give", ["def give(i, row):", *given], {})
         self._decoders = {
             name: msgspec.msgpack.Decoder(kind).decode for name, kind in self._types.items()
         }
         saved = msgspec.defstruct(
-            "Row", [("version", int), *self._types.items()], array_like=True, gc=False
+            "Row",
+            [("version", int), *zip(places.values(), self._types.values(), strict=True)],
+            array_like=True,
+            gc=False,
         )
         self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(saved).decode
         for fields in self.versions:

@@ -137,8 +137,8 @@ class ProcessingElement(metaclass=ElementType):
         """Call ``on_trigger`` for events of this type (or a subclass), counted for each key.
 
         It fires with the event that is the ``events``-th since the last firing, or that arrives
-        ``seconds`` or more after the last firing (the first time: after the instance was made),
-        whichever comes first. 0 leaves that condition out.
+        ``seconds`` or more after the last firing, whichever comes first. Until it has fired, both
+        count from the key's first event of the type. 0 leaves that condition out.
         """
         self._prototype.set_trigger(event_type, events, seconds)
 

@@ -3,7 +3,8 @@
 Rules
 - Reading a key makes its instance; that is all that the dispatch loop does.
 - Bounds are applied between batches, never while a handler runs, so an instance never vanishes
-  under its own handler.
+  under its own handler. Where handlers overlap for long, the size is held beside them, by letting
+  go of others than theirs; many at a time, for finding the oldest takes its time.
 - Instances that are kept in a store leave memory beyond a cache's size without being removed;
   ``on_remove`` is for what is gone for good.
 - ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
@@ -13,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from s4node.pe.element import ProcessingElement
 from s4node.pe.prototype import Prototype
 
 PE = ProcessingElement
+
+_BEYOND = 64  # instances, or an eighth of the size, before the size is held beside handlers
 
 
 class Keeper(Protocol):
@@ -52,14 +55,12 @@ class Instances(dict[Any, PE]):
         "leaving",
         "partition",
         "prototype",
-        "removed",
     )
 
     def __init__(self, prototype: Prototype, partition: int) -> None:
         super().__init__()
         self.prototype = prototype
         self.partition = partition
-        self.removed = 0
         self.leaving: list[PE] = []
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
@@ -113,7 +114,6 @@ class Instances(dict[Any, PE]):
         if self.keeper is not None:
             self.keeper.forget(instance.key)
         del self[instance.key]
-        self.removed += 1
         if self.gone is not None:
             self.gone(instance.key)
         if self._async_remove:
@@ -130,6 +130,9 @@ class Instances(dict[Any, PE]):
 
     def trim(self) -> None:
         """Apply the bounds; an unbounded map has none."""
+
+    def shrink(self, in_use: Collection[Any]) -> None:
+        """Apply the bound of the size while instances are in use, to others than those."""
 
     @property
     def next_expiry(self) -> float | None:
@@ -160,19 +163,32 @@ class BoundedInstances(Instances):
 
     def trim(self) -> None:
         """Remove the least recently used beyond the size, and all that are idle for too long."""
-        prototype = self.prototype
-        if prototype.cache_size and len(self) > prototype.cache_size:
-            # found in one pass: a dict is slow to find its first entry behind removed ones
-            for instance in list(islice(self.values(), len(self) - prototype.cache_size)):
-                if self.keeper is None:
-                    self.remove(instance)
-                else:
-                    self._evict(self.keeper, instance)
-        if prototype.cache_idle:
-            before = self._clock() - prototype.cache_idle
+        self.shrink(())
+        if self.prototype.cache_idle:
+            before = self._clock() - self.prototype.cache_idle
             idle = takewhile(lambda item: item[1] <= before, self._used.items())
             for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
                 self.remove(instance)
+
+    def shrink(self, in_use: Collection[Any]) -> None:
+        """Remove the least recently used beyond the size that are not in use."""
+        size = self.prototype.cache_size
+        beyond = len(self) - size
+        if not size or beyond <= 0:
+            return
+        # found in one pass: a dict is slow to find its first entry behind removed ones; and in one
+        # step of the interpreter, for handlers in threads may add others
+        oldest = list(islice(self.values(), beyond + len(in_use)))
+        for instance in islice((each for each in oldest if each.key not in in_use), beyond):
+            if self.keeper is None:
+                self.remove(instance)
+            else:
+                self._evict(self.keeper, instance)
+
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``shrink`` while so many are in use."""
+        size = self.prototype.cache_size
+        return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
 
     def _evict(self, keeper: Keeper, instance: PE) -> None:
         """Let go of an instance that is kept elsewhere."""
@@ -191,6 +207,7 @@ class BoundedInstances(Instances):
     @property
     def next_expiry(self) -> float | None:
         """When the instance unused for longest is due."""
-        if not self._used or not self.prototype.cache_idle:
+        if not self.prototype.cache_idle:
             return None
-        return next(iter(self._used.values())) + self.prototype.cache_idle
+        oldest = next(iter(self._used.values()), None)  # a thread may just have the only one out
+        return None if oldest is None else oldest + self.prototype.cache_idle

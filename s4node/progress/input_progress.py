@@ -81,16 +81,16 @@ def taken(
 class Pieces:
     """What the numbers ``first <= n < end`` owe to those who count them.
 
-    They are done when each of ``parts`` is, and piece by piece before that. A subclass says where
-    they are counted.
+    They are done when each of ``parts`` is, and piece by piece before that. There is one part until
+    who cuts them says otherwise. A subclass says where they are counted.
     """
 
     __slots__ = ("_early", "_held", "end", "first", "parts")
 
-    def __init__(self, first: int, end: int, parts: int = 1) -> None:
+    def __init__(self, first: int, end: int) -> None:
         self.first = first
         self.end = end
-        self.parts = parts
+        self.parts = 1
         self._early: list[tuple[int, int]] = []
         self._held: set[int] = set()
 
@@ -145,10 +145,8 @@ class InputReceipt(Pieces):
 
     __slots__ = ("batch", "progress")
 
-    def __init__(
-        self, progress: InputProgress, first: int, end: int, batch: EventBatch, parts: int = 1
-    ) -> None:
-        super().__init__(first, end, parts)
+    def __init__(self, progress: InputProgress, first: int, end: int, batch: EventBatch) -> None:
+        super().__init__(first, end)
         self.progress = progress
         self.batch = batch
 

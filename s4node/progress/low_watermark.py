@@ -34,11 +34,6 @@ class LowWatermark:
         self.safe = end
         return True
 
-    @property
-    def behind_holes(self) -> int:
-        """How many completed ranges wait for a hole to close."""
-        return len(self._waiting)
-
     def validate(self) -> None:
         """Assert the rules; for tests."""
         ends = sorted(self._waiting.items())

@@ -57,6 +57,9 @@ CACHE_BYTES = 64 << 20
 """What stays in memory of the files of all databases of a process, with their indexes and filters.
 """
 
+_NEWEST_FILTER = 0.02
+"""Of the memory of the newest rows: some ten bits a row, for a filter of their keys."""
+
 _CHUNK = 64
 _LOOKS = 5
 
@@ -100,6 +103,9 @@ class Database:
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
         options.set_max_write_buffer_number(4)  # who waits for one holds the interpreter
+        # most reads are of rows that were written long ago: no search for them among the newest
+        options.set_memtable_whole_key_filtering(True)
+        options.set_memtable_prefix_bloom_ratio(_NEWEST_FILTER)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(512)
         # an index and a filter that are as large as a part of the cache would not stay in it, and

@@ -7,6 +7,8 @@ Rules
   encodes them in slices between batches, a group after the other and in order: sorted rows are
   written ten times as fast as others. One that is about to be touched again is encoded before that.
 - What leaves the cache is encoded at once; it is read again when its key comes back.
+- Handlers in threads touch instances beside all of this. They only append to the lists, and here a
+  list changes no further than it was looked at.
 - The one instance of a singleton has no key, and its row is in the task's own group.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from threading import Lock
 from typing import Any, Protocol
 
 from s4node.keys import KEY_GROUPS, Hasher, Key
@@ -53,12 +56,13 @@ class SavedInstances:
         changes: Changes,
         hasher: Hasher,
         *,
-        stored: bool = True,
+        stored: bool,
     ) -> None:
         self.stored = stored
         self.mark = object()
         self._touched: dict[bytes, list[Any]] = {}  # by group, once each
         self._left = 0  # of those, the ones that have left memory since
+        self._leaving = Lock()
         self._left_at_most = _MANY
         self._saving = object()  # what bear those that a commit has not encoded yet,
         self._unsaved: list[list[Any]] = []  # which are among these, the first group last
@@ -114,9 +118,9 @@ class SavedInstances:
         assert not self._unsaved, "a commit is under way"
         touched = self._touched
         for group in sorted(touched, reverse=True):
-            if instances := touched[group]:
-                self._unsaved.append(instances.copy())
-                instances.clear()
+            if instances := touched[group][:]:
+                self._unsaved.append(instances)
+                del touched[group][: len(instances)]
         self._left = 0
         self._saving, self.mark = self.mark, object()
 
@@ -165,8 +169,11 @@ class SavedInstances:
         instance._mark = None
         self._left += 1
         if self._left > self._left_at_most:
-            for instances in self._touched.values():
-                instances[:] = [each for each in instances if each._mark is self.mark]
+            with self._leaving:
+                for instances in list(self._touched.values()):
+                    before = instances[:]
+                    still = [each for each in before if each._mark is self.mark]
+                    instances[: len(before)] = still
             self._left = 0
             self._left_at_most = max(_MANY, sum(map(len, self._touched.values())))
 
@@ -178,9 +185,7 @@ class SavedInstances:
         """Have an instance know where it is saved, and where it is noted when it is touched."""
         row = instance._row = self._row(instance.key)
         group = row[:2]
-        if group not in self._touched:
-            self._touched[group] = []
-        instance._group = self._touched[group]
+        instance._group = self._touched.setdefault(group, [])
 
     def _any_row(self, key: Key | None) -> bytes:
         if key is None:

@@ -40,7 +40,7 @@ class Keeping:
         folder: Path,
         epoch: int,
         policy: Policy,
-        shipment: Shipment | None = None,
+        shipment: Shipment | None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:

@@ -34,9 +34,9 @@ class Look:
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
         """The keys of a store with their values, by key group."""
-        ends = bool(self._state.meta(f"ttl of {name}"))
+        ttl = self._state.meta(f"ttl of {name}")  # True, or when it was taken away
         for key, data in self._rows(f"store {name}"):
-            value = in_time(data, self._now()) if ends else data
+            value = data if ttl is None else in_time(data, self._now() if ttl is True else ttl)
             if value is not None:
                 yield key, _decode(value)
 

@@ -5,6 +5,7 @@ Rules
 - The bytes of two keys compare as the keys: bytes before text before numbers, text by its code
   points, a tuple by its parts; a tuple comes right before those that it is the beginning of.
 - No key's bytes are the beginning of another's, but for a tuple's and its extensions'.
+- A tuple of one part has the bytes of that part: who reads has to know which of them keys are.
 
 The encoding is that of FoundationDB's tuple layer for these types.
 """
@@ -63,6 +64,15 @@ def decode(data: bytes) -> Key:
     """
     if data[:1] == b"\x02" and data.find(0) == len(data) - 1:  # a text and nothing else
         return data[1:-1].decode()
+    parts = decode_tuple(data)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def decode_tuple(data: bytes) -> tuple[Any, ...]:
+    """The key of these bytes where keys are tuples: one part is a tuple of one.
+
+    Raises ValueError where they are no key's.
+    """
     parts: list[Any] = []
     at = 0
     while at < len(data):
@@ -89,4 +99,4 @@ def decode(data: bytes) -> Key:
             raise ValueError(f"{data!r} is no key: {tag:#x} at {at}")
     if not parts:
         raise ValueError("no bytes are no key")
-    return parts[0] if len(parts) == 1 else tuple(parts)
+    return tuple(parts)

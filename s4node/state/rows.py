@@ -92,9 +92,10 @@ class Changes:
         self._dirty[row] = value
         self.bytes += len(row) + (len(value) if value is not None else 0)
 
-    def drop(self, row: bytes) -> None:
-        """A row is gone, unless it has been changed by now; in one step, for there are threads."""
-        self._dirty.setdefault(row, None)
+    def fill(self, row: bytes, value: bytes | None) -> None:
+        """As put, unless the row has been changed by now; in one step, for there are threads."""
+        self._dirty.setdefault(row, value)
+        self.bytes += len(row) + (len(value) if value is not None else 0)
 
     def find(self, row: bytes, unchanged: object) -> object:
         """The row's value or None; ``unchanged`` where the database knows."""

@@ -336,7 +336,11 @@ class Shipment:
         return much and not self.uploading
 
     def upload(self, folder: Path, last: Batch) -> None:
-        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits go on."""
+        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits go on.
+
+        It may take longer than the task is ours. That is no error here, for it may have been handed
+        over in order; who writes it still is told at the next commit.
+        """
         try:
             with self._depot.told():
                 self._look()
@@ -345,6 +349,9 @@ class Shipment:
             self._since -= since
             self._since_bytes -= since_bytes
             self._sweep()
+        except TaskFenced:
+            log.info("a checkpoint is not shipped, for another container has the task by now",
+                     place=self.url)  # fmt: skip
         except StateError as error:
             log.warning("a checkpoint could not be shipped; it is tried again with the next",
                         place=self.url, reason=str(error))  # fmt: skip

@@ -8,6 +8,9 @@ Rules
 - Values are what msgspec encodes, of the declared type. None is no value: delete the key instead.
 - Safe from all threads in which the task's own methods run.
 - With a time to live, what was put that long ago is gone, whether or not it was read since.
+- A row says itself whether it ends: so a store may be given a time to live, and what was put before
+  gets it as the store is looked through. Where it is taken away, what is over by then stays gone,
+  and nothing else goes.
 """
 
 from __future__ import annotations
@@ -30,15 +33,20 @@ K = TypeVar("K", bound=Key)
 V = TypeVar("V")
 
 _EXPIRY = struct.Struct(">Q")
+_NO_EXPIRY = 1 << 56  # a value that begins as smaller numbers do, with 0, is the one byte of a 0
+_LONGEST = 1e12  # seconds to live, which keeps the time of an end below that
 _MISSING = object()
 
 
-def in_time(data: bytes, now: float) -> memoryview | None:
-    """The value in a row of a store with a time to live, which has the time at which it ends
-    before it; None where that is over at ``now`` (Unix time)."""
-    if _EXPIRY.unpack_from(data)[0] <= now * 1000:
-        return None
-    return memoryview(data)[_EXPIRY.size :]
+def in_time(data: bytes, now: float) -> bytes | memoryview | None:
+    """The value in a row, which may have the time at which it ends before it; None where that is
+    over at ``now`` (Unix time). It is ``data`` itself if the row has no end."""
+    if len(data) <= _EXPIRY.size:
+        return data
+    ends: int = _EXPIRY.unpack_from(data)[0]
+    if ends >= _NO_EXPIRY:
+        return data
+    return None if ends <= now * 1000 else memoryview(data)[_EXPIRY.size :]
 
 
 class Rows(Protocol):
@@ -62,7 +70,10 @@ class Rows(Protocol):
 
 
 class KeyValueStore(Generic[K, V]):
-    """One store of one task. ``groups`` are the key groups of the task."""
+    """One store of one task. ``groups`` are the key groups of the task.
+
+    ``ended`` is when the time to live was taken away (Unix time), where the store had one once.
+    """
 
     def __init__(
         self,
@@ -73,6 +84,7 @@ class KeyValueStore(Generic[K, V]):
         hasher: Hasher,
         groups: range = range(KEY_GROUPS),
         now: Callable[[], float] = time.time,
+        ended: float | None = None,
     ) -> None:
         self.spec = spec
         self._table = table
@@ -83,8 +95,16 @@ class KeyValueStore(Generic[K, V]):
         self._now = now
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
-        self._ttl_ms = int(spec.ttl * 1000)
+        self._ttl_ms = max(1, int(min(spec.ttl, _LONGEST) * 1000)) if spec.ttl else 0
+        # the time at which rows have to end to be over; None where no row has an end
+        self._over: Callable[[], float] | None = None
+        if spec.ttl:
+            self._over = now
+        elif ended is not None:
+            self._over = lambda: ended
         self._key: type = get_origin(spec.key) or spec.key
+        decode_key = ordered.decode_tuple if self._key is tuple else ordered.decode
+        self._key_of: Callable[[bytes], K] = decode_key  # type: ignore[assignment]
         self._row: Callable[[K], bytes] = self._any_row
         if self._key is str:
             self._row = with_text_rows(self._any_row, table, hasher)
@@ -95,15 +115,13 @@ class KeyValueStore(Generic[K, V]):
         data: Any = self._changes.find(row, _MISSING)
         if data is _MISSING:
             data = self._rows.get(row)
-        if data is None:
-            return default
         value = self._value(data)
         return default if value is None else value
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """The values of those keys that have one, in one reading."""
         row_of = self._row
-        value_of = self._value if self._ttl_ms else self._decode
+        value_of = self._decode if self._over is None else self._value
         rows = {key: row_of(key) for key in keys}
         found = self._found(list(rows.values()))
         try:
@@ -165,21 +183,29 @@ class KeyValueStore(Generic[K, V]):
     def __contains__(self, key: K) -> bool:
         return self.get(key) is not None
 
+    @property
+    def expires(self) -> bool:
+        """Whether some rows may be over their time."""
+        return self._over is not None
+
     def expire(self, limit: int, start: bytes = b"") -> bytes:
-        """Delete what is over its time among the next ``limit`` rows.
+        """Delete what is over its time among the next ``limit`` rows; what was put before there
+        was a time to live begins it now.
 
         Returns where to go on, or no bytes when all have been looked at.
         """
-        now = int(self._now() * 1000)
+        assert self._over is not None, "rows have no end"
+        over = self._over()
+        end_now = _EXPIRY.pack(int(over * 1000) + self._ttl_ms)
         for group in self._filled():
             begin, end = prefix(group, self._table), prefix(group, self._table + 1)
             if end <= start:
                 continue
             for row, data in self._rows.scan(max(begin, start), end):
-                if _EXPIRY.unpack_from(data)[0] <= now and (
-                    self._changes.find(row, _MISSING) is _MISSING
-                ):
-                    self._changes.drop(row)
+                value = in_time(data, over)
+                endless = value is data and self._ttl_ms
+                if (value is None or endless) and self._changes.find(row, _MISSING) is _MISSING:
+                    self._changes.fill(row, end_now + data if endless else None)
                 limit -= 1
                 if limit <= 0:
                     return row + b"\x00"
@@ -218,7 +244,7 @@ class KeyValueStore(Generic[K, V]):
     def _value(self, data: Any) -> V | None:
         if data is None:
             return None
-        if self._ttl_ms and (data := in_time(data, self._now())) is None:
+        if self._over is not None and (data := in_time(data, self._over())) is None:
             return None
         try:
             return self._decode(data)
@@ -239,7 +265,7 @@ class KeyValueStore(Generic[K, V]):
             value = self._value(data)
             if value is not None:
                 encoded = row[PREFIX_BYTES:]
-                yield encoded, ordered.decode(encoded), value  # type: ignore[misc]
+                yield encoded, self._key_of(encoded), value
 
     def _filled(self) -> Iterator[int]:
         """The groups that may hold rows of the store, in order."""

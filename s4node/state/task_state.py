@@ -81,7 +81,7 @@ class TaskState:
         self.changes = Changes()
         self._hasher = hasher
         self._groups = groups
-        self._now = now
+        self.now = now
         self.tables = {
             row[len(task_row(META, _TABLE)) :].decode(): _decode(value)
             for row, value in self._task_rows(META)
@@ -94,9 +94,7 @@ class TaskState:
 
     def reloaded(self) -> TaskState:
         """The state as of the last commit, in place of this one; the same owner writes it."""
-        return TaskState(
-            self.database, self._hasher, self._groups, self._now, self.fence, self.ship
-        )
+        return TaskState(self.database, self._hasher, self._groups, self.now, self.fence, self.ship)
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
@@ -110,8 +108,6 @@ class TaskState:
     def store(self, spec: StoreSpec[Any, Any]) -> KeyValueStore[Any, Any]:
         """The task's store of this declaration."""
         if spec.name not in self.stores:
-            if spec.ttl and not self.meta(f"ttl of {spec.name}"):
-                self.set_meta(f"ttl of {spec.name}", True)
             self.stores[spec.name] = KeyValueStore(
                 spec,
                 self.table(f"store {spec.name}"),
@@ -119,9 +115,23 @@ class TaskState:
                 self.changes,
                 self._hasher,
                 self._groups,
-                self._now,
+                self.now,
+                self._ended(spec),
             )
         return self.stores[spec.name]
+
+    def _ended(self, spec: StoreSpec[Any, Any]) -> float | None:
+        """Note whether a store has a time to live; when it was taken away, if it had one."""
+        fact = f"ttl of {spec.name}"
+        known = self.meta(fact)
+        if spec.ttl:
+            if known is not True:
+                self.set_meta(fact, True)
+            return None
+        if known is True:
+            known = self.now()
+            self.set_meta(fact, known)
+        return known  # type: ignore[no-any-return]
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
         """Where the instances of a prototype are kept."""

@@ -68,7 +68,6 @@ class EmbeddedLog:
         self._link = ReaderLink(address, self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._readers: set[_Reader] = set()
-        self._runs = False
         self._me = f"{name}-{secrets.token_hex(6)}"
         self._last = 0
         self._numbers: dict[tuple[str, int], int] = {}
@@ -77,11 +76,9 @@ class EmbeddedLog:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; readers end with it."""
-        self._runs = True
         try:
             await self._link.run(task_status)
         finally:
-            self._runs = False
             for reader in list(self._readers):
                 reader.end()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from s4node import Event
 from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
-from s4node.comm.dispatches import Dispatches, ways_of
+from s4node.comm.dispatches import Dispatches, life_of, ways_of
 from s4node.comm.outbox import Outbox
 from s4node.errors import StateError
 from s4node.schema import EventType
@@ -62,7 +62,12 @@ class Life:
     """A task's process, from a start to a crash."""
 
     def __init__(
-        self, database: Database, frame: int = 4, cls: type = Click, partitions: int = PARTITIONS
+        self,
+        database: Database,
+        frame: int = 4,
+        cls: type = Click,
+        partitions: int = PARTITIONS,
+        life: str = "",
     ) -> None:
         self.database = database
         self.changes = Changes()
@@ -71,9 +76,11 @@ class Life:
         if partitions:
             outbox.open_lanes(partitions, wire.ROUTED)
         self.outbox = outbox
-        self.dispatches = Dispatches(outbox, self.changes, "digits", read=database.rows.get)
         rows = ways_of(database.outbox)
         assert rows.keys() <= {"digits"}
+        self.dispatches = Dispatches(
+            outbox, self.changes, "digits", read=database.rows.get, life=life
+        )
         self.own = self.dispatches.restore(rows.get("digits", ()))
         self.leg = outbox.leg(ADDRESS)
         outbox.assign([ADDRESS] * PARTITIONS, 0)
@@ -348,6 +355,36 @@ def test_going_back_forgets_what_no_commit_holds() -> None:
     assert not [key for key, _ in life.database.outbox if key[:1] in b"fo"]
 
 
+def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> None:
+    """Whose rows a commit was to have removed, which was not written."""
+    database = Database()
+    before = Life(database, partitions=0, life="a")
+    before.dispatches.send([Click(n) for n in range(9)])
+    Receiver().open(before)
+    before.commit()
+    assert life_of(database.outbox) == "a"
+    rows = ways_of(database.outbox)["digits"]
+    database.rows.clear()
+    life = Life(database, partitions=0, life="b")
+    life.dispatches.send([Click(0)])
+    life.changes = Changes()
+    assert life.dispatches.go_back(life.changes, rows) == []
+    assert life.dispatches.idle
+    life.dispatches.send([Click(20), Click(21)])
+    receiver = Receiver()
+    receiver.open(life)
+    database.rows.update((task_row(OUTBOX, key), value) for key, value in rows)
+    life.commit()
+    assert life_of(database.outbox) == "b"
+    receiver.receive(life)
+    assert sorted(n for taken in receiver.taken for n in taken) == [20, 21]
+    again = Life(database, partitions=0, life="b")
+    assert sum(lane.next_number for lane in again.outbox.lanes) == 2
+    for row in again.dispatches.rows():
+        database.rows.pop(row, None)
+    assert not database.outbox
+
+
 def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
     life = Life(Database())
     life.leg.hello()
@@ -387,6 +424,27 @@ def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_ther
     receiver.commit(life)
     life.commit()
     assert Life(database).outbox.declarations == (newer,)
+
+
+def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_too() -> None:
+    database, receiver = Database(), Receiver()
+    before = Life(database, cls=Older)
+    before.dispatches.put(0, [Older(n) for n in range(3)])
+    before.dispatches.spill([Older(7)])
+    before.commit()
+    older, newer = EventType(Older).declaration, EventType(Click).declaration
+    life = Life(database)
+    receiver.open(life)
+    assert set(life.outbox.declarations) == {older, newer}
+    receiver.taken[0] = [0, 1, 2]
+    receiver.commit(life)
+    life.commit()
+    life = Life(database)
+    assert life.outbox.declarations == (newer,)
+    assert life.dispatches.unspill() == [Click(7)]  # its type was not forgotten
+    life.commit()
+    Life(database).commit()
+    assert [key[:1] for key, _ in database.outbox if key[:1] == b"t"] == []
 
 
 def test_what_cannot_be_read_any_more_is_an_error_that_names_the_stream() -> None:

@@ -499,3 +499,16 @@ def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_proc
     assert node.admission.lanes["p", 0].pressing
     node.take(400, 600).done()
     assert node.ruling().limit == 1500
+
+
+def test_of_a_partition_that_is_left_nobody_is_held_back_any_more() -> None:
+    tasks = {0: False, 1: False}
+    node = Node(held=lambda partition: tasks[partition])
+    node.greet()
+    node.take(0, 400).done()
+    node.commit()
+    tasks[0] = True
+    assert node.ruling().limit == 512
+    node.admission.leave(0)
+    del tasks[0]
+    node.admission.released()

@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,9 +93,21 @@ def test_put_overwrites_until_the_event_is_sent() -> None:
 def test_an_event_that_came_in_is_frozen_and_takes_its_attributes_over() -> None:
     attributes = {"name": "joe"}
     event = GenericEvent.of(attributes)
-    assert event.attributes is attributes
+    assert event._attributes is attributes
     with pytest.raises(EventError, match="already sent"):
         event.put("name", "ann")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_who_asks_for_all_attributes_cannot_change_the_event(frozen: bool) -> None:
+    event = GenericEvent(name="joe")
+    if frozen:
+        event.freeze()
+    mine: Any = event.attributes
+    mine["name"] = "eve"
+    mine.clear()
+    assert event.attributes == {"name": "joe"}
+    assert msgspec.json.encode(event.attributes) == b'{"name":"joe"}'
 
 
 @pytest.mark.parametrize(

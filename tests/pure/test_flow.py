@@ -34,9 +34,6 @@ def app_with(cls: type[ProcessingElement], configure: Callable[[Any, Stream], No
     return app
 
 
-def leaves_alone(pe: Any, out: Stream) -> None: ...
-
-
 # --- where a stream may be held ------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ class State(NamedTuple):
     ended: bool | None  # all inputs have ended, and nobody was told
     draining: bool | None
     uncommitted: bool | None
+    closing: bool | None  # the commit that is due is for events that are waiting, or in flight
 
 
 def when(**fields: object) -> State:
@@ -38,21 +39,26 @@ def when(**fields: object) -> State:
 
 
 CALM = {"running": False, "committing": False, "commit_due": False, "window_due": False,
-        "timer_due": False}  # fmt: skip
+        "timer_due": False, "closing": False}  # fmt: skip
+DUE = {"running": False, "commit_due": True, "closing": False}
+CLOSING = {**DUE, "closing": True}
 LEFT = {**CALM, "in_flight": (0,), "waiting": False, "held": False}
 RULES = [
     (when(running=True), Op.NOTHING),
-    (when(running=False, commit_due=True, committing=True), Op.NOTHING),
-    (when(running=False, commit_due=True, committing=False, in_flight=(0,)), Op.COMMIT),
+    (when(**CLOSING, committing=True, async_commit=False), Op.NOTHING),
+    (when(**CLOSING, committing=True, async_commit=True, waiting=False), Op.NOTHING),
+    (when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(2,)), Op.NOTHING),
     (
-        when(running=False, commit_due=True, committing=False, in_flight=(1, 2), async_commit=True),
-        Op.COMMIT,
+        when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(0, 1)),
+        Op.PROCESS,
     ),
-    (
-        when(running=False, commit_due=True, committing=False, in_flight=(1, 2),
-             async_commit=False),
-        Op.NOTHING,
-    ),
+    (when(**CLOSING, committing=False, waiting=False), Op.NOTHING),
+    (when(**CLOSING, committing=False, waiting=True, in_flight=(2,)), Op.NOTHING),
+    (when(**CLOSING, committing=False, waiting=True, in_flight=(0, 1)), Op.PROCESS),
+    (when(**DUE, committing=True), Op.NOTHING),
+    (when(**DUE, committing=False, in_flight=(0,)), Op.COMMIT),
+    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=True), Op.COMMIT),
+    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=False), Op.NOTHING),
     (when(running=False, commit_due=False, committing=True, async_commit=False), Op.NOTHING),
     (
         when(running=False, commit_due=False, committing=True, async_commit=True, window_due=True),
@@ -93,8 +99,9 @@ RULES = [
 ]  # fmt: skip
 STATES = [
     State(*state)
-    for state in product(FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, (0, 1, 2), *[FLAGS] * 5)
+    for state in product(FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, (0, 1, 2), *[FLAGS] * 6)
     if not (state[0] and (state[6] or state[2])) and (state[1] or not (state[2] and state[6]))
+    if state[3] or not state[12]  # none closes for no commit
 ]
 
 
@@ -125,7 +132,9 @@ def test_each_state_has_one_rule_and_the_gate_follows_it() -> None:
     assert len(STATES) > 3000
     for state in STATES:
         (op,) = [op for rule, op in RULES if fits(rule, state)]
-        found = gate_in(state).next_op(waiting=bool(state.waiting), held=bool(state.held))
+        found = gate_in(state).next_op(
+            waiting=bool(state.waiting), held=bool(state.held), closing=bool(state.closing)
+        )
         assert found is op, state
 
 

@@ -602,6 +602,19 @@ def test_a_time_trigger_fires_with_the_first_event_so_long_after_the_last_firing
     assert fired(task, "a") == ["3", "5", "6"]
 
 
+def test_until_a_trigger_has_fired_its_time_counts_from_the_first_event_of_its_type() -> None:
+    task, clock = triggered((Click, 0, 10.0))
+    task.run("clicks", Order("a"))  # makes the instance
+    clock.now += 60
+    task.run("clicks", *clicks("a", 1))
+    clock.now += 9.9
+    task.run("clicks", *clicks("a", 2))
+    assert fired(task, "a") == []
+    clock.now += 0.1
+    task.run("clicks", *clicks("a", 3))
+    assert fired(task, "a") == ["3"]
+
+
 def test_of_count_and_time_whichever_comes_first_fires_and_starts_both_anew() -> None:
     task, clock = triggered((Click, 3, 10.0))
     task.run("clicks", *clicks("a", 1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -123,6 +124,9 @@ def imports_of(path: Path, module: str, types_too: bool = False) -> list[Import]
 
 MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 IMPORTS = [found for module, path in MODULES.items() for found in imports_of(path, module)]
+WITH_TYPES = [
+    found for module, path in MODULES.items() for found in imports_of(path, module, types_too=True)
+]
 
 
 def room(module: str) -> str:
@@ -185,12 +189,7 @@ def test_errors_imports_nothing() -> None:
     ],
 )
 def test_a_library_stays_where_it_belongs(library: str, where: set[str]) -> None:
-    users = {
-        found.module
-        for module, path in MODULES.items()
-        for found in imports_of(path, module, types_too=True)
-        if found.target.split(".")[0] == library
-    }
+    users = {found.module for found in WITH_TYPES if found.target.split(".")[0] == library}
     assert {user for user in users if user not in where and room(user) not in where} == set()
 
 
@@ -266,6 +265,15 @@ def public_names() -> set[str]:
 
 
 APP_FILES = sorted(APPS.rglob("*.py")) if APPS.exists() else []
+
+
+def test_every_module_has_its_place_in_the_page_about_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## Rooms") : page.index("`tests/pure/test_imports.py` parses")]
+    named = set(re.findall(r"`([a-z_]+)/?`", table))
+    of_one_noun = {"bench", "ops", "__main__"}  # what people start: a file a command
+    modules = [module.split(".") for module in MODULES if room(module) not in of_one_noun]
+    assert {parts[-1] for parts in modules if parts[-1]} - named == set()
 
 
 @pytest.mark.parametrize("path", APP_FILES, ids=lambda path: str(path.relative_to(APPS)))

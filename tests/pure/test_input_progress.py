@@ -21,7 +21,9 @@ def progress(start: int = 0) -> InputProgress:
 
 
 def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:
-    return InputReceipt(of, first, end, EventBatch("clicks", 0, []), parts)
+    whole = InputReceipt(of, first, end, EventBatch("clicks", 0, []))
+    whole.parts = parts
+    return whole
 
 
 def test_a_batch_that_is_done_moves_the_safe_offset_behind_it() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from s4node.errors import StateError
 from s4node.keys import KEY_GROUPS, Hasher, Key, crc32, s4
-from s4node.state.ordered import decode, encode
+from s4node.state.ordered import decode, decode_tuple, encode
 from s4node.state.rows import prefix, with_text_rows
 
 parts = st.one_of(st.text(), st.binary(), st.integers(-(2**63), 2**63 - 1))
@@ -39,6 +39,11 @@ def test_the_bytes_on_disk_never_change(key: Any, data: bytes) -> None:
 @given(keys)
 def test_a_key_comes_back_as_it_was(key: Any) -> None:
     assert decode(encode(key)) == key
+
+
+@given(st.lists(parts, min_size=1, max_size=3).map(tuple))
+def test_a_tuple_comes_back_as_one_whatever_its_length(key: Any) -> None:
+    assert decode_tuple(encode(key)) == key
 
 
 @given(keys, keys)

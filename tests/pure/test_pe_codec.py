@@ -163,3 +163,19 @@ def test_a_type_that_cannot_be_saved_is_refused_at_the_start() -> None:
 
     with pytest.raises(GraphError, match=r"attribute lock is <class 'complex'>"):
         ElementCodec(Bad)
+
+
+@pytest.mark.parametrize("name", ["version", "_version", "row", "i", "encode", "at_0", "at_1"])
+def test_an_attribute_may_have_any_name(name: str) -> None:
+    body = {
+        "__module__": __name__,
+        "__annotations__": {name: int, "total": int},
+        name: 0,
+        "total": 0,
+        "on_event": Old.on_event,
+    }
+    cls = type(ProcessingElement)("Named", (ProcessingElement,), body)
+    codec = ElementCodec(cls)
+    saved, restored = instance(cls, **{name: 7, "total": 99}), instance(cls)
+    codec.restore(restored, codec.encode(saved))
+    assert (getattr(restored, name), restored.total) == (7, 99)

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from s4node.container.flights import Flights
 from s4node.container.gate import Op
+from s4node.container.isolation import Isolation
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked, Requests
 from s4node.container.stream_task import StreamTaskProcessor
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
-from s4node.event import Event
+from s4node.event import Event, EventBatch
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Stage
 from s4node.progress.input_progress import InputProgress, InputReceipt
+from s4node.progress.suspects import Suspect
+from s4node.state.rows import Changes
 from s4node.systems.system import InputBatch, SystemStreamPartition
 from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
 
@@ -50,16 +54,37 @@ class Held:
         self.windows += 1
 
 
+class Nothing:
+    """The state of a task that has no stores."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self.stores: dict[str, Any] = {}
+        self.instances: dict[str, Any] = {}
+
+
 class Machine:
-    """One task, two inputs, and what becomes of them."""
+    """One task, two inputs, and what becomes of them. It puts on a stream if its commits are
+    ``whole``; its windows last until they are ended if they are ``slow``."""
 
     def __init__(
-        self, *, by_key: bool, concurrency: int, async_commit: bool, prompt: float = 0.0
+        self,
+        *,
+        by_key: bool,
+        concurrency: int,
+        async_commit: bool,
+        prompt: float = 0.0,
+        whole: bool = False,
+        slow: bool = False,
     ) -> None:
         app = TaskApp("machine", Held, inputs=["log.clicks", "log.views"])
         for ssp in SSPS:
             stream = app.create_input_stream(ssp.stream, types=Click, key="user")
             stream.system = ssp.system
+        if whole:
+            app.create_output_stream("out", types=Click)
+        self.whole, self.slow = whole, slow
+        self.in_window = False
         self.now = 0.0
         chosen = TaskSettings(
             concurrency, by_key, window=10.0, commit=35.0, prompt=prompt, async_commit=async_commit,
@@ -76,6 +101,7 @@ class Machine:
             stages={ssp.stream: Stage(1000) for ssp in SSPS},
             clock=lambda: self.now,
             deliver=lambda *_: None,
+            held=set(),
             processor=self.processor,
             settings=chosen,
         )
@@ -92,6 +118,7 @@ class Machine:
         for ssp in SSPS:
             self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
         self.task.on_commit = self._commit
+        self.task.keep(Nothing(), 1 << 20)  # type: ignore[arg-type]
         with pytest.raises(StopIteration):  # it has nothing to wait for
             self.task.start().send(None)
 
@@ -106,6 +133,8 @@ class Machine:
         for ssp, upto in zip(SSPS, safe, strict=True):
             for offset in range(upto):
                 assert (ssp.stream, offset) in self.ended  # covers only what is done
+        if self.whole and not task.gate.async_commit:
+            assert sum(safe) == len(self.ended)  # and all of it
         self.commits.append(safe)
 
     # -- moves
@@ -150,14 +179,22 @@ class Machine:
             assert task.flights is not None
             self.processor.begin_one(flight, task.flights)
         else:
-            task.begin(op, Mode.LOOP)
-            task.finish(op, task.run(op, 100))
+            self.in_window = op is Op.WINDOW and self.slow
+            task.begin(op, Mode.AWAIT if self.in_window else Mode.LOOP)
+            if not self.in_window:
+                task.finish(op, task.run(op, 100))
         self.check()
         return True
+
+    def end_window(self) -> None:
+        if self.in_window:
+            self.in_window = False
+            self.task.finish(Op.WINDOW, self.task.run(Op.WINDOW, 100))
 
     def check(self) -> None:
         gate = self.task.gate
         gate.validate()
+        assert not (self.in_window and self.user.open)  # a window is alone
         assert len(self.user.open) <= gate.max_concurrency
         for which, ssp in enumerate(SSPS):
             safe = self.progress[which].safe
@@ -170,22 +207,29 @@ class Machine:
         while self.step():
             pass
 
+    def finish(self) -> None:
+        """End all that is under way, and what comes of that."""
+        self.settle()
+        while self.user.open or self.in_window:
+            self.end_window()
+            self.end(0, "done")
+            self.settle()
 
-MOVES = st.lists(
-    st.one_of(
-        st.tuples(st.just("offer"), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=6)),
-        st.tuples(
-            st.just("end"),
-            st.integers(0, 20),
-            st.sampled_from(["done", "done", "done", "ignored", "commit", "shutdown"]),
-        ),
-        st.tuples(st.just("time"), st.integers(1, 40), st.none()),
-        st.tuples(st.just("step"), st.none(), st.none()),
-        st.tuples(st.just("settle"), st.none(), st.none()),
-        st.tuples(st.just("ask"), st.none(), st.none()),
+
+MOVE = st.one_of(
+    st.tuples(st.just("offer"), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=6)),
+    st.tuples(
+        st.just("end"),
+        st.integers(0, 20),
+        st.sampled_from(["done", "done", "done", "ignored", "commit", "shutdown"]),
     ),
-    max_size=60,
+    st.tuples(st.just("time"), st.integers(1, 40), st.none()),
+    st.tuples(st.just("step"), st.none(), st.none()),
+    st.tuples(st.just("settle"), st.none(), st.none()),
+    st.tuples(st.just("ask"), st.none(), st.none()),
+    st.tuples(st.just("end window"), st.none(), st.none()),
 )
+MOVES = st.one_of(st.lists(MOVE, max_size=8), st.lists(MOVE, min_size=15, max_size=60))
 
 
 def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
@@ -196,6 +240,7 @@ def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
         "step": lambda *_: machine.step(),
         "settle": lambda *_: machine.settle(),
         "ask": lambda *_: machine.task.want_commit(),
+        "end window": lambda *_: machine.end_window(),
     }
     for move, one, other in moves:
         if move == "time":
@@ -207,16 +252,25 @@ def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
 
 
 @settings(max_examples=300, deadline=None)
-@given(MOVES, st.booleans(), st.integers(1, 4), st.booleans())
+@given(
+    MOVES,
+    st.fixed_dictionaries(
+        {
+            "by_key": st.booleans(),
+            "concurrency": st.integers(1, 4),
+            "async_commit": st.booleans(),
+            "whole": st.booleans(),
+            "slow": st.booleans(),
+        }
+    ),
+)
 def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
-    moves: list[tuple[Any, ...]], by_key: bool, concurrency: int, async_commit: bool
+    moves: list[tuple[Any, ...]], how: dict[str, Any]
 ) -> None:
-    machine = played(moves, by_key=by_key, concurrency=concurrency, async_commit=async_commit)
+    machine = played(moves, **how)
+    by_key = how["by_key"]
     if not machine.over:
-        machine.settle()
-        while machine.user.open:
-            machine.end(0, "done")
-            machine.settle()
+        machine.finish()
         assert [p.safe for p in machine.progress] == machine.offered  # all was processed
         for stream, count in zip(("clicks", "views"), machine.offered, strict=True):
             mine = [offset for name, offset in machine.user.began if name == stream]
@@ -233,10 +287,7 @@ def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
                     ]
                     assert mine == sorted(mine)
     machine.task.drain()
-    machine.settle()
-    while machine.user.open:
-        machine.end(0, "done")
-        machine.settle()
+    machine.finish()
     assert machine.task.next_op() is Op.DONE
     safe = tuple(progress.safe for progress in machine.progress)
     if any(safe):
@@ -276,6 +327,60 @@ def test_a_due_window_lets_nothing_begin_and_runs_when_all_has_ended() -> None:
     machine.end(0, "done")
     machine.settle()
     assert (len(machine.user.began), machine.user.windows) == (3, 1)
+
+
+def test_a_commit_that_waits_for_events_begins_none_during_a_window() -> None:
+    machine = Machine(by_key=True, concurrency=2, async_commit=False, whole=True, slow=True)
+    machine.now = 10.0
+    machine.step()
+    machine.offer(0, [0, 1, 2])
+    machine.settle()  # they are looked at
+    machine.task.want_commit()
+    machine.settle()
+    assert (machine.in_window, machine.user.began) == (True, [])
+    machine.finish()
+    assert (len(machine.user.began), machine.commits) == (3, [(3, 0)])
+
+
+@pytest.mark.parametrize("held", ["clicks", "views"])
+def test_a_batch_that_was_put_aside_is_done_when_all_of_it_has_ended(held: str) -> None:
+    flights = Flights(4, 0)
+    batches = {name: EventBatch(name, 0, [Click(0), Click(1)]) for name in ("clicks", "views")}
+    first = {name: flights.look(batch, in_order=False) for name, batch in batches.items()}
+    for name in (held, *(batches.keys() - {held})):
+        batches[name].at += 1
+        flight = flights.look(batches[name], in_order=False)
+        assert flight.load is first[name].load
+        assert flight.load.left == 2
+
+
+class Turns:
+    """Whose turn it is among tasks with suspects."""
+
+    def __init__(self) -> None:
+        self.mine = True
+
+    def may(self, _task: Task) -> bool:
+        return self.mine
+
+    def turns(self, _task: Task, *, begins: bool) -> None: ...
+
+
+def test_a_commit_that_waits_for_suspects_waits_for_their_turn() -> None:
+    machine = Machine(by_key=True, concurrency=2, async_commit=False, whole=True)
+    turns = Turns()
+    isolation = machine.task.isolation = Isolation(machine.task, turns)  # type: ignore[arg-type]
+    isolation._suspect([Suspect(str(SSPS[0]), 0, 2)])
+    machine.offer(0, [0, 1, 2])
+    machine.step()
+    machine.task.want_commit()
+    turns.mine = False
+    machine.end(0, "done")
+    machine.settle()
+    assert (len(machine.user.began), machine.commits) == (1, [])
+    turns.mine = True
+    machine.finish()
+    assert (len(machine.user.began), machine.commits) == (3, [(3, 0)])
 
 
 @pytest.mark.parametrize(("prompt", "commits"), [(1.0, 2), (0.0, 1)])

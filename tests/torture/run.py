@@ -43,6 +43,9 @@ DEEDS = ("stop", "add", "cut", "cut", "cut client", "move client")
 DEADLY = ("kill", "kill", "pause", "freeze")
 MOST = {"first": 4, "second": 3}
 
+HEARD_SECONDS = 1.0
+"""Who has run for so long is known to clients."""
+
 
 class Member:
     """A container process."""
@@ -51,6 +54,7 @@ class Member:
         self.name, self.app, self.process = name, app, process
         self.address = ""
         self.state = "starting"  # running, stopping, paused, dead, over
+        self.since = 0.0  # when it began to run
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -184,7 +188,7 @@ class Torture:
                 self.complaints.append(f"{name} does not start")
             return
         if member.state == "starting":
-            member.state = "running"
+            member.state, member.since = "running", trio.current_time()
             self.log(f"{name} runs at {member.address}")
 
     def _environment_of(self, name: str) -> dict[str, str]:
@@ -239,7 +243,9 @@ class Torture:
             deed = self._chance.choice(self._deeds)
             app = self._chance.choice(["first", "first", "second"])
             victim = self._one(app)  # there is always one
-            spare = len(self._in("running", app)) > 1
+            others = [m for m in self._in("running", app) if m is not victim]
+            heard_of = trio.current_time() - HEARD_SECONDS  # clients know no node but by another
+            spare = any(member.since <= heard_of for member in others)
             if deed == "add" or (deed in ("stop", "kill", "freeze", "pause") and not spare):
                 living = [m for m in self.members.values() if m.app == app and m.state != "over"]
                 if len(living) < MOST[app]:

@@ -1,0 +1,160 @@
+"""What is kept of a PE beside its state: what its triggers have counted, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from s4node import App, Event, ProcessingElement
+from s4node.container.elements import Elements
+from s4node.event import EventBatch
+
+
+class Click(Event):
+    user: str
+
+
+class Other(Click):
+    pass
+
+
+class Fires(ProcessingElement):
+    fired: int = 0
+
+    def on_event(self, event: Click) -> None: ...
+
+    def on_trigger(self, event: Click) -> None:
+        self.fired += 1
+
+
+class Memory:
+    """What a task keeps: rows by key, of one PE."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, bytes] = {}
+        self.unix = 1_700_000_000.0
+        self.stored = True
+        self.mark = object()
+
+    def now(self) -> float:
+        return self.unix
+
+    def meta(self, _name: str) -> None: ...
+
+    def set_meta(self, _name: str, _value: Any) -> None: ...
+
+    def store(self, _spec: Any) -> None: ...
+
+    def saved(self, _name: str, live: Any, codec: Any) -> Memory:
+        self.live, self.codec = live, codec
+        return self
+
+    def find(self, keys: Iterable[Any]) -> dict[Any, bytes]:
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+    def touch(self, _keys: Iterable[Any]) -> None: ...
+
+    def touch_one(self, _instance: Any) -> None: ...
+
+    def forget(self, key: Any) -> None:
+        self.rows.pop(key, None)
+
+    def evict(self, key: Any) -> None:
+        self.rows[key] = self.codec.encode(self.live[key])
+
+
+class Life:
+    """A task with one PE that has a trigger, from its start on."""
+
+    def __init__(self, memory: Memory, clock: float = 50.0) -> None:
+        app = App("life")
+        pe = app.create_pe(Fires)
+        pe.set_trigger(Click, events=5, seconds=10)
+        pe.set_pe_cache(max_size=1)
+        app.create_input_stream("clicks", pe, key="user", types=[Click, Other])
+        app.freeze()
+        self.memory, self.clock = memory, clock
+        self.elements = Elements(app, 0, lambda: self.clock)
+        self.elements.keep(memory)
+        self.instances = self.elements.instances["Fires"]
+
+    def send(self, *users: str) -> None:
+        events = [Click(user) for user in users]
+        self.elements.process(EventBatch("clicks", 0, events), events)
+
+    def evict(self, user: str) -> None:
+        """Something else takes the place of the instance in memory."""
+        self.send(f"not {user}")
+        self.instances.trim()
+        assert user not in self.instances
+
+    def fired(self, user: str) -> int:
+        """How often the key's trigger has; it is in memory."""
+        return self.instances.get(user).fired  # type: ignore[union-attr]
+
+    def wait(self, seconds: float) -> None:
+        self.clock += seconds
+        self.memory.unix += seconds
+
+
+ROW_BEFORE = b"\x82\xa5state\xc4\x03\x92\x00\x02\xa6counts\x91\x92\x03\xcb@\x20" + bytes(6)
+"""Fired twice, three events and 8 seconds ago, as it was kept until there were Unix times."""
+
+
+def test_rows_that_say_how_long_ago_a_trigger_fired_are_read() -> None:
+    memory = Memory()
+    memory.rows["joe"] = ROW_BEFORE
+    assert msgspec.msgpack.decode(ROW_BEFORE) == {"state": b"\x92\x00\x02", "counts": [[3, 8.0]]}
+    life = Life(memory)
+    life.wait(1.9)
+    life.send("joe")
+    assert life.fired("joe") == 2
+    life.send("joe")
+    assert life.fired("joe") == 3  # at the fifth event
+    memory.rows["ann"] = ROW_BEFORE
+    life.send("ann")
+    assert life.fired("ann") == 2
+    life.wait(2.1)
+    life.send("ann")
+    assert life.fired("ann") == 3
+
+
+def test_the_bytes_on_disk_never_change() -> None:
+    life = Life(Memory())
+    life.send("joe", "joe")
+    life.wait(4)
+    life.evict("joe")
+    assert life.memory.rows["joe"] == (
+        b"\x82\xa5state\xc4\x03\x92\x00\x00\xa5fired\x91\x92\x02\xcb\x41\xd9\x54\xfc\x40" + bytes(3)
+    )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_time_passes_while_an_instance_is_not_in_memory(restarts: bool) -> None:
+    life = Life(Memory())
+    life.send("joe")
+    life.wait(4)
+    life.evict("joe")
+    life.wait(5)
+    if restarts:
+        life = Life(life.memory, clock=3.0)
+    life.send("joe")
+    assert life.fired("joe") == 0
+    life.evict("joe")
+    life.wait(1.5)
+    life.send("joe")
+    assert life.fired("joe") == 1
+
+
+def test_a_clock_that_was_set_back_makes_no_trigger_wait_longer_than_its_time() -> None:
+    life = Life(Memory())
+    life.send("joe")
+    life.evict("joe")
+    life.memory.unix -= 1_000_000
+    life.send("joe")
+    life.wait(10)
+    life.send("joe")
+    assert life.fired("joe") == 1

@@ -1,0 +1,228 @@
+"""``s4 send``, always as a real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from cli_apps import COUNTER, DIVIDE, HELLO, send
+from harness import (
+    NodeProcess,
+    environment,
+    free_port,
+    node_process,
+    proxy,
+    run_s4,
+    s4,
+    until,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with apps in it, which is not the repository's."""
+    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Path) -> None:
+    lines = (
+        b'{"user": "ann", "n": 1}\n'
+        b"rubbish\n"
+        b"\n"
+        b"[1]\r\n"
+        b'{"user": "ann", "n": "two"}\n'
+        b'{"user": "ann"}\n'
+        b'{"user": "\xff\xfe", "n": 3}\n'
+        b'{"user": "ann", "n": 4} trailing\n'
+        b'{"user": "ann", "n": 5, "unknown": 1}\n'
+        b'{"n": 1, "user": ' + b"[" * 50_000 + b"\n"
+        b'  {"n": 50, "user": "ann"}  \r\n'
+        b'{"user": "ann", "n": 25}'
+    )
+    async with node_process("divide.py", cwd=folder) as node:
+        done = await send(folder, node, "clicks", lines)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        for told in (
+            "line 2 is no JSON object: ",
+            "line 4 is no JSON object: ",
+            "line 8 is no JSON object: ",
+            "line 10 is no JSON object: ",
+            "Click does not decode: Expected `int`, got `str` - at `$.n`",
+            "Click does not decode: Object missing required field `n`",
+            "Click does not decode: Object contains unknown field `unknown`",
+        ):
+            assert told in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "clicks: 3 admitted" in done.stderr.splitlines()[-1]
+        await until(lambda: node.stdout == ["100", "2", "4"])
+
+
+async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
+    async with node_process("divide.py", cwd=folder) as node:
+        lines = '{"user": "ann", "n": 1}\nrubbish\n{"user": "ann"}\n'
+        done = await send(folder, node, "clicks", lines, "--json")
+        assert done.returncode == 1
+        assert json.loads(done.stdout) == {
+            "stream": "clicks",
+            "admitted": 1,
+            "shed": 0,
+            "refused": 1,
+            "unsent": 0,
+            "pending": 0,
+            "bad lines": 1,
+        }
+
+
+@asynccontextmanager
+async def piped_send(folder: Path, address: str, *options: str) -> AsyncIterator[trio.Process]:
+    """``s4 send names``, with a pipe for its input and its outputs."""
+    process = await trio.lowlevel.open_process(
+        s4("send", "names", "--to", address, *options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with process.stdin, process.stdout, process.stderr:
+        with trio.fail_after(10):
+            yield process
+
+
+async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
+    assert pipe is not None
+    return b"".join([chunk async for chunk in pipe]).decode()
+
+
+async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
+    async with (
+        node_process("hello.py", cwd=folder) as node,
+        proxy(node.address) as between,
+        piped_send(folder, between.address, "--json") as process,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        await process.stdin.send_all(b'{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["Hello joe!"])
+        between.cut()
+        said = b""
+        while b"\n" not in said:
+            said += await process.stderr.receive_some()
+        await process.stdin.send_all(b'{"name": "ann"}\n')
+        await process.stdin.aclose()
+        outcome = await everything(process.stdout)
+        assert await process.wait() == 0
+    assert json.loads(said)["event"] == "connection lost; dialling again"
+    assert json.loads(outcome)["admitted"] == 2
+
+
+async def test_nothing_to_send_is_no_failure(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        done = await send(folder, node, "names", "")
+        assert (done.returncode, done.stderr) == (0, "names: nothing sent\n")
+
+
+async def test_sending_to_a_stream_that_is_none_names_those_that_are(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        done = await send(folder, node, "nams", '{"name": "joe"}\n')
+        assert done.returncode == 1
+        assert "no input stream 'nams'; its input streams: names" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+async def test_sending_to_nobody_is_told_in_time(folder: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = ("send", "names", "--to", address, "--timeout", "0.3")
+    done = await run_s4(*command, cwd=folder, stdin=b'{"name": "joe"}\n')
+    assert done.returncode == 1
+    assert f"{address}: no answer within 0.3 s; is the node running?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
+    done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "s4: 'nonsense' is no address; write tcp://host:port\n"
+
+
+HOLDING = """\
+import trio
+from s4node import App, ProcessingElement
+class Hold(ProcessingElement):
+    async def on_event(self, event):
+        print(event.name)
+        await trio.sleep_forever()
+app = App("holding")
+app.create_input_stream("names", app.create_pe(Hold), key="name")
+"""
+
+
+@asynccontextmanager
+async def sending(folder: Path, node: NodeProcess, *options: str) -> AsyncIterator[trio.Process]:
+    """``s4 send`` with two events under way, and input that goes on."""
+    async with piped_send(folder, node.address, *options) as process:
+        assert process.stdin is not None
+        await process.stdin.send_all(b'{"name": "joe"}\n{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["joe"])
+        yield process
+
+
+async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path) -> None:
+    (folder / "holding.py").write_text(HOLDING)
+    async with node_process("holding.py", cwd=folder) as node, sending(folder, node) as process:
+        process.send_signal(signal.SIGINT)
+        assert await everything(process.stdout) == ""
+        assert await everything(process.stderr) == "names: 2 pending\n"
+        assert await process.wait() == 130
+
+
+async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:
+    (folder / "holding.py").write_text(HOLDING)
+    options = ("--json", "--timeout", "0.3")
+    async with (
+        node_process("holding.py", cwd=folder) as node,
+        sending(folder, node, *options) as process,
+    ):
+        await node.kill()
+        assert process.stdin is not None
+        await process.stdin.aclose()
+        assert await process.wait() == 1
+        outcome = json.loads((await everything(process.stdout)).splitlines()[-1])
+        assert (outcome["stream"], outcome["admitted"], outcome["pending"]) == ("names", 0, 2)
+        last = (await everything(process.stderr)).splitlines()[-1]
+        assert last.endswith("2 events have no verdict. Send again what is pending when it runs")
+
+
+async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:
+    async with node_process("hello.py", cwd=folder) as node:
+        process = await trio.lowlevel.open_process(
+            s4("send", "names", "--to", node.address),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=folder,
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        await process.stdin.send_all(b'{"name": "joe"}\n')
+        await until(lambda: node.stdout == ["Hello joe!"])
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(10):
+            assert await process.wait() == 130
+        assert b"Traceback" not in await process.stderr.receive_some()
+        await process.stdin.aclose()
+        await process.stderr.aclose()

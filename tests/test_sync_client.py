@@ -1,0 +1,323 @@
+"""The synchronous client, against running nodes with real sockets."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from harness import (
+    DEADLINE,
+    environment,
+    free_port,
+    in_thread,
+    node_process,
+    running,
+    together,
+    until,
+)
+from noted import LARGE, MOST, SMALL, Buy, Click, Noted, clicks
+
+from s4node import Client, GenericEvent, SyncClient
+from s4node.errors import ConfigError, ConnectionRefused, EventError, StageBroken, StageClosed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
+    noted = Noted()
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                assert stream.partitions == 1
+                for n in range(3000):
+                    stream.send(Click("ann", n))
+                stream.send_many(clicks(2000, 3000))
+                for n in range(5000, 5003):
+                    stream.send(Click("ann", n))
+                assert stream.flush() == []
+                assert stream.counts["admitted"] == 5003
+                stream.send(Click("ann", 5003))
+
+        await in_thread(work)
+    assert noted.numbers == list(range(5004))
+
+
+async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other() -> None:
+    noted = Noted()
+    async with running(noted.app, partitions=2) as node:
+
+        def work(user: str) -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                for n in range(4000):
+                    stream.send(Click(user, n))
+
+        await together(
+            lambda: in_thread(lambda: work("ann")), lambda: in_thread(lambda: work("bob"))
+        )
+    for user in ("ann", "bob"):
+        assert [event.n for event in noted.seen if event.user == user] == list(range(4000))
+
+
+async def test_the_sync_client_returns_refusals() -> None:
+    noted = Noted(key=lambda event: event.user if event.n % 2 else None)
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                stream.send_many(clicks(10))
+                refused = client.flush()
+                assert [r.number for r in refused] == [0, 2, 4, 6, 8]
+                assert "the KeyFinder returned nothing" in refused[0].reason
+
+        await in_thread(work)
+
+
+async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_waits() -> None:
+    noted = Noted()
+    noted.hold()
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                client.stream("clicks").send_many(clicks(10))
+                raise ZeroDivisionError
+
+        before = threading.active_count()
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(work)
+        await until(lambda: threading.active_count() <= before)
+        noted.release.set()
+
+
+async def test_what_is_no_event_is_an_error_in_the_line_that_sends_it() -> None:
+    noted = Noted()
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                stream.send(Click("ann", 1))
+                with pytest.raises(EventError, match="is not an event type"):
+                    stream.send("text")
+                with pytest.raises(EventError, match="is not an event type"):
+                    stream.send_many([Click("ann", 99), "text"])
+                stream.send(Click("ann", 2))
+
+        await in_thread(work)
+    assert noted.numbers == [1, 2]
+
+
+async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() -> None:
+    noted = Noted()
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                stream.send(Click("ann", 1))
+                stream.send(Buy("ann", 5))
+                (refused,) = stream.flush()
+                assert refused.reason.startswith("stream 'clicks' takes Click, not 'Buy'")
+                stream.send(Buy("ann", 6))
+                stream.send(Click("ann", 2))
+                (refused,) = stream.flush()
+                assert refused.reason.startswith("stream 'clicks' takes Click, not 'Buy'")
+
+        await in_thread(work)
+    assert noted.numbers == [1, 2]
+
+
+async def test_envelopes_stay_within_what_the_node_reads() -> None:
+    noted = Noted()
+    small = {"s4.listener.maxEnvelopeBytes": "2048"}
+    async with running(noted.app, small) as node, Client(node.address) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many(clicks(20_000))
+        await stream.send(Click("x" * 3000, 20_000))
+        (refused,) = await stream.flush()
+        assert "over the node's limit of 1024" in refused.reason
+        assert node.statistics().peers["connections"] == 1
+    assert noted.numbers == list(range(20_000))
+
+
+async def test_the_sync_client_freezes_a_generic_event_in_the_line_that_sends_it() -> None:
+    noted = Noted(types=GenericEvent)
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                for n in range(200):
+                    event = GenericEvent(user="ann", n=n)
+                    stream.send(event)
+                    with pytest.raises(EventError, match="already sent"):
+                        event.put("n", -1)
+
+        await in_thread(work)
+    assert noted.numbers == list(range(200))
+
+
+@pytest.mark.parametrize("way", ["send", "send_many"])
+async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
+    noted = Noted()
+    noted.hold()
+    sent = 0
+    async with running(noted.app, SMALL) as node, trio.open_nursery() as nursery:
+
+        def work() -> None:
+            nonlocal sent
+            with SyncClient(node.address, queue_size=500) as client:
+                stream = client.stream("clicks")
+                for n in range(0, 10_000, 10):
+                    if way == "send":
+                        for more in range(10):
+                            stream.send(Click("ann", n + more))
+                    else:
+                        stream.send_many(clicks(10, n))
+                    sent = n + 10
+                    threading.Event().wait(0.0001)  # slow enough for the client's thread
+
+        nursery.start_soon(in_thread, work)
+        await until(lambda: sent >= 500)
+        last, since = -1, trio.current_time()
+        while trio.current_time() - since < 0.5:  # until it has stood still for a while
+            if sent != last:
+                last, since = sent, trio.current_time()
+            await trio.sleep(0.01)
+        assert sent < 2000
+        noted.release.set()
+    assert noted.numbers == list(range(10_000))
+
+
+async def test_the_sync_client_waits_when_large_events_take_too_much_memory() -> None:
+    noted = Noted(key="n")
+    noted.hold()
+    sent = 0
+    async with running(noted.app) as node:
+
+        def work() -> None:
+            nonlocal sent
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                for _ in range(1000):
+                    stream.send(Click(LARGE, sent))
+                    sent += 1
+                assert stream.flush() == []
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, work)
+            await until(lambda: sent > MOST - 100)
+            before = -1
+            while sent != before:  # until it waits
+                before = sent
+                await trio.sleep(0.2)
+            assert MOST - 100 < sent < MOST + 22  # so many are handed over at a time
+            noted.release.set()
+    assert noted.numbers == list(range(1000))
+
+
+async def test_the_sync_client_is_told_in_time_that_there_is_no_node() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def work() -> None:
+        with SyncClient(address, timeout=0.3) as client:
+            client.stream("clicks")
+
+    with trio.fail_after(DEADLINE), pytest.raises(ConnectionRefused, match=r"within 0\.3 s"):
+        await in_thread(work)
+
+
+async def test_the_sync_client_is_left_in_time_when_its_node_has_gone() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    opened, gone = threading.Event(), threading.Event()
+    took = 0.0
+
+    def send_one() -> None:
+        nonlocal took
+        with SyncClient(address, timeout=2) as client:
+            stream = client.stream("clicks")
+            opened.set()
+            assert gone.wait(DEADLINE)
+            stream.send(Click("ann", 0))
+            took -= time.monotonic()
+
+    def work() -> None:
+        nonlocal took
+        with pytest.raises(StageBroken):
+            send_one()
+        took += time.monotonic()
+
+    with trio.fail_after(DEADLINE):
+        async with trio.open_nursery() as nursery:
+            async with running(Noted().app, address=address):
+                nursery.start_soon(in_thread, work)
+                await until(opened.is_set)
+            gone.set()
+    assert took < 3.5  # it waits once
+
+
+async def test_the_sync_client_says_plainly_that_an_address_is_none() -> None:
+    def work() -> None:
+        with SyncClient("nonsense"):
+            raise AssertionError("it must not open")
+
+    with pytest.raises(ConfigError, match="'nonsense' is no address"):
+        await in_thread(work)
+
+
+async def test_a_sync_client_outside_of_its_block_says_so() -> None:
+    async with running(Noted().app) as node:
+
+        def work() -> None:
+            client = SyncClient(node.address)
+            with pytest.raises(StageClosed, match="use it in 'with'"):
+                client.stream("clicks")
+            with client:
+                stream = client.stream("clicks")
+            with pytest.raises(StageClosed, match="use it in 'with'"):
+                stream.send(Click("ann"))
+
+        await in_thread(work)
+
+
+HELLO = """
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): print(f"Hello {event['name']}!", flush=True)
+app = App("hello")
+app.create_input_stream("names", app.create_pe(Hello), key="name")
+"""
+
+SCRIPT = """
+import sys
+from s4node import GenericEvent, SyncClient
+with SyncClient(sys.argv[1]) as client:
+    names = client.stream("names")
+    for name in ("ann", "bob"):
+        names.send(GenericEvent(name=name))
+    print(names.flush(), names.counts["admitted"])
+"""
+
+
+@pytest.mark.slow
+async def test_a_plain_script_sends_to_a_node_process(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    async with node_process("hello.py", cwd=tmp_path) as node:
+        done = await trio.run_process(
+            [sys.executable, "-c", SCRIPT, node.address],
+            capture_stdout=True,
+            capture_stderr=True,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        assert (done.stdout, done.stderr) == (b"[] 2\n", b"")
+        await until(lambda: node.stdout == ["Hello ann!", "Hello bob!"])

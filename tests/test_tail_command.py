@@ -1,0 +1,98 @@
+"""``s4 tail``, always as a real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from cli_apps import send
+from harness import (
+    free_port,
+    node_process,
+    run_s4,
+    s4_process,
+    until,
+)
+
+from s4node import Client, GenericEvent
+
+pytestmark = pytest.mark.slow
+
+
+TOTALS = """
+from s4node import App, Event, GenericEvent, ProcessingElement
+
+class Total(Event):
+    user: str
+    n: int
+
+class Sum(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: GenericEvent) -> None:
+        self.n += 1
+        totals.put(Total(event.user, self.n))
+
+app = App("sums")
+app.create_input_stream("clicks", app.create_pe(Sum), key="user")
+totals = app.create_output_stream("totals", types=Total)
+"""
+
+
+async def test_tail_prints_what_an_app_puts_on_a_stream(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS)
+    async with node_process("sums.py", cwd=tmp_path) as node:
+        tail = s4_process(
+            "tail", "totals", "--to", node.address, "--count", "3", cwd=tmp_path, ready=False
+        )
+        async with tail as tailing:
+            sent = 0
+            while tailing.process.returncode is None:  # it reads from when it has been heard on
+                done = await send(tmp_path, node, "clicks", '{"user": "joe"}\n')
+                assert done.returncode == 0
+                sent += 1
+            assert await tailing.wait() == 0
+        found = [json.loads(line) for line in tailing.stdout]
+        assert [event["user"] for event in found] == ["joe"] * 3
+        numbers = [event["n"] for event in found]
+        assert numbers == list(range(numbers[0], numbers[0] + 3))
+        assert numbers[-1] <= sent
+
+
+async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS)
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    async def click() -> None:
+        async with Client(address) as client:
+            await (await client.stream("clicks")).send(GenericEvent(user="joe"))
+
+    command = ("tail", "totals", "--to", address)
+    async with node_process("sums.py", cwd=tmp_path, listen=address) as node:
+        async with s4_process(*command, cwd=tmp_path, ready=False) as tail:
+            while not tail.stdout:  # it reads from when it has been heard on
+                await click()
+            await node.kill()
+            lost = "totals: connection lost; what comes until it is back is missing"
+            await until(lambda: tail.stderr == [lost])
+            read = len(tail.stdout)
+            async with node_process("sums.py", cwd=tmp_path, listen=address):
+                back = "totals: connected again; reading from now on"
+                await until(lambda: tail.stderr == [lost, back])
+                await click()
+                await until(lambda: len(tail.stdout) > read)
+                tail.signal(signal.SIGINT)
+                assert await tail.wait() == 130
+        assert json.loads(tail.stdout[-1]) == {"user": "joe", "n": 1}
+        assert tail.stderr == [lost, back]
+
+
+async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS)
+    async with node_process("sums.py", cwd=tmp_path) as node:
+        done = await run_s4("tail", "clicks", "--to", node.address, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "it can be read from: totals" in done.stderr
+        assert done.stdout == ""
