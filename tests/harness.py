@@ -120,7 +120,7 @@ async def running(
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a process that finds the package, whatever its folder."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
 def s4(*arguments: str | Path) -> list[str]:

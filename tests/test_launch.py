@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Count(ProcessingElement):
     clicks: int = 0
     def on_event(self, click: Click):
         self.clicks += 1
-        os.write(1, f"{os.getpid()} {self.key} {self.clicks}\\n".encode())  # in one piece
+        print(os.getpid(), self.key, self.clicks)
 app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
 """
@@ -189,7 +190,7 @@ import os
 from s4node.tasks import TaskApp
 class Alarm:
     def init(self, config, context):
-        os.write(1, f"{os.getpid()} begins\\n".encode())
+        print(os.getpid(), "begins")
         context.schedule(0.3, lambda collector, coordinator: coordinator.shutdown(all_tasks=True))
     def process(self, envelope, collector, coordinator):
         pass
@@ -285,6 +286,31 @@ async def test_ctrl_c_before_the_app_is_ready_says_that_it_never_ran(tmp_path: P
         process.signal(signal.SIGINT)
         assert await process.wait() == 130
         assert process.stderr == ["s4: stopped before it ran"]
+
+
+PRINTS = """\
+import trio
+from s4node import App
+class Prints(App):
+    async def on_start(self):
+        for number in range(3000):
+            print("line", number)
+            await trio.sleep(0.0002)
+app = Prints("prints")
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_what_apps_print_comes_at_once_and_in_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str, nodes: int
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "prints.py").write_text(PRINTS)
+    command = ("run", "prints.py", "--listen", ANY_PORT, "--nodes", str(nodes))
+    async with s4_process(*command, cwd=tmp_path) as process:
+        await until(lambda: len(process.stdout) >= 3000 * nodes)
+        assert Counter(process.stdout) == {f"line {number}": nodes for number in range(3000)}
 
 
 NEVER_CLOSES = """\

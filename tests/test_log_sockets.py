@@ -571,7 +571,7 @@ class Click(Event):
     n: int = 0
 class Show(ProcessingElement):
     def on_event(self, click: Click):
-        os.write(1, f"{click.user} {click.n}\\n".encode())
+        print(click.user, click.n)
 app = App("sums")
 app.create_input_stream("clicks", app.create_pe(Show), types=Click, key="user", system="log")
 """

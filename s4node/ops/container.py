@@ -176,6 +176,7 @@ def main() -> NoReturn:
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     begin = line.begin()
     status = 0
+    logging.print_whole_lines()
     try:
         config = Config.of(begin.settings)
         logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])

@@ -4,13 +4,17 @@ Rules
 - Logs go to stderr, always; stdout belongs to what a command prints.
 - ``configure`` is called once, when the process starts. Loggers keep the level and format of their
   first use, which is what makes a disabled call cost next to nothing.
+- Several processes share one terminal or pipe, so whatever an app prints leaves a line at a time,
+  and each line in one piece.
 - Log what happens to a batch, a connection or a task, never to one event.
 - Tracebacks come without local variables: those hold people's events.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 
 import structlog
 
@@ -40,6 +44,18 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
         cache_logger_on_first_use=True,
     )
     _route_libraries(threshold)
+
+
+def print_whole_lines() -> None:
+    """Have each printed line leave at once and in one piece.
+
+    Into a pipe Python gathers some kilobytes first, which nobody sees until then and a kill takes
+    along; where PYTHONUNBUFFERED is set it writes a line's end separately, and the lines of several
+    processes mix.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not where it is closed, or an app's own
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 class _ToStructlog(logging.Handler):

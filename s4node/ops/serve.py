@@ -38,6 +38,7 @@ _CUT_SHORT = (
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
     """Run ``app`` until a signal or a failure; returns the exit status."""
     logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    logging.print_whole_lines()
     try:
         return trio.run(_serve, app, config, on_ready)
     except BaseException as error:
