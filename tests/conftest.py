@@ -5,6 +5,7 @@ And notes which tests ran: when a session ends, docs/semantics.md is judged by t
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ PAGE = ROOT / "docs" / "semantics.md"
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the workers of a session report to it
         config.pluginmanager.register(Judge(config))
+    # whoever runs this may ignore what tests send to processes, as nohup does, and they inherit it
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 class Judge:

@@ -579,6 +579,22 @@ async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
     )
 
 
+@pytest.mark.parametrize("command", ["run", "deploy", "graph"])
+@pytest.mark.parametrize("name", ["rich", "trio", "queue", "time", "s4node"])
+async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    file = tmp_path / "apps" / f"{name}.py"
+    file.parent.mkdir()
+    file.write_text("from s4node import App\napp = App('words')\n")
+    done = await run_s4(command, file, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"s4: {file} has the name of the module {name!r}, which s4node needs and would take the "
+        f"file for; rename the file"
+    )
+
+
 async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:
     for command in (["status"], ["apps"], ["undeploy", "shop"]):
         done = await run_s4(*command, "--folder", tmp_path / "nowhere", cwd=tmp_path)

@@ -260,6 +260,7 @@ class Committer:
         """Write what is not yet written of a task that has retired, and give its files back."""
         kept = self._tasks[task.partition]
         kept.leaving = True
+        task.leave_none_behind()
         while kept.writing or self._changed(kept):
             if kept.writing:
                 await self._quiet.park()

@@ -500,6 +500,13 @@ class Task:
         busy = busy or self._looked_ahead
         return self._retired and not (busy or self.broken or self._begins or self.letters_wait)
 
+    def leave_none_behind(self) -> None:
+        """Release what had ended before a task retired, though a commit was to come in between:
+        there is only one to come, and it covers all."""
+        flights = self.flights
+        while flights is not None and (behind := list(flights.resume())):
+            self._released(behind)
+
     def succeed(self, before: Task) -> None:
         """Take the place of a task that has failed."""
         assert self.isolation is not None

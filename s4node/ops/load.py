@@ -4,15 +4,19 @@ Rules
 - ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class in it.
 - Without a name the module must hold exactly one: one App object, or else one App class that the
   module defines itself.
-- A file is loaded as a module of its own name, with its folder importable.
+- A file is loaded as a module of its own name, with its folder importable. So it cannot have the
+  name of a module that runs here already or that s4node imports later: it would be taken for it.
 - Whatever the app's own code raises meanwhile is told with the line of that code at which it did.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
+import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +79,11 @@ def made_app(found: object, target: str) -> App:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"no file {path}; give a Python file or package.module:App")
+    if _is_needed(path.stem, path):
+        raise ConfigError(
+            f"{path} has the name of the module {path.stem!r}, which s4node needs and would take "
+            f"the file for; rename the file"
+        )
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -95,6 +104,28 @@ def _load_file(path: Path) -> ModuleType:
                 f"the folder {folder}"
             ) from error
     return module
+
+
+def _is_needed(name: str, path: Path) -> bool:
+    """Whether s4node uses a module of this name that is not this file, now or at any time."""
+    if name in sys.builtin_module_names or name in _required():
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    paths = sysconfig.get_paths()
+    return Path(file) != path.resolve() and any(
+        Path(file).is_relative_to(paths[kind])
+        for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
+
+
+def _required() -> set[str]:
+    """s4node itself, and the packages that its own metadata name."""
+    try:
+        lines = importlib.metadata.requires("s4node") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from its sources
+        lines = []
+    names = (re.match(r"[\w.-]+", line) for line in lines)
+    return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
 
 
 def _module_form(path: Path) -> tuple[str, Path]:

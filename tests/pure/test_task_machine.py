@@ -300,6 +300,35 @@ def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
         assert stage.depth == 0
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    MOVES,
+    st.fixed_dictionaries(
+        {
+            "by_key": st.booleans(),
+            "concurrency": st.integers(1, 4),
+            "async_commit": st.booleans(),
+            "whole": st.booleans(),
+            "slow": st.booleans(),
+        }
+    ),
+)
+def test_a_task_that_is_handed_over_has_done_all_before_the_place_to_go_on_at_and_none_behind(
+    moves: list[tuple[Any, ...]], how: dict[str, Any]
+) -> None:
+    machine = played(moves, **how)
+    machine.task.retire()
+    machine.finish()
+    assert machine.task.has_retired
+    begun = len(machine.user.began)
+    machine.settle()
+    assert len(machine.user.began) == begun
+    machine.task.leave_none_behind()
+    for progress in machine.progress:
+        mine = [offset for name, offset in machine.user.began if name == progress.ssp.stream]
+        assert sorted(mine) == list(range(progress.safe))
+
+
 @pytest.mark.parametrize("async_commit", [False, True])
 def test_each_commit_that_was_asked_for_covers_exactly_its_event(async_commit: bool) -> None:
     machine = Machine(by_key=False, concurrency=4, async_commit=async_commit)
