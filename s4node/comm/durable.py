@@ -242,7 +242,7 @@ class Known(NamedTuple):
     seen: float
 
 
-class Taken(NamedTuple):
+class TakenLanes(NamedTuple):
     """What a commit takes of a task's producers: lanes as of that moment, and who is forgotten."""
 
     lanes: dict[DurableLane, KeptProducer]
@@ -304,15 +304,15 @@ class DurableAdmission(StreamAdmission):
         """Whether a commit would write anything of these producers."""
         return bool(self._moved.get(partition) or self._forgotten.get(partition))
 
-    def take(self, partition: int, now: float, now_ms: int) -> Taken:
+    def take(self, partition: int, now: float, now_ms: int) -> TakenLanes:
         """What a commit that is taken at this moment says."""
         lanes = {}
         for lane in self._moved.get(partition, ()):
             silence = 0.0 if lane.connection is not None else now - lane.seen
             lanes[lane] = lane.kept(now_ms - int(silence * 1000))
-        return Taken(lanes, frozenset(self._forgotten.get(partition, ())))
+        return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
 
-    def committed(self, partition: int, taken: Taken, now: float) -> None:
+    def committed(self, partition: int, taken: TakenLanes, now: float) -> None:
         """The commit is written."""
         moved = self._moved.get(partition, {})
         for lane, kept in taken.lanes.items():

@@ -59,7 +59,7 @@ log = get_logger("s4node.progress")
 R = TypeVar("R")
 
 
-class Taken(NamedTuple):
+class TaskProgress(NamedTuple):
     """What a commit says of the progress of a task: offsets, startpoints that are consumed, and how
     far the numbers of producers are done."""
 
@@ -110,7 +110,7 @@ class _Kept:
         self.under_way: under_way.UnderWay | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False
-        self.pending: Taken | None = None  # what to write next, if it is all
+        self.pending: TaskProgress | None = None  # what to write next, if it is all
         self.again = False  # a commit was asked for meanwhile
         self.leaving = False  # its last commits are being written
         self.failing_since: float | None = None
@@ -353,10 +353,10 @@ class Committer:
         """Whether a commit of a task is under way."""
         return self._tasks[task.partition].writing
 
-    def _taken(self, kept: _Kept) -> Taken:
+    def _taken(self, kept: _Kept) -> TaskProgress:
         partition = kept.task.partition
         offsets, consumed = taken(self._progress.get(partition, {}))
-        return Taken(offsets, consumed, self._producers.take(partition, now_ms()))
+        return TaskProgress(offsets, consumed, self._producers.take(partition, now_ms()))
 
     def _changed(self, kept: _Kept) -> bool:
         partition = kept.task.partition
@@ -370,7 +370,7 @@ class Committer:
             or any(known.get(ssp) != offset for ssp, offset in offsets.items())
         )
 
-    def _begin(self, kept: _Kept, what: Taken) -> None:
+    def _begin(self, kept: _Kept, what: TaskProgress) -> None:
         """Take the state as it is now, with progress that belongs to it."""
         if kept.task.isolation is not None:
             kept.task.isolation.taken()
@@ -382,7 +382,7 @@ class Committer:
         kept.pending = None
         self._nursery.start_soon(self._run, kept, what)
 
-    async def _run(self, kept: _Kept, what: Taken) -> None:
+    async def _run(self, kept: _Kept, what: TaskProgress) -> None:
         written = False
         try:
             passing("commit.begin")
@@ -426,12 +426,12 @@ class Committer:
                     await trio.lowlevel.checkpoint()
                     began = time.perf_counter()
 
-    def _linked(self, kept: _Kept, what: Taken) -> bool:
+    def _linked(self, kept: _Kept, what: TaskProgress) -> bool:
         """Whether others will not give again, or take back, what a commit says."""
         heard = (lane.producer for each in what.producers.values() for lane in each.lanes)
         return self._exchange.leaves(kept.task) or any(name.startswith(TASK) for name in heard)
 
-    async def _write(self, kept: _Kept, what: Taken) -> bool:
+    async def _write(self, kept: _Kept, what: TaskProgress) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         assert self._store is not None
         try:
@@ -466,7 +466,7 @@ class Committer:
                 self._succeeded(kept)
                 return
 
-    async def _written(self, kept: _Kept, what: Taken) -> None:
+    async def _written(self, kept: _Kept, what: TaskProgress) -> None:
         """State or offsets, or both, are safe."""
         self.commits += 1
         offsets, consumed, producers = what

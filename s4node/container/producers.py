@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from s4node.comm.durable import DurableAdmission, Taken
+from s4node.comm.durable import DurableAdmission, TakenLanes
 from s4node.progress.producers import KeptProducer, KeptProducers, Producer
 
-TakenProducers = Mapping[str, Taken]
+TakenProducers = Mapping[str, TakenLanes]
 """What a commit takes, by stream."""
 
 

@@ -44,7 +44,7 @@ only bytes, which have a bound of their own; many make large commits."""
 
 _SCAN_BYTES = 1 << 20
 
-Taken = Callable[[str], str]
+WhoHas = Callable[[str], str]
 """Who else has a stream of this name at the same address, in words; empty if nobody has."""
 
 
@@ -62,7 +62,7 @@ class LogHost:
         node: str,
         incarnation: str,
         headers: wire.Headers,
-        taken: Taken,
+        taken: WhoHas,
     ) -> None:
         self._config = config
         self._node = node
@@ -85,7 +85,7 @@ class LogHost:
         node: str,
         incarnation: str,
         headers: wire.Headers,
-        taken: Taken,
+        taken: WhoHas,
     ) -> LogHost | None:
         """The host of the log that the configuration names, if it names one."""
         if not config[settings.LOG_FOLDER]:

@@ -16,7 +16,7 @@ from s4node.comm.durable import (
     DurableAdmission,
     DurablePart,
     DurableReceipt,
-    Taken,
+    TakenLanes,
 )
 from s4node.comm.frame import WINDOW_BYTES, Frame
 from s4node.comm.outbox import Outbox
@@ -36,7 +36,7 @@ class DurableWorld(World):
         self.window = window
         self.rows: dict[int, dict[str, KeptProducer]] = {}
         self.saved: State = {}
-        self.committing: dict[int, tuple[Taken, State]] = {}
+        self.committing: dict[int, tuple[TakenLanes, State]] = {}
         self.at_hand: dict[int, EventBatch] = {}
         self.wanted: set[int] = set()
         self.history: dict[str, list[Tick]] = {name: [] for name in self.names}
@@ -139,7 +139,7 @@ class DurableWorld(World):
             self.committing[partition] = taken, state
             self.wanted.discard(partition)
 
-    def write(self, partition: int) -> Taken | None:
+    def write(self, partition: int) -> TakenLanes | None:
         if partition not in self.committing:
             return None
         taken, state = self.committing.pop(partition)
