@@ -282,6 +282,8 @@ class Torture:
         member.state = "paused"
         member.signal(signal.SIGSTOP)
         await trio.sleep(seconds)
+        if member.state != "paused":  # it had come to the point at which it was to die
+            return
         member.signal(signal.SIGCONT)
         if not frozen:
             member.state = "running"
