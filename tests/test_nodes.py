@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,10 +26,12 @@ from s4node import (
     ProcessingElement,
     Stream,
 )
+from s4node.cluster.directory import Consumer
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.folder import FolderCoordination
 from s4node.comm.door import Door
 from s4node.errors import ConnectionRefused, StageBroken
+from s4node.executors.stage import Stage
 from s4node.metrics.snapshot import Value
 from s4node.schema import JsonText
 
@@ -519,6 +522,23 @@ async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: 
             assert await stream.flush() == []
         want = dict.fromkeys(USERS, 25)
         await until(lambda: east.state("Count") == want and west.state("Count") == want)
+
+
+async def test_of_a_consumer_that_has_gone_no_stage_stays_behind(tmp_path: Path) -> None:
+    def stages() -> list[Stage]:
+        """Those of the senders in this process, whoever has them."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if isinstance(each, Stage)]
+        return [each for each in found if each.settings.stage == "remoteSender"]
+
+    others = stages()  # of other tests, held so that they stay as many
+    async with nodes(tmp_path, first, 1, app="first") as (relay, _):
+        outputs = relay.containers["n0"].outputs
+        for _ in range(5):
+            outputs.consumed("clicks", {"east.last": Consumer("east", "last", 0, (), (), ())})
+            assert len(stages()) == len(others) + 1
+            outputs.consumed("clicks", {})
+            assert len(stages()) == len(others)
 
 
 async def test_an_adapter_waits_for_the_first_app_that_consumes_its_stream(tmp_path: Path) -> None:
