@@ -679,6 +679,28 @@ async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
     assert {key: each["count"] for key, each in kept.items()} == dict.fromkeys(USERS, 150)
 
 
+async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_processed(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
+    async with running(Counting(), often) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        clicks.read_as("Click")
+        await clicks.send_many(
+            [
+                JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                for click in clicks_of(0, 100)
+            ]
+        )
+        assert await clicks.flush() == []
+        await until(lambda: container.exchange.idle)  # type: ignore[union-attr]
+        assert container.ports["clicks"].redispatched
+        assert container.processed == 100
+        assert container.statistics().admitted == {"clicks": 100}
+        (whole, *_) = container.metrics()
+        assert whole.groups["SystemConsumersMetrics"]["live-clicks-messages-admitted"] == 100
+
+
 async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commits(
     settings: dict[str, str],
 ) -> None:

@@ -21,6 +21,7 @@ from test_nodes import Nodes, nodes
 
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
 from s4node.container.container import Container
+from s4node.executors.stage import Overflow
 from s4node.keys import Partitioner
 from s4node.state.store import KeyValueStore
 from s4node.state.task_state import TaskState
@@ -169,6 +170,27 @@ async def test_a_task_is_handed_over_while_what_is_over_its_time_is_deleted(
         await it.processed(system)
         assert it.sum_of(stored) == truth(clicks)
     assert all(looked)
+
+
+async def test_no_stage_of_a_task_that_was_handed_over_is_given_a_spill(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    clicks = fill(system, 100, lambda _: False)
+    async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
+        pipeline = it.old.pipeline
+        await it.hand_over()
+        spill, partitions = pipeline.overflow_of, []
+
+        def noted(stream: str, partition: int) -> Overflow:
+            partitions.append(partition)
+            assert spill is not None
+            return spill(stream, partition)
+
+        pipeline.overflow_of = noted
+        pipeline.put("clicks", "clicks")  # it feeds itself, and only now is that known
+        await it.processed(system)
+        assert it.sum_of(stored) == truth(clicks)
+    assert set(partitions) == {0}
 
 
 # -- what tasks put -------------------------------------------------------------------------------

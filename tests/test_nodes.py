@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,10 +26,13 @@ from s4node import (
     ProcessingElement,
     Stream,
 )
+from s4node.cluster.directory import Consumer
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.folder import FolderCoordination
 from s4node.comm.door import Door
 from s4node.errors import ConnectionRefused, StageBroken
+from s4node.executors.stage import Stage
+from s4node.metrics.snapshot import Value
 from s4node.schema import JsonText
 
 USERS = [f"user-{n}" for n in range(40)]
@@ -198,6 +202,84 @@ async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the
             (refused,) = await stream.flush()
         assert "user" in refused.reason
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 25)
+
+
+def live_metrics(container: Container, stream: str) -> tuple[Value, Value]:
+    """How many events of a stream are reported as admitted, and as refused."""
+    whole = next(each for each in container.metrics() if each.source == container.node)
+    group = whole.groups["SystemConsumersMetrics"]
+    return group[f"live-{stream}-messages-admitted"], group[f"live-{stream}-messages-refused"]
+
+
+async def test_an_event_that_is_passed_on_counts_as_admitted_where_its_partition_is(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 25]
+            await stream.send_many(texts)
+            assert await stream.flush() == []
+        assert any(one.statistics().inputs["clicks"].forwarded for one in both)
+        assert [live_metrics(one, "clicks") for one in both] == [(one.processed, 0) for one in both]
+        assert [one.statistics().admitted["clicks"] for one in both] == [
+            one.processed for one in both
+        ]
+        assert sum(one.processed for one in both) == 1000
+
+
+async def test_an_event_that_is_refused_where_it_was_passed_on_to_is_refused_once(
+    tmp_path: Path,
+) -> None:
+    looks: Counter[str] = Counter()
+
+    def key(click: Click) -> str:
+        """Found by who passes an event on or takes it, and not by who is to process it."""
+        looks[click.user] += 1
+        if looks[click.user] > 1:
+            raise ValueError("it has no key")
+        return click.user
+
+    def keyless() -> App:
+        app = App("keyless")
+        app.create_input_stream("clicks", app.create_pe(Count), key=key, types=Click)
+        return app
+
+    async with nodes(tmp_path, keyless, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            await stream.send_many(
+                [JsonText(msgspec.json.encode({"user": user})) for user in USERS]
+            )
+            assert len(await stream.flush()) == len(USERS)
+        assert any(one.statistics().inputs["clicks"].forwarded for one in both)
+        owned = [
+            sum(one.partitioner.partition_of(user) in one.tasks for user in USERS) for one in both
+        ]
+        assert [live_metrics(one, "clicks") for one in both] == [(n, n) for n in owned]
+
+
+async def test_an_event_that_is_too_large_to_be_passed_on_counts_where_it_came_to(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2, **{"s4.sender.maxFrameBytes": "1024"}) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            home = stream._outbox._only.partition  # type: ignore[union-attr]
+            here, there = both if home in both[0].tasks else reversed(both)
+            user = next(u for u in USERS if there.partitioner.partition_of(u) in there.tasks)
+            for words in ("few", "many " * 1000):
+                await stream.send(JsonText(msgspec.json.encode({"user": user, "words": words})))
+            (refused,) = await stream.flush()
+            assert "1024" in refused.reason
+        assert live_metrics(here, "clicks") == (1, 1)
+        assert live_metrics(there, "clicks") == (1, 0)
         assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
 
 
@@ -440,6 +522,23 @@ async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: 
             assert await stream.flush() == []
         want = dict.fromkeys(USERS, 25)
         await until(lambda: east.state("Count") == want and west.state("Count") == want)
+
+
+async def test_of_a_consumer_that_has_gone_no_stage_stays_behind(tmp_path: Path) -> None:
+    def stages() -> list[Stage]:
+        """Those of the senders in this process, whoever has them."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if isinstance(each, Stage)]
+        return [each for each in found if each.settings.stage == "remoteSender"]
+
+    others = stages()  # of other tests, held so that they stay as many
+    async with nodes(tmp_path, first, 1, app="first") as (relay, _):
+        outputs = relay.containers["n0"].outputs
+        for _ in range(5):
+            outputs.consumed("clicks", {"east.last": Consumer("east", "last", 0, (), (), ())})
+            assert len(stages()) == len(others) + 1
+            outputs.consumed("clicks", {})
+            assert len(stages()) == len(others)
 
 
 async def test_an_adapter_waits_for_the_first_app_that_consumes_its_stream(tmp_path: Path) -> None:

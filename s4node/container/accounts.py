@@ -57,14 +57,15 @@ class Accounts:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
         of = self._container
+        inputs = of.inputs.statistics(of.members.passed_on() if of.members is not None else {})
         return ContainerStatistics(
             tuple(task.statistics() for task in of.tasks.values()),
-            {name: port.admission.admitted for name, port in of.ports.items()},
-            {name: port.admission.refused for name, port in of.ports.items()},
+            {name: inputs[name].admitted for name in of.ports},
+            {name: inputs[name].refused for name in of.ports},
             {name: sender.sent for name, sender in of.senders.items()},
             dict(of.listener.counts),
             tuple(self._stages()),
-            of.inputs.statistics(),
+            inputs,
             replay=of.replay.statistics() if of.replay is not None else None,
             outboxes=tuple(of.exchange.statistics()) if of.exchange is not None else (),
             turns=of.loop.turns,

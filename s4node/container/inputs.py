@@ -20,6 +20,7 @@ from s4node import config as settings
 from s4node.app import App
 from s4node.comm import frame as wire
 from s4node.comm.durable import DurableAdmission
+from s4node.comm.forwarder import PassedOn
 from s4node.comm.listener import Connection
 from s4node.comm.producer_lane import ProducerLane
 from s4node.config import Config
@@ -240,15 +241,16 @@ class Inputs:
 
     # -- statistics --------------------------------------------------------------------------
 
-    def statistics(self) -> dict[str, InputStatistics]:
-        """What came in, by stream."""
+    def statistics(self, passed_on: Mapping[str, PassedOn]) -> dict[str, InputStatistics]:
+        """What came in, by stream; but for what others count, to whom it was ``passed_on``."""
         return {
             name: InputStatistics(
-                one.admitted, one.refused, one.shed, one.left, one.duplicates, one.gaps,
+                one.admitted - port.uncounted - others.events, one.refused - others.refused,
+                one.shed - others.shed, one.left, one.duplicates, one.gaps,
                 one.over_credit, port.redispatched, port.forwarded if name in self.ports else 0,
             )
             for name, port in (*self.ports.items(), *self.inner.items())
-            for one in [port.admission]
+            for one, others in [(port.admission, passed_on.get(name, PassedOn()))]
         }  # fmt: skip
 
     def stages(self) -> Iterator[StageStatistics]:

@@ -20,7 +20,7 @@ from s4node.app import App
 from s4node.cluster.view import View
 from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
-from s4node.comm.forwarder import Forwarder
+from s4node.comm.forwarder import Forwarder, PassedOn
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.outgoing import Outgoing
 from s4node.config import Config
@@ -166,6 +166,10 @@ class Members:
         """Tell the others that nothing more will come."""
         self.emitter.finish()
         await self.emitter.wait_quiet()
+
+    def passed_on(self) -> dict[str, PassedOn]:
+        """What others count of the events that producers have sent to us, by stream."""
+        return {name: forwarder.passed_on for name, forwarder in self._forwarders.items()}
 
     def statistics(self) -> Iterator[StageStatistics]:
         """The ``sender`` stages."""

@@ -133,6 +133,7 @@ class Partitions:
         """Run a task that has retired no more."""
         self._loop.drop(task)
         task.backlog.discard()
+        self._pipeline.drop(task.backlog.stages.values())
         del self.tasks[task.partition]
 
     # -- what consumers feed -----------------------------------------------------------------

@@ -7,7 +7,8 @@ Rules
   makes tasks wait is watched from when it is full until it has room, or is gone; the order of
   processing does the rest.
 - Settings of streams that the app does not have are told once.
-- A stream that feeds itself is given a spill as soon as that is known, and it is said once.
+- A stream that feeds itself is given a spill as soon as that is known, and it is said once. Until
+  then its stages are remembered, but for those that are gone.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Pipeline:
         self._app = app
         self._config = config
         self._full: dict[tuple[str, Hashable], Holder] = {}
-        self._queues: dict[str, list[Stage]] = {}
+        self._queues: dict[str, list[Stage]] = {}  # that may need a spill once it is known
         self._spills: list[Spill] = []
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # of stages of tasks
         self._logged: set[frozenset[str]] = set()
@@ -138,7 +139,14 @@ class Pipeline:
 
     def sender(self, stream: str, *, remote: bool) -> Stage:
         """The stage of a stream's events that leave."""
-        return self._queue(stream, REMOTE_SENDER if remote else SENDER, None)
+        if remote:  # an output stream feeds nobody here, so it never needs a spill
+            return Stage(self.settings(REMOTE_SENDER, stream))
+        return self._queue(stream, SENDER, None)
+
+    def drop(self, stages: Iterable[Stage]) -> None:
+        """These stages of a partition are no more: another container has it."""
+        for stage in stages:
+            self._queues[stage.settings.stream].remove(stage)
 
     def _queue(self, stream: str, stage: str, partition: int | None) -> Stage:
         queue = Stage(self.settings(stage, stream), partition)

@@ -11,6 +11,8 @@ Rules
 - What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
   in a frame, the number to go on at must be able to pass it with the events behind it.
 - A port takes frames for the partitions that its container owns.
+- An event counts as admitted where its partition is. So of a frame with events of other tasks only
+  the task's own count, and not before it is known which they are.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
   same key, each event is decoded and hashed at once and goes to its own partition. On a durable
   stream it is the task of the partition that sends on what is not its own.
@@ -114,6 +116,7 @@ class MixedFrameBatch(FrameBatch):
         whole.without(reasons, found.good)
         self.events, self.numbers = found.events, found.numbers
         port.redispatched += len(found.strays)
+        port.uncounted -= self.size - len(found.strays)
         self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))
 
 
@@ -166,6 +169,7 @@ class InputPort:
             self.admission.deserializer = deserializer
         self.redispatched = 0
         self.forwarded = 0
+        self.uncounted = 0  # admitted for other tasks, which count them, or nobody knows for whom
         self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
@@ -318,6 +322,7 @@ class InputPort:
         if self._find is None or routed:
             self._deliver(FrameBatch(self, data, body, admitted))
         elif self.durable is not None:
+            self.uncounted += admitted.end - admitted.first
             self._deliver(MixedFrameBatch(self, data, body, admitted))
         else:
             self._redispatch(FrameBatch(self, data, body, admitted), now)

@@ -44,8 +44,9 @@ class InputStatistics:
     """What came in on one stream, in events but for ``gaps`` and ``over_credit``: frames dropped.
 
     ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
-    partition. ``forwarded`` were admitted by another container of the app before, which passed them
-    on to the owner of their partition.
+    partition. ``admitted``, ``refused`` and ``shed`` are without those that were passed on to the
+    owner of their partition, which counts them. ``forwarded`` are those that came so: by way of
+    another container of the app, or another task.
     """
 
     admitted: int
