@@ -24,7 +24,13 @@ from log_nodes import Click, Ignore, Tap, log_at, log_node, read_all, some_app
 from s4node import App, Client, GenericEvent, ProcessingElement
 from s4node.comm import frame as wire
 from s4node.comm.client import ClientStream
-from s4node.errors import StartpointError, StoreCorrupt, StoreError, UnknownStream
+from s4node.errors import (
+    ConnectionRefused,
+    StartpointError,
+    StoreCorrupt,
+    StoreError,
+    UnknownStream,
+)
 from s4node.keys import Partitioner
 from s4node.progress.startpoint import Oldest
 from s4node.schema import EventType, JsonText
@@ -338,6 +344,27 @@ async def test_events_for_a_file_that_is_locked_for_a_while_arrive_once_and_in_o
         found = await read_all(node.address, "clicks", 7 * len(users), start=Oldest())
         for user in users:
             assert [event.n for event in found if event.user == user] == list(range(7))
+
+
+async def test_an_id_that_would_be_taken_for_a_part_of_another_producer_s_frames_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Its events would be taken for those that are there already."""
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2, key="user")
+        async with Client(node.address, producer="a\t0") as client:
+            with pytest.raises(ConnectionRefused, match=r"'a\\t0' ends in a tab and a number"):
+                await client.stream("clicks")
+        with pytest.raises(StoreError, match=r"'a\\t0' ends in a tab and a number"):
+            await log.append_once("clicks", 0, Click("joe"), "a\t0")
+        for n, producer in enumerate(("a", "a\t4096x", "a\t" + "9" * 5000)):
+            async with Client(node.address, producer=producer) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send(Click("joe", n))
+                assert await clicks.flush() == []
+    async with log_node(tmp_path) as node:
+        found = await read_all(node.address, "clicks", 3, types=Click, start=Oldest())
+        assert [click.n for click in found] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("lost", [0, 1])

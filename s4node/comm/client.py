@@ -66,7 +66,8 @@ class Client:
     goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
     stream, in seconds. ``queue_size`` is how many events may wait to be sent; with those that have
     no verdict they may take about 64 MiB a stream, however few they are. Leaving the block flushes
-    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do.
+    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do; streams of a
+    log refuse one that ends in a tab and a number.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from s4node.executors.stage import Gauge
 from s4node.keys import hasher_named
 from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, describe
-from s4node.log.ledger import Appended, Incoming
+from s4node.log.ledger import Appended, Incoming, unfit
 from s4node.log.store import LogPartition, LogSettings, LogStore, LogStream, open_log
 from s4node.logger import get_logger
 from s4node.routing import KeyRule
@@ -370,7 +370,7 @@ class LogHost:
         body = msgspec.convert(arguments["body"], bytes)
         problem = wire.check_sections(data, memoryview(body))
         types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
-        problem = problem or hosted.declare(types)
+        problem = problem or unfit(data.producer) or hosted.declare(types)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
         answered = trio.Event()

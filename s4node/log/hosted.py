@@ -33,7 +33,7 @@ from s4node.event import GenericEvent
 from s4node.executors.policy import StageSettings
 from s4node.executors.stage import Gauge, Stage
 from s4node.keys import Partitioner, hasher_named
-from s4node.log.ledger import Appended, Incoming, part_name
+from s4node.log.ledger import Appended, Incoming, part_name, unfit
 from s4node.log.split import Part, take_apart
 from s4node.log.store import LogPartition, LogStream
 from s4node.logger import get_logger
@@ -150,6 +150,9 @@ class HostedStream:
         return behind
 
     def _problem(self, hello: wire.Hello) -> str:
+        problem = unfit(hello.peer)
+        if problem:
+            return f"stream {self.name!r}: {problem}"
         for position in hello.positions:
             if not 0 <= position.number <= wire.MAX_NUMBER:
                 return f"stream {self.name!r}: {position.number} is no event's number"

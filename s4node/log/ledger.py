@@ -10,12 +10,15 @@ Rules
 - What is sent again has its place here. Where there are not as many offsets, the book and the
   producer are at odds: StoreCorrupt, and nothing is appended.
 - A frame that was taken apart by key has holes in its numbers; it is trimmed by each event's own.
+- Its part for another partition is known there by the producer's id, a tab and the number of its
+  lane. So no producer has an id of that form: what it sends would be taken for such parts.
 - ``plan`` changes nothing. What it planned counts from ``settle`` on, which is called when it is on
   the disk, or never.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,8 @@ from typing import Any, NamedTuple
 from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt
 from s4node.schema import TypeDecl
+
+_PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 partitions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,8 +167,18 @@ def part_name(producer: str, lane: int) -> str:
 
 def part_of(name: str) -> tuple[str, int] | None:
     """Producer and lane of such a name; None for any other."""
-    producer, tab, lane = name.rpartition("\t")
-    return (producer, int(lane)) if tab and lane.isdecimal() else None
+    part = _PART.fullmatch(name)
+    return None if part is None else (part[1], int(part[2]))
+
+
+def unfit(producer: str) -> str:
+    """Why the log takes nothing of a producer by its id; empty if it does."""
+    if part_of(producer) is None:
+        return ""
+    return (
+        f"the producer id {producer!r} ends in a tab and a number, as the log calls parts of what "
+        f"others send; give the producer another id"
+    )
 
 
 def _at_odds(frame: Incoming, expected: int, skip: int, upcoming: int) -> StoreCorrupt:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt
-from s4node.log.ledger import Appended, Incoming, Known, Ledger
+from s4node.log.ledger import Appended, Incoming, Known, Ledger, part_name, part_of, unfit
 from s4node.schema import TypeDecl
 
 CLICK = TypeDecl("Click", 7, (("user", "str", True),))
@@ -171,3 +171,15 @@ def test_every_event_is_there_once_and_in_order_whatever_is_sent_again(
         known = ledger.producers.get(producer)
         assert (known.next if known else begin) == begin + len(numbers)
     assert ledger.upcoming == len(log)
+
+
+@given(st.text(st.characters() | st.sampled_from("\t\n0123456789")), st.integers(0, 4095))
+def test_no_producer_that_is_taken_has_the_name_of_a_part(producer: str, lane: int) -> None:
+    assert part_of(part_name(producer, lane)) == (producer, lane)
+    assert unfit(part_name(producer, lane))
+    assert bool(unfit(producer)) == (part_of(producer) is not None)
+
+
+@pytest.mark.parametrize("producer", ["a\t", "a\t00000", "a\t" + "9" * 5000, "a\t\u0663", "a\t7\n"])
+def test_only_digits_of_a_partition_make_an_id_that_of_a_part(producer: str) -> None:
+    assert not unfit(producer)
