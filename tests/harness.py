@@ -275,6 +275,24 @@ def limited(kind: int, soft: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, told)
 
 
+@contextmanager
+def nobody(folder: Path) -> Iterator[None]:
+    """Without the rights of root, which may write everywhere; what is in ``folder`` is nobody's."""
+    if os.geteuid():
+        yield
+        return
+    for one in folder.parents:
+        if one.name.startswith("pytest"):
+            one.chmod(0o755)
+    for one in (folder, *folder.rglob("*")):
+        os.chown(one, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def free_port() -> int:
     """A port that is free now; for nodes that must come back at the same one.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import META, task_row
 from s4node.state.task_state import TaskState
 from s4node.stores import StoreSpec
+from tests.harness import nobody
 
 COUNTS = StoreSpec("counts", str, int)
 NOW = 1_700_000_000.0
@@ -305,26 +303,10 @@ def test_after_a_full_disk_writing_goes_on_once_there_is_room(tmp_path: Path) ->
     database.close()
 
 
-@contextmanager
-def nobody() -> Iterator[None]:
-    """Without the rights of root, which may write everywhere."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_folder_that_may_only_be_read_is_told_with_the_fix(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o555)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.geteuid() and parent.name.startswith("pytest"):
-            parent.chmod(0o755)
-    tmp_path.chmod(0o755)
-    with nobody(), pytest.raises(StateError, match=r"set s4\.state\.folder to a folder of yours"):
+    told = r"set s4\.state\.folder to a folder of yours"
+    with nobody(tmp_path), pytest.raises(StateError, match=told):
         claim(folder / "tasks" / "t", 1, Database)
     folder.chmod(0o755)

@@ -21,7 +21,7 @@ from s4node.log.partition import PartitionFile, create
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.systems.system import Bounds
-from tests.harness import ROOT, until
+from tests.harness import ROOT, nobody, until
 from tests.log_files import MIB, Clock, database, locked, opened
 from tests.log_frames import append, events, numbered, read_all
 
@@ -372,6 +372,35 @@ async def test_a_file_that_somebody_else_has_locked_is_waited_for(tmp_path: Path
         await until(lambda: waits.bounds.oldest == 10)
         assert events(await read_all(waits)) == [(n, "a", n) for n in range(10, 30)]
         assert await waits.trim(20) == 20
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("", "-shm")], ids=["the file", "all"])
+async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
+    tmp_path: Path, suffixes: tuple[str, ...]
+) -> None:
+    """As when a copy was put back by another user: it was opened for reading alone."""
+    path = database(tmp_path)
+    async with opened(tmp_path, 2) as log:
+        await append(log.stream("clicks").partitions[0], numbered("a", 0, 10))
+    files = [path.with_name(path.name + suffix) for suffix in suffixes]
+    for file in files:
+        file.touch(mode=0o444)
+        file.chmod(0o444)
+    answers: list[Answer] = []
+    with nobody(tmp_path):
+        async with open_log(LogSettings(tmp_path)) as log:
+            waits, other = log.stream("clicks").partitions
+            assert len(await read_all(waits)) == 1
+            waits.append(numbered("a", 10, 10), answers.append)
+            await until(lambda: log.trouble)
+            assert f"{path} cannot be written (attempt to write a readonly database)" in log.trouble
+            assert await append(other, numbered("a", 0, 10)) == [Appended(0, 10, 10)]
+            assert len(await read_all(waits)) == 1
+            for file in files:
+                file.chmod(0o644)
+            await until(lambda: answers == [Appended(10, 10, 20)])
+            await until(lambda: not log.trouble)
+            assert events(await read_all(waits)) == [(n, "a", n) for n in range(20)]
 
 
 async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_from_the_others(

@@ -16,7 +16,8 @@ Rules
 - The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
   another thread, so that a commit seldom waits for the disk.
 - What a disk, a lock or rights keep from being written is NotTaken: it may be tried again. So is
-  what was written to a file that does not have the partition's name any more.
+  what was written to a file that does not have the partition's name any more. SQLite opens what it
+  may not write for reading alone, and leaves it at that: so it is opened again before a new try.
 - Every row has a checksum. What does not fit is said, never guessed at: StoreCorrupt.
 - A file that was given up is renamed to ``NNNN.lost`` by whoever gives it up, never by us. Its
   partition begins anew then, at an offset that no event of the former file can have had: so who
@@ -30,7 +31,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from os.path import samestat
@@ -150,18 +151,18 @@ class PartitionFile:
         """Rows that end there or before are to be deleted: somebody asked."""
         self.unworked = 0
         """Bytes written since the write-ahead log was last worked off, about."""
+        self.let_go: Callable[[], None] = lambda: None
+        """Closes the connections of readers, in the writer's thread: while one is open, SQLite does
+        not ask again what may be written."""
         self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
         self._wal = path.with_name(f"{path.name}-wal")
+        self._read_only = False  # it was opened without the right to write
         self._database = _connect(path, "rw")
         try:
             with _told(path, writing=False):
                 self._opened = path.stat()
                 _check(self._database, path, stream, number)
-                self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.execute(self._synchronous)
-                # some builds overwrite what is deleted: deleting would cost as much as writing
-                self._database.execute("PRAGMA secure_delete = OFF")
-                self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
+                self._set_up()
                 self.load()
                 # others' writes are waited for by trying again: it holds nobody up meanwhile
                 self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
@@ -172,9 +173,18 @@ class PartitionFile:
             self._database.close()
             raise
 
+    def _set_up(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute(self._synchronous)
+        # some builds overwrite what is deleted: deleting would cost as much as writing
+        self._database.execute("PRAGMA secure_delete = OFF")
+        self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
+
     def load(self) -> None:
         """Read the book from the file, as it stands there."""
-        with _told(self.path):
+        with self._trying():
+            if self._read_only:
+                self._open_again()
             self._oldest = self._one("SELECT value FROM meta WHERE name = 'oldest'")[0]
             last = self._one(
                 "SELECT first + count, appended_ms, total, start FROM frames ORDER BY start DESC"
@@ -262,7 +272,7 @@ class PartitionFile:
 
     def cut_wal(self) -> bool:
         """Work the write-ahead log off and empty its file; returns False while others use it."""
-        with _told(self.path):
+        with self._trying():
             busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
         self.unworked = 0
         self.held = self._measured()
@@ -291,6 +301,24 @@ class PartitionFile:
         """Close the file; everything that was written stays."""
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
+
+    def _open_again(self) -> None:
+        """Take another connection: one that SQLite has opened without the right to write stays so,
+        whatever rights are given later."""
+        self._sizes()  # another file would get this one's write-ahead log
+        for beside in ("-wal", "-shm"):  # SQLite made them with the rights that the file had then
+            with contextlib.suppress(OSError):
+                self.path.with_name(f"{self.path.name}{beside}").chmod(self.path.stat().st_mode)
+        try:
+            database = _connect(self.path, "rw")
+        except StoreError as error:
+            raise NotTaken(str(error)) from error
+        self._database.close()
+        self._database = database
+        self.let_go()
+        self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        self._set_up()
+        self._read_only = False  # as far as is known
 
     def _one(self, query: str) -> Any:
         return self._database.execute(query).fetchone()
@@ -326,8 +354,18 @@ class PartitionFile:
         return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _trying(self) -> Iterator[None]:
+        """SQLite's errors as ours, and whether it says that the connection cannot write."""
         with _told(self.path):
+            try:
+                yield
+            except sqlite3.Error as error:
+                self._read_only = self._read_only or _code(error) == sqlite3.SQLITE_READONLY
+                raise
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._trying():
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield self._database
@@ -376,8 +414,12 @@ class PartitionView:
 
     def close(self) -> None:
         """Close the connection; reading raises StoreError from now on."""
+        self._closed = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the connection, after a reading that is under way; the next one takes another."""
         with self._turn:
-            self._closed = True
             if self._database is not None:
                 self._database.close()
                 self._database = None
@@ -472,7 +514,7 @@ def _told(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        code = _code(error)
         if code in _DAMAGED:
             raise _corrupt(path, str(error), trim) from error
         if not writing:
@@ -492,6 +534,11 @@ def _told(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None
         ) from error
     except (msgspec.MsgspecError, TypeError) as error:
         raise _corrupt(path, str(error), trim) from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary code of an error."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
 def _corrupt(path: Path, what: str, trim: bool = False) -> StoreCorrupt:

@@ -147,6 +147,7 @@ class LogPartition:
         self._threads = files.threads
         self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
+        file.let_go = self._view.let_go
         self._producers: dict[str, int] = {}
         self._parts: dict[str, dict[int, int]] = {}
         self._types: dict[int, TypeDecl] = {}
