@@ -553,8 +553,9 @@ LOG_RETENTION_BYTES = Setting(
 )
 LOG_QUOTA_BYTES = Setting(
     _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
-    "How many bytes the files of the log may take up, all streams together. Nothing is deleted for "
-    "it that is still to be kept: what is appended then waits. 0 is no bound.",
+    "How many bytes the files of the log may take up, all streams together, but for those that "
+    "were given up or that damage keeps from being opened. Nothing is deleted for it that is still "
+    "to be kept: what is appended then waits. 0 is no bound.",
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),

@@ -22,7 +22,7 @@ from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.systems.system import Bounds
 from tests.harness import ROOT, nobody, until
-from tests.log_files import MIB, Clock, database, locked, opened
+from tests.log_files import MIB, Clock, database, disk, locked, opened
 from tests.log_frames import append, events, numbered, read_all
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -149,6 +149,23 @@ async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_a
     with pytest.raises(StoreError, match="0 partition files"):
         async with open_log(LogSettings(tmp_path)):
             pass
+
+
+async def test_what_was_given_up_or_cannot_be_opened_takes_nothing_of_the_quota(
+    tmp_path: Path,
+) -> None:
+    """Else the log that was mended would wait for somebody to delete what he has put aside."""
+    frames = [numbered("a", n * 10, 10, width=5000) for n in range(100)]
+    async with opened(tmp_path, 3) as log:
+        for partition in log.stream("clicks").partitions[:2]:
+            await append(partition, *frames)
+    database(tmp_path).rename(database(tmp_path).with_suffix(".lost"))
+    overwrite_head(database(tmp_path, 1))
+    async with open_log(LogSettings(tmp_path, quota_bytes=4 * MIB)) as log:
+        assert disk(tmp_path) > 10 * MIB
+        anew = log.stream("clicks").partitions[0]
+        assert await append(anew, frames[0]) == [Appended(anew.bounds.oldest, 10, 10)]
+        await log.create("views", 1)
 
 
 async def test_a_bit_that_flipped_in_a_frame_is_found_when_it_is_read(tmp_path: Path) -> None:
