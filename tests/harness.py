@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynng
+import pytest
 import trio
 
 from s4node.comm import frame as wire
@@ -282,12 +284,14 @@ def nobody(folder: Path) -> Iterator[None]:
         yield
         return
     for one in folder.parents:
-        if one.name.startswith("pytest"):
+        if Path(tempfile.gettempdir()) in one.parents:
             one.chmod(0o755)
     for one in (folder, *folder.rglob("*")):
         os.chown(one, 65534, 65534)
     os.seteuid(65534)
     try:
+        if not os.access(folder, os.W_OK, effective_ids=True):
+            pytest.skip(f"{folder} is where only root may go, and this needs another user")
         yield
     finally:
         os.seteuid(0)
