@@ -184,19 +184,12 @@ class Leg:
         box = self.outbox
         asked = bool(self._asked) and not answer.headers.get(wire.UNASKED)
         declared = self._asked.popleft() if asked else self._accepted
-        new = [cls for cls in declared if cls not in self._accepted and cls in box.known]
-        if (
-            answer.error and self.opened and new and not box.committed
-        ):  # it goes on without the types that do not fit
-            box.reject(box.unfit(new, answer.types) or new, answer.error)
-            self._declared = ()  # say hello again, with what is left
-            return
         if answer.error:
-            if not any(leg._hopes for leg in box.legs.values() if leg is not self):
-                box.error = answer.error
+            self._take_error(answer, declared)
             return
         self._learn(answer)
-        if not answer.partitions and box.nodes:  # a door: it knows who takes the stream
+        is_door = not answer.partitions and bool(box.nodes)
+        if is_door:
             for node in box.nodes:
                 box.leg(node)
             return
@@ -210,24 +203,47 @@ class Leg:
             if not 0 <= position.partition < len(box.lanes):
                 continue
             lane = box.lanes[position.partition]
-            if lane.leg is not self:
-                if epoch < lane.epoch:
-                    continue  # whom others call the owner has been told so later
-                if not box.give(lane, self, epoch):
-                    continue
-            if asked or not lane.open:
-                box.error = box.error or box.contradicts(lane, position)
-                if box.error:
-                    return
-                before = lane.upto
-                box.kept_bytes -= lane.reopen(position, again=box.again)
-                box.tell_settled(lane, before)
+            if not self._take(lane, epoch):
+                continue
+            if lane.open and not asked:
+                continue  # it sends already, and nobody asked where it goes on
+            if not self._reopen(lane, position):
+                return
         self.opened = True
         self._accepted = declared
         self._wants_hello = False
         owners = _owners(answer)
         if owners:
             box.assign(owners, epoch)
+
+    def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
+        """The node has turned a hello down that ``declared`` these classes."""
+        box = self.outbox
+        new = [cls for cls in declared if cls not in self._accepted and cls in box.known]
+        if self.opened and new and not box.committed:  # it goes on without those that do not fit
+            box.reject(box.unfit(new, answer.types) or new, answer.error)
+            self._declared = ()  # say hello again, with what is left
+        elif not any(leg._hopes for leg in box.legs.values() if leg is not self):
+            box.error = answer.error
+
+    def _take(self, lane: Lane, epoch: int) -> bool:
+        """The node says, by ``epoch``, that it owns the lane; False if it stays elsewhere."""
+        if lane.leg is self:
+            return True
+        if epoch < lane.epoch:
+            return False  # whom others call the owner has been told so later
+        return self.outbox.give(lane, self, epoch)
+
+    def _reopen(self, lane: Lane, position: wire.Position) -> bool:
+        """Have the lane go on where its owner says; False if the outbox has failed."""
+        box = self.outbox
+        box.error = box.error or box.contradicts(lane, position)
+        if box.error:
+            return False
+        before = lane.upto
+        box.kept_bytes -= lane.reopen(position, again=box.again)
+        box.tell_settled(lane, before)
+        return True
 
     @property
     def _hopes(self) -> bool:
