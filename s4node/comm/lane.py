@@ -81,6 +81,19 @@ class Lane:
         """Send again from the frame that holds ``number``."""
         self.cursor = sum(1 for kept in self.kept if kept.end <= number)
 
+    def resend(self, budget: int) -> list[bytes]:
+        """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
+        frames: list[bytes] = []
+        end = self.end
+        while self.cursor < len(self.kept) and budget > 0:
+            kept = self.kept[self.cursor]
+            if kept.first >= end:
+                break
+            self.cursor += 1
+            frames.append(kept.data)
+            budget -= len(kept.data)
+        return frames
+
     def settle(self, upto: int) -> int:
         """The node has ruled on everything below ``upto``; returns how many bytes that frees."""
         kept, freed = self.kept, 0

@@ -99,45 +99,54 @@ class Leg:
     def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
         box = self.outbox
-        budget = min(budget, self.budget)
         if not self.opened or box.error:
             return []
-        out: list[bytes] = []
         box.route()
-        if self.asks:
-            out.append(self.hello())
-        hellos = len(out)
-        lanes, feeds = self.lanes, box.feeds
+        hello = [self.hello()] if self.asks else []
+        data = self._data_frames(min(budget, self.budget), now_ms, flags)
+        self._unasked += sum(map(len, data))
+        quarter_out = self._unasked * 4 * len(box.legs) >= wire.WINDOW_BYTES
+        if not quarter_out or box.committed:
+            return hello + data
+        self._unasked = 0
+        return [*hello, *data, self.ask()]
+
+    def _data_frames(self, budget: int, now_ms: int, flags: int) -> list[bytes]:
+        """Frames of the lanes in turn; where ``budget`` ends, the next lane begins next time."""
+        lanes, feeds = self.lanes, self.outbox.feeds
+        out: list[bytes] = []
         for offset in range(len(lanes)):
             lane = lanes[(self._first_lane + offset) % len(lanes)]
             if not lane.open:
                 continue
-            end = lane.end
-            while lane.cursor < len(lane.kept) and budget > 0:
-                kept = lane.kept[lane.cursor]
-                if kept.first >= end:
-                    break
-                lane.cursor += 1
-                out.append(kept.data)
-                budget -= len(kept.data)
-            while feeds and lane.pending and lane.cursor == len(lane.kept) and budget > 0:
-                room = lane.limit - lane.next_number
-                if room <= 0:
-                    break
-                count = min(room, box.max_frame_events)
-                if lane.next_number < lane.known:
-                    count = min(count, lane.known - lane.next_number)
-                data = box.encode(lane, count, now_ms, flags, self._frame_bytes)
-                if data is not None:
-                    out.append(data)
-                    budget -= len(data)
+            if lane.cursor < len(lane.kept):
+                resent = lane.resend(budget)
+                out += resent
+                budget -= sum(map(len, resent))
+            if feeds and lane.pending and lane.cursor == len(lane.kept):
+                new = self._new_frames(lane, budget, now_ms, flags)
+                out += new
+                budget -= sum(map(len, new))
             if budget <= 0:
                 self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
                 break
-        self._unasked += sum(map(len, out[hellos:]))
-        if self._unasked * 4 * len(box.legs) >= wire.WINDOW_BYTES and not box.committed:
-            self._unasked = 0
-            out.append(self.ask())
+        return out
+
+    def _new_frames(self, lane: Lane, budget: int, now_ms: int, flags: int) -> list[bytes]:
+        """Frames of events that wait in the lane, up to about ``budget`` bytes and its limit."""
+        box = self.outbox
+        out: list[bytes] = []
+        while lane.pending and budget > 0:
+            room = lane.limit - lane.next_number
+            if room <= 0:
+                break
+            if lane.next_number < lane.known:  # no frame has both what is settled and what is not
+                room = min(room, lane.known - lane.next_number)
+            count = min(room, box.max_frame_events)
+            data = box.encode(lane, count, now_ms, flags, self._frame_bytes)
+            if data is not None:
+                out.append(data)
+                budget -= len(data)
         return out
 
     @property
