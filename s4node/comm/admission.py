@@ -185,32 +185,50 @@ class StreamAdmission:
         if lane is None or lane.connection != connection:
             return None  # no hello yet on this connection: what was sent before it comes again
         lane.seen = now
-        if data.flags & wire.ANSWER_NOW:
-            lane.asked = max(lane.expected, data.first + data.count)
-            self.touched(lane)
         end = data.first + data.count
+        if data.flags & wire.ANSWER_NOW:
+            lane.asked = max(lane.expected, end)
+            self.touched(lane)
         if data.first > lane.expected:
-            self.gaps += 1
-            went_back = data.first <= lane.gap_first  # and its first frame is missing again
-            lane.gap_first = data.first
-            if not lane.gap_told or (went_back and not lane.held):
-                self._tell_expected(lane)
+            self._on_gap(lane, data.first)
             return None
-        if end > lane.expected >= lane.limit:
+        first = lane.expected
+        skip = first - data.first  # so many have come before
+        if end > first >= lane.limit:
             self.over_credit += 1
             self._tell_expected(lane)
             return None
-        skip = lane.expected - data.first
         self.duplicates += min(skip, data.count)
-        if end <= lane.expected:
+        if end <= first:
             lane.urgent = True
             self.touched(lane)
             return None
-        count = data.count - skip
+        count = end - first
         room, gauge = self._room(lane, count, size, now)
         if room == 0 and gauge.executor.withholds:
             self._hold(lane, count)
             return None
+        self._move_on(lane, end, size / data.count)
+        if room < count:
+            self._shed(lane, first + room, end, gauge)
+        elif end >= lane.press_at and not self.withholds(lane):
+            self.touched(lane)  # credit reaches ahead of what has arrived
+        if room == 0:
+            return None
+        self.frames += 1
+        self.admitted += room
+        return lane.receipt(first, first + room, skip)
+
+    def _on_gap(self, lane: ProducerLane, first: int) -> None:
+        """A frame begins behind what is expected: its producer is told, once until it goes back."""
+        self.gaps += 1
+        went_back = first <= lane.gap_first  # and its first frame is missing again
+        lane.gap_first = first
+        if not lane.gap_told or (went_back and not lane.held):
+            self._tell_expected(lane)
+
+    def _move_on(self, lane: ProducerLane, end: int, weight: float) -> None:
+        """What was expected is here: events of ``weight`` bytes each, up to ``end``."""
         lane.gap_told = lane.held = False
         lane.gap_first = -1
         lane.expected = end
@@ -219,20 +237,14 @@ class StreamAdmission:
         if lane.period != self.period:
             lane.period = self.period
             self._credit(lane.partition).active(lane)
-        weight = size / data.count
         lane.weight = weight if weight > lane.weight else lane.weight * 0.75 + weight * 0.25
-        first = data.first + skip
-        if room < count:
-            gauge.dropped(count - room, gauge.executor.reason)
-            lane.shed(first + room, count - room, gauge.executor.reason)
-            lane.complete(first + room, end)
-        elif end >= lane.press_at and not self.withholds(lane):
-            self.touched(lane)  # credit reaches ahead of what has arrived
-        if room == 0:
-            return None
-        self.frames += 1
-        self.admitted += room
-        return lane.receipt(first, first + room, skip)
+
+    def _shed(self, lane: ProducerLane, first: int, end: int, gauge: Gauge) -> None:
+        """Drop what a stage has no room for: it is done with, and its producer is told."""
+        reason = gauge.executor.reason
+        gauge.dropped(end - first, reason)
+        lane.shed(first, end - first, reason)
+        lane.complete(first, end)
 
     def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
         """How many of the events are taken, and which stage takes no more of them.
