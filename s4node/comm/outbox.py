@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from s4node.comm import frame as wire
 from s4node.comm.encoder import encoded
@@ -58,6 +58,21 @@ class Refusal:
     reason: str
     shed: bool = False
     count: int = 1
+
+
+class _Framed(NamedTuple):
+    """The next ``events`` of a lane, so many, as a frame."""
+
+    events: int
+    body_bytes: int
+    data: bytes
+
+
+class _NoFrame(NamedTuple):
+    """Why a lane's next events make no frame; ``fewer`` of them may, 0 if there was but one."""
+
+    reason: str
+    fewer: int
 
 
 class Outbox:
@@ -557,32 +572,52 @@ class Outbox:
 
         ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
         """
+        framed = self._framed(lane, count, now_ms, flags, most_bytes)
+        while isinstance(framed, _NoFrame):
+            if framed.fewer == 0:
+                self._drop_first(lane, framed.reason)
+                return None
+            framed = self._framed(lane, framed.fewer, now_ms, flags, most_bytes)
+        first, end = lane.next_number, lane.next_number + framed.events
+        del lane.pending[: framed.events]
+        self._ready_events -= framed.events
+        lane.next_number = end
+        if end <= lane.known:
+            self.kept_bytes -= lane.settle(end)
+            return None
+        self._encoded = self._encoded * 0.75 + framed.body_bytes / framed.events * 0.25
+        if self._fits < self.max_frame_events:  # large events lately: grow back step by step
+            self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)
+        lane.kept.append(Kept(first, end, framed.data))
+        self.kept_bytes += len(framed.data)
+        lane.cursor += 1
+        return framed.data
+
+    def _framed(
+        self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
+    ) -> _Framed | _NoFrame:
+        """A frame of the lane's next ``count`` events, or of as many as fitted lately."""
         events = lane.pending[: min(count, self._fits)]
         count = len(events)
         try:
             encoding, sections, order, body = encoded(self._types, events)
         except EventError as error:
-            if count > 1:
-                return self.encode(lane, count // 2, now_ms, flags, most_bytes)
-            self._drop_first(lane, str(error))
-            return None
+            return _NoFrame(str(error), count // 2)
         if len(body) > self.max_frame_bytes:
-            if count > 1:  # try what would have fitted, a little less to be sure
-                fits = count * self.max_frame_bytes * 9 // (len(body) * 10)
-                self._fits = max(1, min(fits, count - 1))
-                return self.encode(lane, self._fits, now_ms, flags, most_bytes)
-            self._drop_first(
-                lane,
+            fits = count * self.max_frame_bytes * 9 // (len(body) * 10)  # a little less to be sure
+            fewer = min(max(1, fits), count - 1)
+            if fewer:
+                self._fits = fewer
+            return _NoFrame(
                 f"the event takes {len(body)} bytes, over the frame limit of "
                 f"{self.max_frame_bytes} (s4.sender.maxFrameBytes)",
+                fewer,
             )
-            return None
-        first = lane.next_number
         header = wire.Data(
             self.stream,
             lane.partition,
             self.producer,
-            first,
+            lane.next_number,
             count,
             sections,
             self.routing,
@@ -593,27 +628,12 @@ class Outbox:
         )
         data = wire.encode_frame(header, body)
         if 0 < most_bytes < len(data):
-            if count > 1:
-                return self.encode(lane, count // 2, now_ms, flags, most_bytes)
-            self._drop_first(
-                lane,
+            return _NoFrame(
                 f"the event's frame takes {len(data)} bytes, over the node's limit of "
                 f"{most_bytes} (s4.listener.maxFrameBytes)",
+                count // 2,
             )
-            return None
-        del lane.pending[:count]
-        self._ready_events -= count
-        lane.next_number = first + count
-        if lane.next_number <= lane.known:
-            self.kept_bytes -= lane.settle(lane.next_number)
-            return None
-        self._encoded = self._encoded * 0.75 + len(body) / count * 0.25
-        if self._fits < self.max_frame_events:  # large events lately: grow back step by step
-            self._fits = min(self.max_frame_events, self._fits + self._fits // 4 + 1)
-        lane.kept.append(Kept(first, first + count, data))
-        self.kept_bytes += len(data)
-        lane.cursor += 1
-        return data
+        return _Framed(count, len(body), data)
 
     def _drop_first(self, lane: Lane, reason: str) -> None:
         del lane.pending[:1]
