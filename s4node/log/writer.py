@@ -396,7 +396,7 @@ class LogWriter:
         """Some steps of housekeeping."""
         began = time.monotonic()
         self._w_more = busy and began - self._w_kept_at < HOUSEKEEPING_SECONDS
-        if self._w_more:
+        if self._w_more:  # frames go first
             return
         with self._wake:
             lanes = [lane for lane in self._lanes if lane.broken is None]
@@ -405,13 +405,31 @@ class LogWriter:
         if not trouble and began - self._w_forgot_at > FORGET_SECONDS:
             self._w_forgot_at = began
             self._forget(lanes, now_ms - int(self._expiry * 1000), delivery)
+        until = began + HOUSEKEEPING_SECONDS / 2
+        freed = self._make_room(lanes, now_ms, until, bool(trouble), delivery)
+        self._answer_trims(lanes, delivery)
+        if trouble and freed:
+            for lane in lanes:
+                lane.resume_at = 0.0  # there may be room: what waits is tried before it is told
+        else:
+            self._tell_trouble(trouble)
+        self._w_kept_at = time.monotonic()
+
+    def _make_room(
+        self, lanes: Sequence[Lane], now_ms: int, until: float, blocked: bool, delivery: Delivery
+    ) -> bool:
+        """Step by step, do what retention says; whether more than write-ahead logs went.
+
+        It ends when nothing is left, when a step came to nothing, or (by the monotonic clock) at
+        ``until``; then there is more. Where frames are ``blocked`` room is made for them.
+        """
         freed = False
         changed: dict[Lane, None] = {}
         keeps = [lane.keep for lane in lanes]
         while True:
             held = [lane.file.held for lane in lanes]
             self._measure()
-            pressed = bool(trouble) or tight(self._w_used, self._quota)
+            pressed = blocked or tight(self._w_used, self._quota)
             step = next_step(held, keeps, now_ms, pressed, self._w_last)
             if step is None:
                 break
@@ -420,21 +438,19 @@ class LogWriter:
                 break  # it is not taken, or somebody reads: the next tick will do
             changed[lane] = None
             freed = freed or step.work is not Work.CUT_WAL
-            if time.monotonic() - began > HOUSEKEEPING_SECONDS / 2:
+            if time.monotonic() > until:
                 self._w_more = True
                 break
         delivery.standings += [(lane, Standing.of(lane.file)) for lane in changed]
+        return freed
+
+    def _answer_trims(self, lanes: Sequence[Lane], delivery: Delivery) -> None:
+        """Answer who asked for rows to be deleted that are gone now."""
         for lane in lanes:
             if lane.asked and lane.file.trimmed:
                 oldest = lane.file.held.oldest
                 delivery.answers += [(done, Appended(oldest, 0, 0)) for done in lane.asked]
                 lane.asked.clear()
-        if trouble and freed:
-            for lane in lanes:
-                lane.resume_at = 0.0  # there may be room: what waits is tried before it is told
-        else:
-            self._tell_trouble(trouble)
-        self._w_kept_at = time.monotonic()
 
     def _do(self, lane: Lane, work: Work, now_ms: int, delivery: Delivery) -> bool:
         """One step; False if it came to nothing for now."""
