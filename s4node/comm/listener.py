@@ -16,7 +16,7 @@ import errno
 import socket as stdlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
@@ -141,46 +141,57 @@ class Connection:
 
         Lanes that press go at once, the others together when the delay is over.
         """
-        waited = bool(self.dirty) and now >= self.due
-        lanes = []
-        for lane in list(self.dirty if waited else self.pressing):
-            if lane.connection is self:
-                lanes.append(lane)
-            else:  # its producer has connected anew
-                self.dirty.pop(lane, None)
-                self.pressing.pop(lane, None)
+        delay_over = bool(self.dirty) and now >= self.due
+        lanes = self._own(self.dirty if delay_over else self.pressing)
         if not lanes and not self.answers:
             return self.due if self.dirty else None
-        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
-        size = 0
-        for number, lane in enumerate(lanes):
-            ruling = lane.ruling()
-            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
-            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
-            if size > _VERDICT_BYTES:  # the other lanes go with the next envelope
-                self.pressing |= dict.fromkeys(lanes[number + 1 :])
-                del lanes[number + 1 :]
-                break
-        frames = [
-            *self.answers,
-            *(
-                wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
-                for (stream, producer), rulings in by_producer.items()
-            ),
-        ]
-        if not self._send(frames):
-            for lane in lanes:
+        verdicts, count = self._verdicts(lanes)
+        told, later = lanes[:count], lanes[count:]
+        self.pressing |= dict.fromkeys(later)  # they go with the next envelope
+        if not self._send([*self.answers, *verdicts]):
+            for lane in told:
                 lane.untold()
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0
-        for lane in lanes:
+        for lane in told:
             if not lane.urgent:
-                self.dirty.pop(lane, None)
-                self.pressing.pop(lane, None)
+                self._let_go(lane)
         if self.pressing:
             return now
         return self.due if self.dirty else None
+
+    def _own(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
+        """Those of ``lanes`` whose producers have not connected anew; the others are let go."""
+        own = []
+        for lane in list(lanes):
+            if lane.connection is self:
+                own.append(lane)
+            else:
+                self._let_go(lane)
+        return own
+
+    def _let_go(self, lane: ProducerLane) -> None:
+        """Nothing more is to be told of the lane, for now."""
+        self.dirty.pop(lane, None)
+        self.pressing.pop(lane, None)
+
+    def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
+        """Verdicts for one envelope, a frame each producer, and for how many lanes it has room."""
+        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
+        count = size = 0
+        for lane in lanes:
+            ruling = lane.ruling()
+            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+            count += 1
+            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
+            if size > _VERDICT_BYTES:
+                break
+        frames = [
+            wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
+            for (stream, producer), rulings in by_producer.items()
+        ]
+        return frames, count
 
     def _send(self, frames: list[bytes]) -> bool:
         assert self.socket is not None
