@@ -366,6 +366,12 @@ class Database:
             raise meaning from error
 
 
+def empty(folder: Path) -> None:
+    """Remove the files of a database that is not open, for another one to be there."""
+    for entry in folder.iterdir():
+        entry.unlink(missing_ok=True)
+
+
 def _piece_row(number: int) -> bytes:
     return task_row(REDO, _NUMBER.pack(number))
 

@@ -35,7 +35,7 @@ import msgspec
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.faults import passing
 from s4node.logger import get_logger
-from s4node.state.database import DAMAGED, Database
+from s4node.state.database import DAMAGED, Database, empty
 
 log = get_logger("s4node.state")
 
@@ -196,7 +196,7 @@ def claim(
             log.error("a state folder is damaged; going on from the one before",
                       folder=str(candidate), reason=str(error))  # fmt: skip
             damaged = True
-            _emptied(own)
+            empty(own)
             continue
         passing("claim.copied")
         (own / _DONE).touch()
@@ -223,7 +223,7 @@ def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) ->
     except StoreCorrupt as error:
         log.error("a state folder is damaged; going on from what is shipped",
                   folder=str(earlier[0]), reason=str(error))  # fmt: skip
-        _emptied(own)
+        empty(own)
         return None
 
 
@@ -246,7 +246,7 @@ def _inherited(
             with _told_of(before, own):
                 database = make(own)
         except StoreCorrupt as error:
-            _emptied(own)
+            empty(own)
             _inherit(before, own)
             Database(own, salvage=True).close()  # and what can be read is in tables from now on
             database = make(own)
@@ -338,7 +338,7 @@ def _inherit(before: Path, own: Path) -> None:
             pass  # its owner is at work: a file was replaced meanwhile
         except OSError as error:
             raise StateError(f"{before} cannot be copied: {error.strerror or error}") from error
-        _emptied(own)
+        empty(own)
     raise StateError(f"{before} changes faster than it can be copied; stop the process that has it")
 
 
@@ -361,11 +361,6 @@ def _story(folder: Path) -> tuple[bytes, dict[str, int]]:
     }
     current = folder / "CURRENT"
     return current.read_bytes() if current.exists() else b"", files
-
-
-def _emptied(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, keep: int, older_than: float, now: float) -> int:

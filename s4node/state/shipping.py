@@ -39,7 +39,7 @@ from s4node.faults import passing
 from s4node.logger import get_logger
 from s4node.progress.checkpoint import JobGuard
 from s4node.state import lineage
-from s4node.state.database import Database
+from s4node.state.database import Database, empty
 from s4node.state.lineage import Batch, Manifest, StoredFile
 from s4node.state.rows import META, task_row
 
@@ -219,7 +219,7 @@ class Shipment:
             except StoreCorrupt as error:
                 log.error("what is shipped is damaged; going on from the one before",
                           place=self.url, manifest=manifest.name, reason=str(error))  # fmt: skip
-                _emptied(own)
+                empty(own)
                 continue
             last = (batches or [manifest.base])[-1]
             if last[1] < newest.commit:
@@ -258,7 +258,7 @@ class Shipment:
                         f"{last[1]}. To go on from what was shipped remove {own.parent}, which "
                         f"loses what came since; to go on from here remove {self.url}"
                     )
-                _emptied(own)
+                empty(own)
         if database is None or lacking is None:
             log.info("state is fetched", place=self.url, manifest=manifest.name)
             self._fetch(manifest, own)
@@ -478,8 +478,3 @@ def _manifest(
 ) -> Manifest:
     now = int(time.time() * 1000)
     return Manifest(lineage.FORMAT, fence, last[1], base, files, batches, now)
-
-
-def _emptied(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink()
