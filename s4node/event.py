@@ -142,7 +142,7 @@ class Receipt(Protocol):
         """``count`` events from this number on were dropped for overload; the sender is told."""
         ...
 
-    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> Receipt:
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
         """Events are left out, for these reasons by their numbers: they are done with.
 
         Returns the receipt of the others, which have these ``numbers``.

@@ -250,7 +250,7 @@ class ProducerLane:
         return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.settled
 
 
-class LaneReceipt(Protocol):
+class LaneReceipt(Receipt, Protocol):
     """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
 
     lane: ProducerLane
@@ -258,40 +258,6 @@ class LaneReceipt(Protocol):
     end: int
     skip: int
     parts: int
-
-    def done(self) -> None:
-        """One part is fully processed; with the last the frame is."""
-        ...
-
-    def passed(self, first: int, end: int) -> None:
-        """These numbers are done, while their batch goes on."""
-        ...
-
-    def refuse(self, number: int, reason: str) -> None:
-        """One event was not processed."""
-        ...
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped."""
-        ...
-
-    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
-        """Events are left out; returns the receipt of the others."""
-        ...
-
-    @property
-    def home(self) -> tuple[str, str, int]:
-        """The stream and the partition that the producer sent to."""
-        ...
-
-    @property
-    def origin(self) -> str:
-        """What has the numbers."""
-        ...
-
-    def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
-        ...
 
 
 class FrameReceipt:
