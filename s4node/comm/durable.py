@@ -19,14 +19,14 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from s4node.comm import frame as wire
 from s4node.comm.admission import StreamAdmission, fence_of
 from s4node.comm.producer_lane import LaneReceipt, ProducerLane, Unprocessed
-from s4node.progress.input_progress import Pieces, runs
+from s4node.progress.input_progress import PartReceipt, Pieces
 from s4node.progress.low_watermark import LowWatermark
 from s4node.progress.producers import KeptProducer
 
@@ -158,12 +158,12 @@ class DurableReceipt(Pieces):
         if self._counts:
             self.lane.complete(first, end)
 
-    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> DurablePart:
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> PartReceipt:
         """Events are left out and done with, and their producer is told why."""
         for number, reason in sorted(reasons.items()):
             self.refuse(number, reason)
             self.passed(number, number + 1)
-        return DurablePart(self, numbers)
+        return PartReceipt(self, numbers)
 
     @property
     def home(self) -> tuple[str, str, int]:
@@ -188,51 +188,6 @@ class DurableReceipt(Pieces):
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
         return f"{self.lane.producer}:{number}"
-
-
-class DurablePart:
-    """What a part of such a frame owes: these ``numbers`` and no others."""
-
-    __slots__ = ("_numbers", "_whole")
-
-    def __init__(self, whole: DurableReceipt, numbers: Sequence[int]) -> None:
-        self._whole = whole
-        self._numbers = numbers
-
-    def done(self) -> None:
-        """The part is fully processed."""
-        self._whole.done()
-
-    def passed(self, first: int, end: int) -> None:
-        """Those of the part's numbers that are in this range are done already."""
-        for start, stop in runs(self._numbers, first, end):
-            self._whole.passed(start, stop)
-
-    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> DurablePart:
-        """Events are left out and done with, and their producer is told why."""
-        return self._whole.without(reasons, numbers)
-
-    @property
-    def home(self) -> tuple[str, str, int]:
-        """The stream and the partition that the producer sent to."""
-        return self._whole.home
-
-    @property
-    def origin(self) -> str:
-        """What has the numbers."""
-        return self._whole.origin
-
-    def refuse(self, number: int, reason: str) -> None:
-        """One event was not processed."""
-        self._whole.refuse(number, reason)
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped."""
-        self._whole.shed(number, count, reason)
-
-    def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
-        return self._whole.describe(number)
 
 
 class Known(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from s4node.container.mixed import MixedPart, Send, sorted_out
+from s4node.container.mixed import MixedInputPart, Send, sorted_out
 from s4node.progress.input_progress import InputProgress, InputReceipt
 from s4node.systems.system import InputBatch
 
@@ -93,7 +93,7 @@ class MixedBatch(TaskBatch):
 
         found = sorted_out(numbers, self.events, self._partition_of, self.partition, refuse)
         self.events, self.numbers = found.events, found.numbers
-        self.receipt = MixedPart(whole, found, self._send)
+        self.receipt = MixedInputPart(whole, found, self._send)
 
 
 def load(source: InputBatch) -> None:

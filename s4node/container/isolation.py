@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.container.culprits import KILLS, Culprits, Leash, LeftOut, Place, origin_of, place_of
-from s4node.container.mixed import MixedFramePart, MixedPart
+from s4node.container.mixed import MixedPart
 from s4node.errors import ProcessingError
 from s4node.event import EventBatch
 from s4node.progress.suspects import ALL, Suspect, Suspects
@@ -202,6 +202,6 @@ def is_covered(batch: EventBatch, left: LeftOut) -> bool:
     receipt = batch.receipt
     if receipt is None:  # commits keep what waits of the task's own, and no more of this one
         return True
-    if isinstance(receipt, (MixedPart, MixedFramePart)):  # done when the task comes past it
+    if isinstance(receipt, MixedPart):  # done when the task comes past it
         return receipt.past > left.place.number
     return batch.at >= left.at

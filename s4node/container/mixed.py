@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from s4node.comm.durable import DurablePart, DurableReceipt
+from s4node.comm.durable import DurableReceipt
 from s4node.errors import is_signal
-from s4node.progress.input_progress import InputReceipt, PartReceipt
+from s4node.progress.input_progress import InputPart, InputReceipt, PartReceipt
 from s4node.routing import key_failure
 
 Send = Callable[[int, list[Any]], None]
@@ -82,11 +82,13 @@ class _Strays:
 
 
 class MixedPart(PartReceipt):
-    """What a task owes for a batch of an input with events of others."""
+    """What a task owes for a batch with events of others."""
 
     __slots__ = ("_strays",)
 
-    def __init__(self, whole: InputReceipt, found: SortedOut, send: Send) -> None:
+    _whole: InputReceipt | DurableReceipt
+
+    def __init__(self, whole: InputReceipt | DurableReceipt, found: SortedOut, send: Send) -> None:
         super().__init__(whole, found.good)
         self._strays = _Strays(found.strays, whole.first, send)
 
@@ -99,7 +101,7 @@ class MixedPart(PartReceipt):
         """The task has processed its own below ``end``; it says so in order."""
         super().passed(self._strays.send_below(end), end)
 
-    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> MixedPart:  # noqa: ARG002
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> MixedPart:  # noqa: ARG002
         """Events are left out, and done as the task comes past them."""
         return self
 
@@ -109,37 +111,19 @@ class MixedPart(PartReceipt):
         super().done()
 
 
-class MixedFramePart(DurablePart):
-    """The same for a frame of a producer of a durable stream."""
+class MixedInputPart(MixedPart, InputPart):
+    """What it owes for a batch of an input."""
 
-    __slots__ = ("_strays",)
+    __slots__ = ()
 
-    def __init__(self, whole: DurableReceipt, found: SortedOut, send: Send) -> None:
-        super().__init__(whole, found.good)
-        self._strays = _Strays(found.strays, whole.first, send)
 
-    @property
-    def past(self) -> int:
-        """All below this number is done: own events, those of others, and what was left out."""
-        return self._strays.at
+class MixedFramePart(MixedPart):
+    """What it owes for a frame of a producer of a durable stream."""
 
-    def passed(self, first: int, end: int) -> None:  # noqa: ARG002 - where it is, is known
-        """The task has processed its own below ``end``; it says so in order."""
-        super().passed(self._strays.send_below(end), end)
+    __slots__ = ()
 
-    def without(
-        self,
-        reasons: Mapping[int, str],
-        numbers: list[int],  # noqa: ARG002
-        /,
-    ) -> MixedFramePart:
-        """Events are left out: their producer is told why, and they are done as the task comes
-        past them."""
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> MixedPart:
+        """The same, and their producer is told why."""
         for number, reason in reasons.items():
             self.refuse(number, reason)
-        return self
-
-    def done(self) -> None:
-        """The task has processed all of its own."""
-        self.passed(self._strays.at, self._whole.end)
-        super().done()
+        return super().without(reasons, numbers)

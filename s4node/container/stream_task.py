@@ -39,7 +39,6 @@ from s4node.errors import (
 from s4node.event import LIVE, EventBatch, handled
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
-from s4node.progress.input_progress import InputReceipt, PartReceipt
 from s4node.progress.startpoint import Specific, Startpoint
 from s4node.routing import key_failure
 from s4node.stream import OutputStream, Stream, emitted
@@ -572,9 +571,8 @@ class _NoKey(Exception):  # noqa: N818 - it stands for the key
 
 def _place(batch: EventBatch) -> tuple[str, str, int]:
     """System, stream and partition that a batch was read from, whoever its task is."""
-    receipt = batch.receipt
-    if isinstance(receipt, InputReceipt | PartReceipt):
-        return receipt.ssp
+    if isinstance(batch.source, SystemStreamPartition):
+        return batch.source
     return LIVE, batch.stream, batch.partition
 
 

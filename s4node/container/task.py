@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from s4node.app import App
-from s4node.comm.durable import DurablePart, DurableReceipt
 from s4node.container.backlog import Backlog
 from s4node.container.chooser import Bootstrap, MessageChooser
 from s4node.container.elements import Elements
@@ -41,6 +40,7 @@ from s4node.event import EventBatch
 from s4node.executors.policy import Executor
 from s4node.executors.stage import Stage
 from s4node.metrics.registry import MetricsRegistry
+from s4node.progress.input_progress import PartReceipt, Pieces
 from s4node.state.rows import Changes
 from s4node.stream import InputStream, OutputStream, Stream
 
@@ -450,8 +450,7 @@ class Task:
                     return
                 continue
             if batch.at < len(batch.events):
-                in_order = batch.source in backlog.replayable or isinstance(batch.receipt, _DURABLE)
-                flight = flights.look(batch, in_order=in_order)
+                flight = flights.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
                 self.processor.place(flight)
                 flights.add(flight)
                 batch.at += 1
@@ -566,4 +565,5 @@ class Task:
         )
 
 
-_DURABLE = (DurableReceipt, DurablePart)
+_COUNTED = (Pieces, PartReceipt)
+"""Receipts of events whose places are part of commits."""

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from s4node.event import EventBatch
+from s4node.event import EventBatch, Receipt
 from s4node.progress.low_watermark import LowWatermark
 
 if TYPE_CHECKING:
@@ -150,18 +150,13 @@ class InputReceipt(Pieces):
         self.progress = progress
         self.batch = batch
 
-    @property
-    def ssp(self) -> SystemStreamPartition:
-        """Where the events were read."""
-        return self.progress.ssp
-
     def count(self, first: int, end: int) -> None:
         """These offsets are done."""
         self.progress.complete(first, end)
 
-    def part(self, numbers: Sequence[int]) -> PartReceipt:
+    def part(self, numbers: Sequence[int]) -> InputPart:
         """For the part that holds these offsets, in order."""
-        return PartReceipt(self, numbers)
+        return InputPart(self, numbers)
 
     def refuse(self, number: int, reason: str) -> None:
         """An event cannot be processed."""
@@ -172,11 +167,11 @@ class InputReceipt(Pieces):
         for each in range(number, number + count):
             self.refuse(each, reason)
 
-    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> PartReceipt:
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> InputPart:
         """Events are left out and done with; returns the receipt of those of these ``numbers``."""
         for number in sorted(reasons):
             self.passed(number, number + 1)
-        return PartReceipt(self, numbers)
+        return InputPart(self, numbers)
 
     @property
     def home(self) -> tuple[str, str, int]:
@@ -194,25 +189,23 @@ class InputReceipt(Pieces):
 
 
 class PartReceipt:
-    """What a part of a batch owes: the offsets ``numbers`` and no others."""
+    """What a part of a batch owes to the receipt of the ``whole``: these ``numbers`` and no others.
+
+    All else is the whole's to say.
+    """
 
     __slots__ = ("_numbers", "_whole")
 
-    def __init__(self, whole: InputReceipt, numbers: Sequence[int]) -> None:
+    def __init__(self, whole: Receipt, numbers: Sequence[int]) -> None:
         self._whole = whole
         self._numbers = numbers
-
-    @property
-    def ssp(self) -> SystemStreamPartition:
-        """Where the events were read."""
-        return self._whole.ssp
 
     def done(self) -> None:
         """The part is fully processed."""
         self._whole.done()
 
     def passed(self, first: int, end: int) -> None:
-        """Those of the part's offsets that are in this range are done already."""
+        """Those of the part's numbers that are in this range are done already."""
         for start, stop in runs(self._numbers, first, end):
             self._whole.passed(start, stop)
 
@@ -224,23 +217,33 @@ class PartReceipt:
         """Events were dropped for overload."""
         self._whole.shed(number, count, reason)
 
-    def without(self, reasons: Mapping[int, str], numbers: list[int]) -> PartReceipt:
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
         """Events are left out and done with; returns the receipt of the others."""
         return self._whole.without(reasons, numbers)
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events were read."""
+        """Where the events came from."""
         return self._whole.home
 
     @property
     def origin(self) -> str:
-        """What has the offsets."""
+        """What has the numbers."""
         return self._whole.origin
 
     def describe(self, number: int) -> str:
+        """The event's position, for messages."""
+        return self._whole.describe(number)
+
+
+class InputPart(PartReceipt):
+    """A part of a batch of an input."""
+
+    __slots__ = ()
+
+    def describe(self, number: int) -> str:
         """Partition and offset, for messages: its task may be that of another partition."""
-        return f"{self.ssp}:{self._whole.describe(number)}"
+        return f"{self.origin}:{super().describe(number)}"
 
 
 def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from s4node.container.backlog import Backlog
 from s4node.container.culprits import Culprits, Fault, LeftOut, Place, place_of
 from s4node.container.intake import MixedBatch
 from s4node.container.isolation import is_covered
-from s4node.container.mixed import MixedPart, sorted_out
+from s4node.container.mixed import MixedInputPart, sorted_out
 from s4node.event import EventBatch
 from s4node.executors.stage import Stage
 from s4node.progress.input_progress import InputProgress, InputReceipt
@@ -29,7 +29,7 @@ def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None
     whole = InputReceipt(progress, 0, 6, batch)
     found = sorted_out(range(6), batch.events, lambda e: int(e.user == "3"), 0, lambda *_: None)
     batch.events, batch.numbers = found.events, found.numbers
-    batch.receipt = MixedPart(whole, found, lambda *_: None)
+    batch.receipt = MixedInputPart(whole, found, lambda *_: None)
     culprits = Culprits()
     for number in (0, 2, 5):
         culprits.add(Place(str(SSP), number), Fault("it fails"))

@@ -11,18 +11,13 @@ from lanes import NODE, Tick, way
 from test_both_ends import World, happen
 
 from s4node.comm import frame as wire
-from s4node.comm.durable import (
-    UNKNOWN_BYTES,
-    DurableAdmission,
-    DurablePart,
-    DurableReceipt,
-    TakenLanes,
-)
+from s4node.comm.durable import UNKNOWN_BYTES, DurableAdmission, DurableReceipt, TakenLanes
 from s4node.comm.frame import WINDOW_BYTES, Frame
 from s4node.comm.outbox import Outbox
 from s4node.comm.producer_lane import LaneReceipt
 from s4node.event import EventBatch
 from s4node.executors.stage import Gauge, Stage
+from s4node.progress.input_progress import PartReceipt
 from s4node.progress.producers import KeptProducer
 
 State = dict[tuple[str, int], list[int]]
@@ -471,7 +466,7 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     frame = node.take(0, 6)
     frame.parts = 2
     assert isinstance(frame, DurableReceipt)
-    even, odd = DurablePart(frame, [0, 2, 4]), DurablePart(frame, [1, 3, 5])
+    even, odd = PartReceipt(frame, [0, 2, 4]), PartReceipt(frame, [1, 3, 5])
     even.passed(0, 3)
     assert node.commit() == {"p": KeptProducer(1)}
     odd.passed(1, 4)
