@@ -131,7 +131,7 @@ class Container:
         self.listener = self.front.listener
         self.log = self.front.log
         self.ownership: Ownership
-        self.quiescence: Quiescence
+        self.quiescence: Quiescence | None = None  # there where tasks keep what they do
         self._drain: Drain | None = None  # there is nothing to drain before the parts are made
         self.pipeline: Pipeline
         self.loop: EventLoop
@@ -139,7 +139,6 @@ class Container:
         self.outputs: Outputs
         self.members: Members | None = None
         self.replay: Replay | None = None
-        self.exchange: Exchange | None = None
         self.model: JobModel
         self._choosers: ChooserSettings
         self.partitioner: Partitioner
@@ -155,6 +154,11 @@ class Container:
     def processed(self) -> int:
         """Events handled, over all tasks and streams."""
         return self.partitions.processed
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """What tasks send each other, where they keep what they do."""
+        return self.replay.exchange if self.replay is not None else None
 
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
@@ -266,8 +270,6 @@ class Container:
         await self.outputs.start(nursery)
         if self.replay is not None:
             await self.replay.start(nursery)
-        if self.exchange is not None:
-            await nursery.start(self.exchange.emitter.run)
         if self.members is not None:
             await nursery.start(self.members.emitter.run)
             await self._open(nursery)
@@ -281,8 +283,8 @@ class Container:
             return
         await self.ownership.own_all()
         await self._open(outer)
-        if self.exchange is not None:
-            self.exchange.assign([self.address] * self.partitioner.partitions, 0)
+        if self.replay is not None:
+            self.replay.exchange.assign([self.address] * self.partitioner.partitions, 0)
 
     async def _work(self, nursery: trio.Nursery, patience: trio.CancelScope, drain: Drain) -> None:
         """Run the app's sources until it is to stop; from then on there is a deadline."""
@@ -363,25 +365,25 @@ class Container:
         ended.set()
 
     def _stop_accepting(self) -> None:
-        if self.members is None and self.exchange is None:
+        if self.members is None and self.replay is None:
             self.listener.stop_accepting()
         if self.members is not None:  # others that stop as well may still come, and we to them
             self.members.emitter.insist()
-        if self.exchange is not None:
-            self.exchange.emitter.insist()
+        if self.replay is not None:
+            self.replay.exchange.emitter.insist()
         self.front.drain()
         close(self.ports.values())
         self.listener.flush(float("inf"))
 
     async def _quiesce(self) -> None:
         """Work off what tasks, and the members, still send each other."""
-        if self.exchange is not None:
+        if self.quiescence is not None:
             self.loop.end_windows()
             await self.quiescence.wait()
         if self.members is not None:
             self.loop.end_windows()
             await self.members.drain(self.loop, self.partitions)
-            if self.exchange is not None:  # what the others have sent meanwhile
+            if self.quiescence is not None:  # what the others have sent meanwhile
                 await self.quiescence.wait()
             self.inputs.leave()
         self.listener.stop_accepting()
@@ -401,7 +403,10 @@ class Container:
         self.pipeline = Pipeline(app, config, flow.edges(app), durable)
         self._make_ways()
         self._make_tasks(durable)
-        self.quiescence = Quiescence(self.loop, self.partitions.tasks, self.replay, self.exchange)
+        if self.replay is not None:
+            self.quiescence = Quiescence(
+                self.loop, self.partitions.tasks, self.replay.committer, self.replay.exchange
+            )
         self.ownership = Ownership(
             app,
             self.node,
@@ -415,7 +420,6 @@ class Container:
             readers=self.readers,
             members=self.members,
             replay=self.replay,
-            exchange=self.exchange,
             report=partial(self.accounts.report, nursery),
         )
         self.tasks = self.partitions.tasks
@@ -431,7 +435,7 @@ class Container:
             after_turn=self._after_turn,
             held=self._in_doubt,
             on_shutdown=self.stop,
-            arrived=lambda: self.quiescence.arrived(),
+            arrived=lambda: self.quiescence is None or self.quiescence.arrived(),
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
         )
@@ -466,7 +470,7 @@ class Container:
                 on_refused=self._refused,
             )
         if self.replay is not None:
-            self.exchange = Exchange(
+            self.replay.exchange = Exchange(
                 app,
                 config,
                 self.pipeline,
@@ -510,13 +514,13 @@ class Container:
             headers=self.front.headers,
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
-            shared=self.members is not None or self.exchange is not None,
-            durable=durable if self.exchange is None else durable | inner_of(app),
+            shared=self.members is not None or self.replay is not None,
+            durable=durable if self.replay is None else durable | inner_of(app),
             on_full=self.partitions.commit_soon,
             send=self._send,
             full=self._full,
         )
-        if self.replay is not None and self.exchange is not None:
+        if self.replay is not None:
             producers = Producers(
                 self.inputs.durable, trio.lowlevel.current_clock().current_time, self._committed
             )
@@ -527,7 +531,6 @@ class Container:
                 self.partitions,
                 self.outputs,
                 producers,
-                self.exchange,
                 self._goes_back,
             )
 
@@ -585,8 +588,8 @@ class Container:
             self.outputs.heard()
             if self.members is not None:
                 self.members.heard()
-            if self.exchange is not None:
-                self.exchange.heard()
+            if self.replay is not None:
+                self.replay.exchange.heard()
                 self.inputs.released()
                 if self.loop.ending:  # it may wait for what has just arrived
                     self.loop.nudge()

@@ -21,7 +21,6 @@ from s4node.app import App
 from s4node.cluster.enrolment import Enrolment
 from s4node.cluster.membership import Membership
 from s4node.cluster.view import View
-from s4node.container.exchange import Exchange
 from s4node.container.front import Front
 from s4node.container.inputs import Inputs
 from s4node.container.lifecycle import Closing, Lifecycle, Step
@@ -64,7 +63,6 @@ class Ownership:
         readers: Readers,
         members: Members | None,
         replay: Replay | None,
-        exchange: Exchange | None,
         report: Callable[[], Awaitable[None]],
     ) -> None:
         self.view = View.alone(app.partitions)
@@ -82,7 +80,6 @@ class Ownership:
         self._readers = readers
         self._members = members
         self._replay = replay
-        self._exchange = exchange
         self._report = report
         self._membership: Membership | None = None
         self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
@@ -166,8 +163,8 @@ class Ownership:
         self._inputs.tell_owners()
         self._readers.tell_owners()
         self._members.assign(view, self._tasks.keys())
-        if self._exchange is not None:
-            self._exchange.assign(view.owners, view.epoch)
+        if self._replay is not None:
+            self._replay.exchange.assign(view.owners, view.epoch)
         self._loop.nudge()
 
     async def _gain(self, view: View, partitions: list[int]) -> None:
@@ -182,8 +179,8 @@ class Ownership:
             await self._start(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
-            if self._exchange is not None:
-                self._exchange.resume(task)
+            if self._replay is not None:
+                self._replay.exchange.resume(task)
             self._inputs.open(task.partition, task.backlog.stages)
             self._loop.wake(task)
         if self._replay is not None:
@@ -213,14 +210,12 @@ class Ownership:
         new = await self._replay.replaced(old)
         self._inputs.go_back(new.partition)
         await self._start(new)
-        if self._exchange is not None:
-            self._exchange.resume(new)
+        self._replay.exchange.resume(new)
         self._loop.wake(new)
 
     async def _hand_over(self, partition: int) -> None:
         """Stop with a task, and let another member have its partition, with all that it keeps."""
         assert self._replay is not None
-        assert self._exchange is not None
         assert self._membership is not None
         self._inputs.refrain(partition)
         await self._replay.consumers.leave(partition)
@@ -233,7 +228,8 @@ class Ownership:
         await self._replay.release(task)
         await self._close(task)
         self._partitions.remove(task)
-        self._exchange.leave(task)  # not before what waits in the task, some of it in its rows
+        # not before what waits in the task, some of it in its rows
+        self._replay.exchange.leave(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
         log.info("hands a partition over", app=self._app.name, node=self._node,

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import trio
 
+from s4node.container.committer import Committer
 from s4node.container.exchange import Exchange
 from s4node.container.loop import EventLoop
-from s4node.container.replay import Replay
 from s4node.container.task import Task
 
 _LOOK_SECONDS = 0.005
@@ -27,18 +27,17 @@ class Quiescence:
         self,
         loop: EventLoop,
         tasks: Mapping[int, Task],
-        replay: Replay | None,
-        exchange: Exchange | None,
+        committer: Committer,
+        exchange: Exchange,
     ) -> None:
         self._loop = loop
         self._tasks = tasks
-        self._replay = replay
+        self._committer = committer
         self._exchange = exchange
 
     async def wait(self) -> None:
         """Return when no task has anything to do, and all that they have sent each other is
         committed where it went."""
-        assert self._exchange is not None
         while (  # noqa: ASYNC110 - any of many things may end it
             self._ask_commits() or self._exchange.moving or not self._at_rest
         ):
@@ -46,7 +45,7 @@ class Quiescence:
 
     def arrived(self) -> bool:
         """Whether nothing is on its way between tasks; if something is, commits are asked for."""
-        if self._exchange is None or self._exchange.idle:
+        if self._exchange.idle:
             return True
         self._ask_commits()
         return False
@@ -57,12 +56,11 @@ class Quiescence:
 
     def _ask_commits(self) -> bool:
         """Have tasks commit that have something to commit; False if none has."""
-        assert self._replay is not None
         found = False
         for task in self._tasks.values():
-            if task.on_commit is not None and self._replay.committer.changed(task):
+            if task.on_commit is not None and self._committer.changed(task):
                 found = True
-                if not self._replay.committer.writes(task):
+                if not self._committer.writes(task):
                     task.want_commit()
                     self._loop.wake(task)
         return found

@@ -49,12 +49,14 @@ from s4node.systems.system import SystemStreamPartition
 class Replay:
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
-    ``counts`` are the partitions of its inputs by system and stream.
+    ``counts`` are the partitions of its inputs by system and stream. ``exchange`` is set before
+    :meth:`make`.
     """
 
     def __init__(self, app: App, config: Config, own_log: str) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self.systems = Systems(config, own_log)
+        self.exchange: Exchange
         self.consumers: Consumers
         self.committer: Committer
         self.rejects: Rejects
@@ -127,7 +129,6 @@ class Replay:
         partitions: Partitions,
         outputs: Outputs,
         producers: Producers,
-        exchange: Exchange,
         go_back: Callable[[Task], None],
     ) -> None:
         """Make the parts; the progress is kept under ``name``. ``go_back(task)`` has a task that
@@ -171,7 +172,7 @@ class Replay:
                 config[settings.STATE_CHECKPOINTS],
                 config[settings.STATE_CHECKPOINT_AGE],
             ),
-            exchange=exchange,
+            exchange=self.exchange,
             wake=partitions.wake,
         )
 
@@ -192,6 +193,7 @@ class Replay:
             await nursery.start(system.run)
         await nursery.start(self.rejects.run)
         await nursery.start(self.consumers.run)
+        await nursery.start(self.exchange.emitter.run)
 
     async def _be_present(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
