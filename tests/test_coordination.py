@@ -9,7 +9,9 @@ import signal
 import sqlite3
 import stat
 import time
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -230,6 +232,68 @@ async def test_a_process_out_of_file_descriptors_keeps_its_session(folder: Path)
             assert not session.lost.is_set()
         await other.kill()
         assert await gone(session, "/nodes/two") < 5
+
+
+def events_of(logs: list[MutableMapping[str, Any]]) -> list[str]:
+    return [line["event"] for line in logs]
+
+
+async def test_a_folder_that_cannot_be_come_to_for_a_while_keeps_the_session(
+    tmp_path: Path, folder: Path
+) -> None:
+    made(folder)
+    way, loop = tmp_path / "way", tmp_path / "loop"
+    way.symlink_to(folder)
+    async with FolderCoordination(way).session("one") as session:
+        loop.symlink_to("way")
+        with capture_logs() as logs:
+            loop.replace(way)  # it leads to itself
+            await until(lambda: logs)
+            await session.create("/a")
+            await trio.sleep(0.3)
+            assert not session.lost.is_set()
+            loop.symlink_to(folder)
+            loop.replace(way)
+            await until(lambda: len(logs) == 2)
+    assert events_of(logs) == [
+        "cannot look after the other sessions",
+        "can look after the other sessions again",
+    ]
+    assert "mend its folder's rights, or see whether its disk works" in logs[0]["reason"]
+
+
+async def test_a_folder_that_is_deleted_while_it_cannot_be_come_to_ends_the_session(
+    tmp_path: Path, folder: Path
+) -> None:
+    made(folder)
+    way, loop = tmp_path / "way", tmp_path / "loop"
+    way.symlink_to(folder)
+    async with FolderCoordination(way).session("one") as session:
+        loop.symlink_to("way")
+        loop.replace(way)
+        shutil.rmtree(folder)
+        with trio.fail_after(10):
+            await session.lost.wait()
+
+
+async def test_a_session_that_can_give_no_sign_of_life_for_a_while_is_kept(folder: Path) -> None:
+    async with FolderCoordination(folder, session_timeout=5).session("one") as session:
+        file = session._file._fd
+        kept = os.dup(file)  # and the lock with it
+        blunt = os.open(folder, os.O_PATH)  # of which no time can be set
+        with capture_logs() as logs:
+            async with session._turn:  # nobody can see whether the session is still there
+                os.dup2(blunt, file, inheritable=False)
+                await until(lambda: logs)
+                assert session.doubtful
+            await until(lambda: not session.doubtful)
+            assert not session.lost.is_set()
+            os.dup2(kept, file, inheritable=False)
+            await until(lambda: len(logs) == 2)
+        os.close(kept)
+        os.close(blunt)
+        assert not session.doubtful
+    assert events_of(logs) == ["cannot give signs of life", "can give signs of life again"]
 
 
 # --- sessions ------------------------------------------------------------------------------------

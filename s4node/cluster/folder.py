@@ -11,8 +11,10 @@ Rules
   look, and whoever notices removes its session. A process that is stopped is removed when it gave
   no sign of life for its timeout.
 - A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
-  ends it: what keeps it from looking after the others (a full disk, no file descriptor left) is
-  waited out.
+  ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
+  folder that may not be entered) is waited out. It is told once, and when it is over.
+- Who can give no sign of life is in doubt, as who stood still is: each time until it has read that
+  its session is still there.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ def has_sessions(folder: Path) -> bool:
         finally:
             seen.close()
     return False
+
+
+class FolderGoneError(CoordinationError):
+    """The folder was deleted or replaced."""
 
 
 class FolderCoordination:
@@ -139,7 +145,7 @@ class FolderSession:
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
         self._stale = True  # who the others are has to be read anew
-        self._trouble = ""
+        self._troubles: dict[str, str] = {}
 
     @property
     def doubtful(self) -> bool:
@@ -231,8 +237,24 @@ class FolderSession:
         while not self.lost.is_set():
             self._asleep = self.doubtful
             self._beaten = time.monotonic()
-            self._file.beat()
+            try:
+                self._file.beat()
+            except OSError as error:
+                self._asleep = True
+                self._tell("give signs of life", _unusable(self._file.path, error))
+            else:
+                self._tell("give signs of life", "")
             await trio.sleep(self.timeout / 5)
+
+    def _tell(self, what: str, trouble: str) -> None:
+        """Log once what it cannot do, and that it can again where ``trouble`` is empty."""
+        if trouble == self._troubles.get(what, ""):
+            return
+        self._troubles[what] = trouble
+        if trouble:
+            log.warning(f"cannot {what}", session=self.name, reason=trouble)
+        else:
+            log.info(f"can {what} again", session=self.name)
 
     async def look(self) -> None:
         """See to changes and to the other sessions, until this one is lost."""
@@ -247,23 +269,20 @@ class FolderSession:
 
     async def _look(self) -> None:
         while not self.lost.is_set():
-            self._check_folder()
             try:
+                self._check_folder()
                 await self._look_after_others(time.monotonic())
             except TreeBusy:
                 pass  # then at the next look
             except SessionLost:
                 return
-            except DamagedTreeError:
+            except (FolderGoneError, DamagedTreeError):
                 raise
             except (CoordinationError, OSError) as error:  # the same, but it may last
                 self._stale = True
-                if str(error) != self._trouble:
-                    self._trouble = str(error)
-                    log.warning("cannot look after the other sessions", session=self.name,
-                                reason=self._trouble)  # fmt: skip
+                self._tell("look after the other sessions", str(error))
             else:
-                self._trouble = ""
+                self._tell("look after the other sessions", "")
             await trio.sleep(LOOK_SECONDS)
 
     async def _look_after_others(self, now: float) -> None:
@@ -283,10 +302,14 @@ class FolderSession:
     def _check_folder(self) -> None:
         try:
             same = self._tree.path.stat().st_ino == self._inode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        except OSError as error:  # it may be there, and it may not
+            if not self._file.removed():
+                raise CoordinationError(_unusable(self._tree.path, error)) from error
             same = False
         if not same:
-            raise CoordinationError(
+            raise FolderGoneError(
                 "its database was deleted or replaced under it; start all nodes anew, and keep "
                 "what cleans up folders away from this one"
             )
@@ -311,7 +334,7 @@ class FolderSession:
                 with contextlib.suppress(TreeBusy):
                     await self._attempt(partial(_end_session, self._tree, self._folder, self.id))
                     break
-        except CoordinationError:
+        except (CoordinationError, OSError):
             pass  # the lock below tells the others all the same
         finally:
             self._lose("it was closed")
@@ -380,6 +403,13 @@ def _end_session(tree: Tree, folder: Path, id_: str) -> None:
 
 def _session_path(folder: Path, id_: str) -> Path:
     return folder / _SESSIONS / id_
+
+
+def _unusable(path: Path, error: OSError) -> str:
+    return (
+        f"the coordination's file {path} cannot be used ({error.strerror}); mend its folder's "
+        f"rights, or see whether its disk works (setting s4.coordination.folder)"
+    )
 
 
 def _stuck(folder: Path, seconds: float) -> CoordinationError:

@@ -29,8 +29,12 @@ class SessionFile:
         os.write(self._fd, f"{os.getpid()}\n".encode())
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Give a sign of life; raises OSError where the disk takes none."""
         os.utime(self._fd)
+
+    def removed(self) -> bool:
+        """Whether somebody has deleted the file; told by what is open, whatever its folder is."""
+        return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
         """Let go of the lock: to the others, the session is dead now. Again does nothing."""

@@ -320,7 +320,8 @@ def _explain(path: Path, error: sqlite3.Error) -> Exception:
         return TreeBusy(str(error))
     fix = {
         "SQLITE_FULL": "the disk is full: make room on it",
-        "SQLITE_CORRUPT": "it is damaged: stop all nodes and delete the folder; they make it anew",
+        "SQLITE_CORRUPT": "it is damaged, or its disk cannot be read: look at the disk (dmesg); "
+        "if it is well, stop all nodes and delete the folder; they make it anew",
         "SQLITE_NOTADB": "it is damaged: stop all nodes and delete the folder; they make it anew",
         "SQLITE_READONLY": "it cannot be written: mend its rights, or take another folder",
         "SQLITE_CANTOPEN": "it cannot be opened: mend the folder's rights, or take another folder",
