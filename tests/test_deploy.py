@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -577,6 +578,81 @@ async def test_a_node_whose_folder_has_disappeared_says_so_and_stops(folder: Pat
             os.kill(pid, 0)
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
+
+
+async def set_app_entry(folder: Path, data: bytes) -> bytes:
+    """Write what the registry has of the counter; what it was before."""
+    async with FolderCoordination(folder / "shared").session("test") as session:
+        path = f"{Registry.path_of_apps('shop')}/counter"
+        entry = await session.get(path)
+        assert entry is not None
+        await session.set(path, data)
+        return entry.data
+
+
+async def test_what_runs_goes_on_while_it_cannot_be_learned_what_is_deployed(folder: Path) -> None:
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        before = await set_app_entry(folder, b"{")
+        await until(lambda: "cannot learn what is deployed; what runs goes on" in one.errors)
+        await set_app_entry(folder, b"{")
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
+        await set_app_entry(folder, before)
+        await until(lambda: "can learn what is deployed again" in one.errors)
+        assert one.errors.count("cannot learn what is deployed") == 1
+        assert "another version of s4node may have written it" in one.errors
+        await deploy(folder, write_app(folder, "counter", "v2"))
+        await click(one.address, "bob")
+        await until(lambda: printed(one) == ["v1 ann 1", "v2 bob 1"])
+
+
+@asynccontextmanager
+async def asleep_until_ended(one: NodeProcess, folder: Path) -> AsyncIterator[None]:
+    """The block begins when the others have ended the session of a stopped node, and it goes on
+    when the block ends."""
+    async with FolderCoordination(folder).session("test") as session:
+        one.signal(signal.SIGSTOP)
+        await until_told(lambda: Registry(session).nodes("shop"), lambda nodes: not nodes)
+    yield
+    one.signal(signal.SIGCONT)
+
+
+async def test_what_runs_goes_on_while_a_node_cannot_come_to_its_folder(folder: Path) -> None:
+    real, link = folder / "real", folder / "shared"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    async with node(folder, "one", s4_session_timeout="1000") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        before = await containers(folder)
+        async with asleep_until_ended(one, real):
+            (folder / "loop").symlink_to("shared")
+            (folder / "loop").replace(link)  # it leads to itself
+        await until(lambda: "cannot join again; what runs goes on" in one.errors)
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
+        (folder / "way").symlink_to(real)
+        (folder / "way").replace(link)
+        await until(lambda: "the node has joined again" in one.errors)
+        assert await containers(folder) == before
+        assert one.errors.count("cannot join again") == 1
+        assert "a container ended" not in one.errors
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2"])
+
+
+async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
+    folder: Path,
+) -> None:
+    async with node(folder, "one", s4_session_timeout="1000") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        async with asleep_until_ended(one, folder / "shared"):
+            database = sqlite3.connect(folder / "shared" / "tree.sqlite", isolation_level=None)
+            database.execute("PRAGMA user_version = 9")
+            database.close()
+        assert await one.wait() == 1
+        assert "is written in format 9, this s4node reads format 1" in one.errors
+        assert "Traceback" not in one.errors
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Rules
 - Trouble is waited out: only the end of the session is the end of following.
-- It is told once, until it is another one or a step has worked.
+- It is told once, until it is another one or a step has worked, which is told to who asks for it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ _RETRY_SECONDS = 1.0
 
 
 async def follow(
-    step: Callable[[], Awaitable[None]], on_trouble: Callable[[str], None]
+    step: Callable[[], Awaitable[None]],
+    on_trouble: Callable[[str], None],
+    on_well: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Take one ``step`` after the other until cancelled; raises SessionLost.
 
-    ``on_trouble`` is called with the reason why a step has failed, which is then taken again.
+    ``on_trouble`` is called with the reason why a step has failed, which is then taken again, and
+    ``on_well`` when one has worked after that: whose steps wait for news had better begin with it.
     """
     told = ""
     while True:
@@ -36,4 +39,6 @@ async def follow(
                 on_trouble(told)
             await trio.sleep(_RETRY_SECONDS)
         else:
+            if told:
+                on_well()
             told = ""

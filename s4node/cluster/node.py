@@ -6,6 +6,9 @@ Rules
 - One version of an app at a time. The old one drains and ends first, on all nodes, then the new one
   joins; what producers send meanwhile waits with them.
 - A node that has lost its session joins again; its containers have sessions of their own.
+- What ends a node at its start does not end one that runs: trouble with the coordination is told
+  once and waited out, while the containers go on. Only what waiting does not mend ends it then: a
+  folder that has gone, that is damaged or of another format, and a name that another node has.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import trio
 
@@ -27,12 +30,21 @@ from s4node.cluster import admin, lifeline
 from s4node.cluster import package as archive
 from s4node.cluster.coordination import Session
 from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.follow import follow
 from s4node.cluster.node_folder import NodeFolder, node_folder
 from s4node.cluster.package import Manifest, Store
 from s4node.cluster.registry import RUNNING, AppId, AppInfo, ClusterInfo, NodeInfo, Registry
 from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.cluster.tree import LastingTreeError
 from s4node.config import Config
-from s4node.errors import ContainerFailed, CoordinationError, PackageError, S4Error, SessionLost
+from s4node.errors import (
+    ContainerFailed,
+    CoordinationError,
+    NameTaken,
+    PackageError,
+    S4Error,
+    SessionLost,
+)
 from s4node.logger import get_logger
 
 log = get_logger("s4node.node")
@@ -162,20 +174,42 @@ class Node:
 
     async def _follow_sessions(self) -> None:
         """Follow the registry through one session after the other."""
+        told = ""
         while True:
             try:
                 async with self._coordination.session(f"node {self.name}") as session:
                     await self._join(session)
+                    if told:
+                        log.info("the node has joined again", node=self.name)
+                        told = ""
                     await self._follow(session)
             except SessionLost as error:
-                self._registry = None
-                log.warning("the node's session is lost; joining again", reason=str(error))
-                await trio.sleep(_AGAIN_SECONDS)
-            if not self._folder.admin.exists():
+                told = str(error)
+                log.warning("the node's session is lost; joining again", reason=told)
+            except (LastingTreeError, NameTaken):
+                raise
+            except CoordinationError as error:
+                if not self.ready.is_set():
+                    raise
+                if told != str(error):
+                    told = str(error)
+                    log.warning("cannot join again; what runs goes on", reason=told)
+            self._registry = None
+            await trio.sleep(_AGAIN_SECONDS)
+            if self._has_disappeared():
                 raise CoordinationError(
                     f"the folder {self._coordination.folder} has disappeared, and with it what was "
                     f"deployed; the node stops: start it again, and deploy again"
                 )
+
+    def _has_disappeared(self) -> bool:
+        try:
+            self._folder.admin.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # not to be known now
+            pass
+        return False
 
     async def _join(self, session: Session) -> None:
         registry = Registry(session)
@@ -193,19 +227,32 @@ class Node:
             await registry.put_cluster(ClusterInfo(self.cluster, partitions))
         self._registry = registry
 
-    async def _follow(self, session: Session) -> None:
+    async def _follow(self, session: Session) -> NoReturn:
+        seen = await self._learn(session)  # at the start, trouble ends the node
+
+        async def step() -> None:
+            nonlocal seen
+            await session.wait_change(Registry.path_of_apps(self.cluster), seen)
+            seen = await self._learn(session)
+
+        await follow(
+            step,
+            lambda why: log.warning("cannot learn what is deployed; what runs goes on", reason=why),
+            lambda: log.info("can learn what is deployed again", node=self.name),
+        )
+
+    async def _learn(self, session: Session) -> int:
+        """See what is to run; returns the number of the change as of which that is."""
         assert self._registry is not None
-        path = Registry.path_of_apps(self.cluster)
-        while True:
-            seen = await session.change(path)
-            apps = await self._registry.apps(self.cluster)
-            for name in {*apps, *self._posts}:
-                found = apps[name].value if name in apps else None
-                group = await self._registry.group(AppId(self.cluster, name))
-                self._want(name, found, group.addresses)
-            self._door.news()
-            self.ready.set()
-            await session.wait_change(path, seen)
+        seen = await session.change(Registry.path_of_apps(self.cluster))
+        apps = await self._registry.apps(self.cluster)
+        for name in {*apps, *self._posts}:
+            found = apps[name].value if name in apps else None
+            group = await self._registry.group(AppId(self.cluster, name))
+            self._want(name, found, group.addresses)
+        self._door.news()
+        self.ready.set()
+        return seen
 
     def _want(self, name: str, app: AppInfo | None, members: tuple[str, ...]) -> None:
         wanted = app if app is not None and app.state == RUNNING else None

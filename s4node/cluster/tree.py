@@ -52,8 +52,12 @@ INSERT INTO entry VALUES ('/', '', x'', 0, '', 0, 0);
 """
 
 
-class DamagedTreeError(CoordinationError):
-    """The database is none any more; that does not pass."""
+class LastingTreeError(CoordinationError):
+    """The database is none that we can use; waiting does not help."""
+
+
+class DamagedTreeError(LastingTreeError):
+    """The database is none any more. SQLite also says so where the disk cannot be read (EIO)."""
 
 
 class TreeBusy(Exception):  # noqa: N818 - a reason to try again, never seen outside of the room
@@ -100,12 +104,12 @@ class Tree:
                 f"PRAGMA user_version = {FORMAT}; {_SCHEMA} COMMIT;"
             )
         elif application != _APPLICATION:
-            raise CoordinationError(
+            raise LastingTreeError(
                 f"{self.path} is a database of another program; take another folder: "
                 f"s4.coordination.folder"
             )
         elif version != FORMAT:
-            raise CoordinationError(
+            raise LastingTreeError(
                 f"{self.path} is written in format {version}, this s4node reads format {FORMAT}; "
                 f"stop all nodes and delete the folder, or run the s4node that made it"
             )
