@@ -168,6 +168,15 @@ class StateError(S4Error):
     """A key or value that a store cannot hold, or a store that is used where there is none."""
 
 
+class NotSaveable(StateError):  # noqa: N818
+    """The instance of ``pe`` for ``key`` holds a value that cannot be saved."""
+
+    def __init__(self, pe: str, key: object, cause: BaseException) -> None:
+        super().__init__(f"{pe} {key!r} cannot be saved: {cause}")
+        self.pe = pe
+        self.key = key
+
+
 class ProgressUnwritten(CheckpointError):  # noqa: N818
     """Progress could not be written for now: nothing has happened, and it can be tried again."""
 

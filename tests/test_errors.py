@@ -14,7 +14,7 @@ from input_systems import dies, fresh
 
 from s4node import App, Client, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.container.container import Container
-from s4node.errors import ConfigError, ProcessingError
+from s4node.errors import ConfigError, NotSaveable, ProcessingError
 from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import InputBatch, SystemStreamPartition
@@ -98,16 +98,35 @@ class AsyncCount(ProcessingElement):
             raise ValueError(f"click {event.number} is bad")
 
 
+class Spoils(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 2**70 if event.bad else 1  # which only a commit finds
+
+
+class AsyncSpoils(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        await trio.lowlevel.checkpoint()
+        self.clicks += 2**70 if event.bad else 1
+
+
 class Counts(App):
-    def __init__(self, pe: type[ProcessingElement] = Count, handlers: int = 1) -> None:
+    def __init__(
+        self, pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0
+    ) -> None:
         super().__init__("counts")
         self._pe = pe
         self._handlers = handlers
+        self._cache = cache
 
     def on_init(self) -> None:
-        stream = self.create_input_stream(
-            "clicks", self.create_pe(self._pe), key="user", system="memory"
-        )
+        element = self.create_pe(self._pe)
+        if self._cache:
+            element.set_pe_cache(self._cache)
+        stream = self.create_input_stream("clicks", element, key="user", system="memory")
         stream.set_parallelism(self._handlers)
 
 
@@ -150,6 +169,65 @@ async def test_what_pes_count_is_the_truth_without_the_events_at_which_they_fail
             system.put("clicks", Partitioner(2).partition_of(click.user), click)
         await processed(container, system)
         assert counted(container) == truth(clicks + more)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("pe", "cache"), [(Spoils, 0), (Spoils, 3), (AsyncSpoils, 0)])
+async def test_events_are_left_out_that_leave_what_cannot_be_saved(
+    system: MemorySystem,
+    settings: dict[str, str],
+    pe: type[ProcessingElement],
+    cache: int,
+    where: str,
+) -> None:
+    clicks = fill(system, 500, PLACES[where])
+    settings["task.commit.ms"] = "20"
+    async with running(Counts(pe, cache=cache), settings, partitions=2) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
+        await until(lambda: [progress[n][ssp(n)].committed for n in range(2)] == ends)
+        assert container.statistics().replay.left_out == {
+            "clicks": sum(click.bad for click in clicks)
+        }
+    async with running(Counts(pe), settings, partitions=2) as container:
+        more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
+        for click in more:
+            system.put("clicks", Partitioner(2).partition_of(click.user), click)
+        await processed(container, system)
+        assert counted(container) == truth(clicks + more)
+
+
+async def test_where_events_may_not_be_left_out_the_app_ends_by_what_cannot_be_saved(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 50, lambda n: n == 20)
+    del settings["s4.stream.clicks.onError"]
+    with pytest.raises(NotSaveable, match=r"Spoils 'user-3' cannot be saved: .*ints"):
+        async with running(Counts(Spoils), settings | {"task.commit.ms": "20"}, partitions=2):
+            await trio.sleep_forever()
+
+
+class SpoilsInTime(Count):
+    def on_time(self) -> None:
+        self.clicks = 2**70
+
+
+async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Timed(Counts):
+        def on_init(self) -> None:
+            timed = self.create_pe(SpoilsInTime)
+            timed.set_timer_interval(0.05)
+            self.create_input_stream("clicks", timed, key="user", system="memory")
+
+    fill(system, 50, lambda _: False, partitions=1)
+    settings["task.commit.ms"] = "20"
+    with pytest.raises(NotSaveable):
+        async with running(Timed(), settings, partitions=1) as container:
+            await trio.sleep_forever()
+    assert container.statistics().replay.left_out == {}
 
 
 # -- tasks ----------------------------------------------------------------------------------------

@@ -37,7 +37,13 @@ from s4node.comm.producer_lane import origin_of
 from s4node.container.exchange import Exchange
 from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
-from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
+from s4node.errors import (
+    CheckpointError,
+    NotSaveable,
+    ProgressUnwritten,
+    StateError,
+    StoreCorrupt,
+)
 from s4node.faults import passing
 from s4node.keys import Hasher
 from s4node.logger import get_logger
@@ -383,15 +389,24 @@ class Committer:
         self._nursery.start_soon(self._run, kept, what)
 
     async def _run(self, kept: _Kept, what: TaskProgress) -> None:
-        written = False
+        written, spoiled = False, None
         try:
             passing("commit.begin")
             await self._encode(kept)
             passing("commit.encoded")
             written = await self._write(kept, what)
+        except NotSaveable as error:
+            spoiled = error
         finally:
             kept.state.end_commit(written=written)
             self._exchange.end(kept.task, written=written)
+        if spoiled is not None:
+            if self._finishing or kept.leaving:  # there is no time to find out what it is due to
+                raise spoiled
+            kept.writing = False
+            self._quiet.unpark_all()
+            kept.task.spoiled(spoiled)
+            return
         if written:
             await self._written(kept, what)
             passing("commit.told")

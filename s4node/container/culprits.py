@@ -192,6 +192,11 @@ class Leash:
         self._done = 0
 
     @property
+    def shortest(self) -> bool:
+        """Whether it has not been lengthened yet."""
+        return self._length == 1
+
+    @property
     def left(self) -> int:
         """How many it may process at once; 1 while a commit is waited for."""
         return max(1, self._length - self._done)

@@ -2,6 +2,8 @@
 
 Rules
 - Culprits are left out when their batch is loaded. Behind a failure the task is on a leash.
+- What cannot be saved is due to an event before the commit that finds it: the task does them again,
+  on a leash and without overlap, until a commit has only one.
 - What is under way is told for the case that it kills the process. Suspects of earlier deaths are
   processed alone: one event at a time in the task, and no other task with suspects beside it.
 """
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 class Recovery(Protocol):
     """Has tasks go back to their last commit for events at which they fail."""
+
+    @property
+    def undoes(self) -> bool:
+        """Whether tasks may go back at all."""
+        ...
 
     def takes(self, task: Task, error: ProcessingError, /) -> bool:
         """Whether the task goes back for this failure; otherwise it stops the app."""
@@ -51,12 +58,18 @@ class Isolation:
     """That of ``task``, by ``recovery``."""
 
     __slots__ = (
+        "_last",
         "_leash",
+        "_may_narrow",
         "_most",
+        "_narrows",
+        "_others",
+        "_since",
         "_suspects",
         "_task",
         "_under_way",
         "_untold",
+        "committed_only",
         "culprits",
         "recovery",
     )
@@ -70,6 +83,13 @@ class Isolation:
         self._under_way: UnderWay | None = None
         self._suspects: Suspects | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
+        self._since = 0  # events since the last commit,
+        self._last: tuple[EventBatch, int] | None = None  # the last of them, and its index
+        self._others = False  # a window or a timer ran since then
+        self._narrows = False  # what cannot be saved is being looked for
+        self.committed_only: tuple[EventBatch, int] | None = None
+        """The only event to which what was last committed is due; None if there were others."""
+        self._may_narrow = True  # to go back would tell more about what was last committed
 
     # -- life --------------------------------------------------------------------------------
 
@@ -87,6 +107,9 @@ class Isolation:
         self._leash = Leash()
         self._under_way = before._under_way
         self._suspect(before.suspects)
+        if before._narrows:
+            self._narrows = True
+            self._task.gate.max_concurrency = 1
 
     def _suspect(self, suspects: list[Suspect]) -> None:
         if suspects:
@@ -156,6 +179,9 @@ class Isolation:
 
     def ended(self, batch: EventBatch, count: int) -> None:
         """Of the events that began so many are done."""
+        if count:
+            self._since += count
+            self._last = (batch, batch.at) if self._since == 1 else None
         if self._under_way is not None:
             self._under_way.end()
         if self._suspects is not None:
@@ -175,6 +201,8 @@ class Isolation:
 
     def lands(self, flight: Flight) -> None:
         """It has ended."""
+        self._since += 1
+        self._last = (flight.batch, flight.index) if self._since == 1 else None
         if self._under_way is not None:
             self._under_way.give(flight.slot)
         if self._suspects is not None:
@@ -190,11 +218,27 @@ class Isolation:
     def committed(self) -> None:
         """A commit is taken."""
         self.culprits.committed()
+        shortest = self._leash is not None and self._leash.shortest
+        self.committed_only = None if self._others else self._last
+        self._may_narrow = self._since > 0 and not shortest
+        self._since, self._last, self._others = 0, None, False
         if self._leash is not None and self._leash.committed():
             self._leash = None
+            self._narrows = False
         if self._suspects is not None and self._suspects.committed():
             self._suspects = None
+        if self._suspects is None and not self._narrows:
             self._task.gate.max_concurrency = self._most
+
+    def ran_alone(self) -> None:
+        """A window, a timer or the end of stream has run."""
+        self._others = True
+
+    def narrow(self) -> bool:
+        """What was last committed cannot be saved: have it done again, fewer events at a time;
+        False if it was done with as few as can be."""
+        self._narrows = self._may_narrow
+        return self._may_narrow
 
 
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:

@@ -61,6 +61,11 @@ class Recovery:
         """What becomes of culprits of a stream."""
         return self._said.get(stream, FAIL)
 
+    @property
+    def undoes(self) -> bool:
+        """Whether tasks may go back at all."""
+        return any(word != FAIL for word in self._said.values())
+
     def takes(self, task: Task, error: ProcessingError) -> bool:
         """Whether the task goes back for this failure; otherwise it stops the app."""
         assert error.at is not None

@@ -35,7 +35,7 @@ from s4node.container.requests import Requests
 from s4node.container.statistics import TaskStatistics
 from s4node.container.task_settings import TaskSettings
 from s4node.container.timetable import Timetable
-from s4node.errors import ProcessingError
+from s4node.errors import NotSaveable, ProcessingError
 from s4node.event import EventBatch
 from s4node.executors.policy import Executor
 from s4node.executors.stage import Stage
@@ -301,6 +301,13 @@ class Task:
         """A step has ended; ``result`` is what ``run`` returned."""
         gate = self.gate
         self._slicing = False
+        if self.broken:  # a commit has failed meanwhile: this is undone
+            if op is Op.PROCESS and self.isolation is not None:
+                assert self.backlog.at_hand is not None
+                self.isolation.ended(self.backlog.at_hand, 0)
+            gate.end(op)
+            self._rest()
+            return
         if op is Op.PROCESS:
             batch = self.backlog.at_hand
             assert batch is not None
@@ -321,6 +328,8 @@ class Task:
                 gate.uncommitted |= bool(behind)
                 self._released(behind)
         else:
+            if self.isolation is not None:
+                self.isolation.ran_alone()
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
@@ -482,8 +491,32 @@ class Task:
             raise error
         self.broken = self.backlog.closed = True
 
+    def spoiled(self, error: NotSaveable) -> None:
+        """What was done since the last commit cannot be saved; raises what stops the app.
+
+        It is done again, event by event, until it is known which it is due to.
+        """
+        if self.broken:  # it goes back anyway
+            return
+        isolation = self.isolation
+        if isolation is None or not isolation.recovery.undoes:
+            raise error
+        only = isolation.committed_only
+        if only is not None:
+            batch, index = only
+            failure = ProcessingError(
+                self.app.name, error.pe, error.key, batch.position(index), error
+            )
+            failure.at = only
+            self._give_way(failure)
+        elif isolation.narrow():
+            self.broken = self.backlog.closed = True
+        else:
+            raise error
+        self._rest()
+
     def _rest(self) -> None:
-        if not self.gate.in_flight:
+        if not self.gate.in_flight and self.gate.running is None:
             assert self.isolation is not None
             self.isolation.recovery.rests(self)
 

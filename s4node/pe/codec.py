@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from s4node.errors import GraphError, StateError
+from s4node.errors import GraphError, NotSaveable, StateError
 from s4node.pe.element import ProcessingElement
 from s4node.routing import compiled
 from s4node.schema import words
@@ -73,14 +73,14 @@ class ElementCodec:
                 self._check(fields)
 
     def encode(self, instance: ProcessingElement) -> bytes:
-        """The instance's state; raises StateError for a value that cannot be saved."""
+        """The instance's state; raises NotSaveable for a value that cannot be saved."""
         try:
             return _encode([self._version, *(getattr(instance, name) for name in self._types)])
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise StateError(f"{self._name} {instance.key!r} cannot be saved: {error}") from error
+            raise NotSaveable(self._name, instance.key, error) from error
 
     def encode_all(self, instances: list[Any]) -> list[bytes]:
-        """The states of several instances; raises StateError as ``encode`` does."""
+        """The states of several instances; raises NotSaveable as ``encode`` does."""
         try:
             return self._encode_all(instances)  # type: ignore[no-any-return]
         except (TypeError, ValueError, OverflowError, RecursionError):

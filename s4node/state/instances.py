@@ -19,6 +19,7 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, Protocol
 
+from s4node.errors import NotSaveable
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
 from s4node.state.database import Database
@@ -64,6 +65,8 @@ class SavedInstances:
         self._left = 0  # of those, the ones that have left memory since
         self._leaving = Lock()
         self._left_at_most = _MANY
+        self._spoiled: NotSaveable | None = None  # of one that left before this commit encoded it,
+        self._spoils: NotSaveable | None = None  # or before the next one has begun
         self._saving = object()  # what bear those that a commit has not encoded yet,
         self._unsaved: list[list[Any]] = []  # which are among these, the first group last
         self._live = live
@@ -122,10 +125,16 @@ class SavedInstances:
                 self._unsaved.append(instances)
                 del touched[group][: len(instances)]
         self._left = 0
+        self._spoiled, self._spoils = self._spoils, None
         self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
-        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
+        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded.
+
+        Raises NotSaveable for one that cannot be, whenever it was to be encoded.
+        """
+        if self._spoiled is not None:
+            raise self._spoiled
         encoded = 0
         while self._unsaved:
             if encoded >= limit:
@@ -148,7 +157,10 @@ class SavedInstances:
         self.stored = True
         instance: Any = self._live.get(key)
         if instance._mark is self.mark:
-            self._changes.put(self._row(key), self._codec.encode(instance))
+            try:
+                self._changes.put(self._row(key), self._codec.encode(instance))
+            except NotSaveable as error:  # due to some event before this one: for the commit to say
+                self._spoils = error
             self._leaves(instance)
         elif self._changes.leaving:  # what a commit has encoded is not found before it is written
             self._commit(instance)
@@ -179,7 +191,10 @@ class SavedInstances:
 
     def _commit(self, instance: Any) -> None:
         """Encode an instance of the commit under way now, before it is touched again."""
-        self._changes.add(self._row(instance.key), self._codec.encode(instance))
+        try:
+            self._changes.add(self._row(instance.key), self._codec.encode(instance))
+        except NotSaveable as error:
+            self._spoiled = error
 
     def _place(self, instance: Any) -> None:
         """Have an instance know where it is saved, and where it is noted when it is touched."""
