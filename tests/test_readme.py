@@ -101,11 +101,11 @@ def test_the_client_in_the_readme_reaches_the_keyed_count(tmp_path: Path) -> Non
 
 def test_a_stream_that_is_kept_feeds_the_keyed_count_and_a_task(tmp_path: Path) -> None:
     section = README.partition("## Streams that are kept")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
-    commands = [shlex.split(one) for one in block.replace("\\\n", " ").split("$ ") if one.strip()]
+    blocks = "".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL))
+    commands = [shlex.split(one) for one in blocks.replace("\\\n", " ").split("$ ") if one.strip()]
     (tmp_path / "tally.py").write_text(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
     place = ["-p", f"s4.state.folder={tmp_path}", "-p", f"s4.coordination.folder={tmp_path}"]
-    serve, create, _, tail, run = commands
+    serve, create, _, tail, run, tally = commands
     with node(*serve[1:3], "-p", f"s4.log.folder={tmp_path / 'log'}", *place) as (address, _):
         assert s4(*create[1:], "--to", address).returncode == 0
         appended = s4("log", "append", "clicks", "--to", address, stdin='{"user": "joe"}\n')
@@ -117,13 +117,12 @@ def test_a_stream_that_is_kept_feeds_the_keyed_count_and_a_task(tmp_path: Path) 
             assert reader.stdout is not None
             assert json.loads(reader.stdout.readline()) == {"user": "joe"}
             reader.terminate()
-        options = [word.replace("tcp://127.0.0.1:12000", address) for word in run[5:]]
-        for app, shown in (
-            ("apps/counter/app.py", "joe 1"),
-            (str(tmp_path / "tally.py"), "1 clicks"),
+        for words, app, shown in (
+            (run, "apps/counter/app.py", "joe 1"),
+            (tally, str(tmp_path / "tally.py"), "1 clicks"),
         ):
-            wanted = [*options, *place, "-p", "task.window.ms=20"]
-            with node("run", app, *wanted) as (_, process):
+            options = [word.replace("tcp://127.0.0.1:12000", address) for word in words[5:]]
+            with node("run", app, *options, *place) as (_, process):
                 assert process.stdout is not None
                 assert any(line == f"{shown}\n" for line in process.stdout)
 
