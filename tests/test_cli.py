@@ -580,7 +580,7 @@ async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
 
 
 @pytest.mark.parametrize("command", ["run", "deploy", "graph"])
-@pytest.mark.parametrize("name", ["rich", "trio", "queue", "time", "s4node"])
+@pytest.mark.parametrize("name", ["rich", "trio", "difflib", "time", "s4node"])
 async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
     tmp_path: Path, command: str, name: str
 ) -> None:
@@ -590,8 +590,8 @@ async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
     done = await run_s4(command, file, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"s4: {file} has the name of the module {name!r}, which s4node needs and would take the "
-        f"file for; rename the file"
+        f"s4: {file} would be taken for the module {name!r} of Python, of s4node or of what s4node "
+        f"needs; rename the file"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -23,6 +24,7 @@ pytest.register_assert_rewrite("conformance.coordination")
 from conformance.coordination import CoordinationConformance, gone, peer  # noqa: E402
 
 from s4node.cluster.folder import FolderCoordination  # noqa: E402
+from s4node.cluster.session_file import SessionFile  # noqa: E402
 from s4node.errors import CoordinationError, SessionLost  # noqa: E402
 
 
@@ -276,24 +278,47 @@ async def test_a_folder_that_is_deleted_while_it_cannot_be_come_to_ends_the_sess
             await session.lost.wait()
 
 
-async def test_a_session_that_can_give_no_sign_of_life_for_a_while_is_kept(folder: Path) -> None:
-    async with FolderCoordination(folder, session_timeout=5).session("one") as session:
-        file = session._file._fd
-        kept = os.dup(file)  # and the lock with it
-        blunt = os.open(folder, os.O_PATH)  # of which no time can be set
-        with capture_logs() as logs:
-            async with session._turn:  # nobody can see whether the session is still there
-                os.dup2(blunt, file, inheritable=False)
-                await until(lambda: logs)
-                assert session.doubtful
-            await until(lambda: not session.doubtful)
-            assert not session.lost.is_set()
-            os.dup2(kept, file, inheritable=False)
-            await until(lambda: len(logs) == 2)
-        os.close(kept)
-        os.close(blunt)
-        assert not session.doubtful
-    assert events_of(logs) == ["cannot give signs of life", "can give signs of life again"]
+async def test_sessions_on_a_disk_that_took_no_sign_of_life_do_not_end_each_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordination = FolderCoordination(folder, session_timeout=1)
+    async with coordination.session("one") as one, coordination.session("two") as two:
+        with monkeypatch.context() as disk, capture_logs() as logs:
+
+            def refuse(_: SessionFile) -> None:
+                raise OSError(errno.EROFS, "Read-only file system")
+
+            disk.setattr(SessionFile, "beat", refuse)
+            await until(lambda: one.doubtful and two.doubtful)
+            await trio.sleep(1.5)
+            assert one.doubtful
+            assert two.doubtful
+        await until(lambda: not one.doubtful and not two.doubtful)
+        await trio.sleep(1.5)
+        assert not one.lost.is_set()
+        assert not two.lost.is_set()
+    assert events_of(logs) == ["cannot give signs of life"] * 2
+
+
+async def test_who_can_give_no_sign_of_life_is_in_doubt_before_others_end_its_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordination = FolderCoordination(folder, session_timeout=1)
+    async with coordination.session("mute") as mute, coordination.session("other") as other:
+        await mute.create("/mute", ephemeral=True)
+        beat = SessionFile.beat
+
+        def refuse(file: SessionFile) -> None:
+            if file is mute._file:
+                raise OSError(errno.EIO, "Input/output error")
+            beat(file)
+
+        monkeypatch.setattr(SessionFile, "beat", refuse)
+        while await other.get("/mute") is not None:
+            doubtful = mute.doubtful
+            await trio.sleep(0.001)
+        assert doubtful
+        await mute.lost.wait()
 
 
 # --- sessions ------------------------------------------------------------------------------------
@@ -362,7 +387,7 @@ async def test_a_loop_that_is_blocked_for_too_long_loses_its_session(folder: Pat
             time.sleep(2)  # noqa: ASYNC251 - as a handler that computes
             with trio.fail_after(10):
                 await session.lost.wait()
-            with pytest.raises(SessionLost, match="a handler that blocks its loop, or SIGSTOP"):
+            with pytest.raises(SessionLost, match="a handler that blocks its loop, SIGSTOP, or"):
                 await session.get("/nodes/one")
 
 

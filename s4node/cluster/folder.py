@@ -13,8 +13,9 @@ Rules
 - A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
   ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
   folder that may not be entered) is waited out. It is told once, and when it is over.
-- Who can give no sign of life is in doubt, as who stood still is: each time until it has read that
-  its session is still there.
+- Who gives no sign of life for half its timeout, because it stands still or the disk takes none, is
+  in doubt until it has given one and read that its session is still there. It does not judge by the
+  silence of others either: the same disk may keep them from speaking.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ class FolderSession:
         self._reason = ""
         self._asleep = False  # until somebody has looked whether the session is still there
         self._beaten = time.monotonic()
+        self._mute = False  # the disk took no sign of life the last time
         self._folder = folder
         self._tree = tree
         self._watch = watch
@@ -236,13 +238,14 @@ class FolderSession:
         """Give signs of life; apart from looking, which may have to wait for others."""
         while not self.lost.is_set():
             self._asleep = self.doubtful
-            self._beaten = time.monotonic()
             try:
                 self._file.beat()
             except OSError as error:
-                self._asleep = True
+                self._mute = True
                 self._tell("give signs of life", _unusable(self._file.path, error))
             else:
+                self._mute = False
+                self._beaten = time.monotonic()
                 self._tell("give signs of life", "")
             await trio.sleep(self.timeout / 5)
 
@@ -294,7 +297,11 @@ class FolderSession:
         if self._stale:
             await self._read_sessions(now)
             self._stale = False
-        for id_ in [id_ for id_, other in self._others.items() if other.over(now)]:
+        if self._mute:
+            over = [id_ for id_, other in self._others.items() if other.dead_unheard()]
+        else:
+            over = [id_ for id_, other in self._others.items() if other.over(now)]
+        for id_ in over:
             await self._attempt(partial(_end_session, self._tree, self._folder, id_))
             self._others.pop(id_).close()
             self._wake()

@@ -25,7 +25,7 @@ async def follow(
     """Take one ``step`` after the other until cancelled; raises SessionLost.
 
     ``on_trouble`` is called with the reason why a step has failed, which is then taken again, and
-    ``on_well`` when one has worked after that: whose steps wait for news had better begin with it.
+    ``on_well`` when one has worked after that: a step that waits for news must not wait again then.
     """
     told = ""
     while True:

@@ -182,6 +182,8 @@ class Node:
                     if told:
                         log.info("the node has joined again", node=self.name)
                         told = ""
+                    if not self.ready.is_set():  # trouble ends a node that starts
+                        await self._learn(session)
                     await self._follow(session)
             except SessionLost as error:
                 told = str(error)
@@ -228,11 +230,12 @@ class Node:
         self._registry = registry
 
     async def _follow(self, session: Session) -> NoReturn:
-        seen = await self._learn(session)  # at the start, trouble ends the node
+        seen = -1
 
         async def step() -> None:
             nonlocal seen
-            await session.wait_change(Registry.path_of_apps(self.cluster), seen)
+            last, seen = seen, -1  # what fails is done again at once, whether there is news or not
+            await session.wait_change(Registry.path_of_apps(self.cluster), last)
             seen = await self._learn(session)
 
         await follow(

@@ -65,6 +65,11 @@ class SeenFile:
         """Whether the owner is dead, or silent for longer than its timeout."""
         return self.dead() or self._silence(now) > self._timeout
 
+    def dead_unheard(self) -> bool:
+        """Whether the owner is dead; its silence until now will not count, and is not asked for."""
+        self._looked = float("-inf")
+        return self.dead()
+
     def dead(self) -> bool:
         """Whether the owner has let go of its lock."""
         if self._fd < 0:

@@ -31,7 +31,7 @@ from s4node.errors import (
 
 ENDED = (
     "the others ended it, for it gave no sign of life for too long; start anew, and see what "
-    "stopped the process: a handler that blocks its loop, or SIGSTOP"
+    "stopped the process: a handler that blocks its loop, SIGSTOP, or a disk that took no writes"
 )
 """Why a session is over that did not end itself."""
 

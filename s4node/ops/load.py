@@ -5,7 +5,8 @@ Rules
 - Without a name the module must hold exactly one: one App object, or else one App class that the
   module defines itself.
 - A file is loaded as a module of its own name, with its folder importable. So it cannot have the
-  name of a module that runs here already or that s4node imports later: it would be taken for it.
+  name of one of Python's or of what s4node needs, which may be imported later: it would be taken
+  for it.
 - Whatever the app's own code raises meanwhile is told with the line of that code at which it did.
 """
 
@@ -81,8 +82,8 @@ def _load_file(path: Path) -> ModuleType:
         raise ConfigError(f"no file {path}; give a Python file or package.module:App")
     if _is_needed(path.stem, path):
         raise ConfigError(
-            f"{path} has the name of the module {path.stem!r}, which s4node needs and would take "
-            f"the file for; rename the file"
+            f"{path} would be taken for the module {path.stem!r} of Python, of s4node or of what "
+            f"s4node needs; rename the file"
         )
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -107,24 +108,23 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_needed(name: str, path: Path) -> bool:
-    """Whether s4node uses a module of this name that is not this file, now or at any time."""
-    if name in sys.builtin_module_names or name in _required():
+    """Whether the name is of Python's own modules, or of one that s4node uses, now or later."""
+    if name in sys.stdlib_module_names or name in _required():
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     paths = sysconfig.get_paths()
     return Path(file) != path.resolve() and any(
-        Path(file).is_relative_to(paths[kind])
-        for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+        Path(file).is_relative_to(paths[kind]) for kind in ("purelib", "platlib")
     )
 
 
 def _required() -> set[str]:
-    """s4node itself, and the packages that its own metadata name."""
+    """s4node itself, and the packages that its own metadata name; not those of extras."""
     try:
         lines = importlib.metadata.requires("s4node") or []
     except importlib.metadata.PackageNotFoundError:  # it runs from its sources
         lines = []
-    names = (re.match(r"[\w.-]+", line) for line in lines)
+    names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
     return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
 
 
