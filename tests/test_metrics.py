@@ -403,7 +403,7 @@ def placed(name: str) -> str:
     name = re.sub(r"^memory-\w+-[0-9]-", "<system>-<stream>-<partition>-", name)
     name = re.sub(r"^memory-\w+-lagging", "<system>-<stream>-lagging", name)
     name = re.sub(r"^live-\w+-", "live-<stream>-", name)
-    name = re.sub(r"^out-(sends|outbox)", r"<stream>-\1", name)
+    name = re.sub(r"^out-(sends|outbox|messages-unsendable)", r"<stream>-\1", name)
     name = re.sub(r"^gate-messages-left-out", "<stream>-messages-left-out", name)
     return re.sub(r"^exception-ignored-KeyError", "exception-ignored-<class>", name)
 

@@ -89,6 +89,26 @@ async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: 
         assert tail.stderr == [lost, back]
 
 
+async def test_tail_tells_of_an_event_that_cannot_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS.replace("self.n += 1", "self.n += event.n"))
+    async with (
+        node_process("sums.py", cwd=tmp_path) as node,
+        s4_process("tail", "totals", "--to", node.address, cwd=tmp_path, ready=False) as tail,
+        Client(node.address) as client,
+    ):
+        clicks = await client.stream("clicks")
+        while not tail.stdout:  # it reads from when it has been heard on
+            await clicks.send(GenericEvent(user="joe", n=0))
+            await clicks.flush()
+        await clicks.send_many([GenericEvent(user="ann", n=2**63)] * 2)  # the sum is too large
+        await clicks.flush()
+        await until(lambda: tail.stderr)
+        tail.signal(signal.SIGINT)
+        assert await tail.wait() == 130
+    (line,) = tail.stderr
+    assert line.startswith("totals: 1 event missed: reading is too slow, or the app's node could ")
+
+
 async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(TOTALS)
     async with node_process("sums.py", cwd=tmp_path) as node:

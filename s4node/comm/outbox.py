@@ -609,7 +609,7 @@ class Outbox:
             if fewer:
                 self._fits = fewer
             return _NoFrame(
-                f"the event takes {len(body)} bytes, over the frame limit of "
+                f"a {self._name(events[0])} takes {len(body)} bytes, over the frame limit of "
                 f"{self.max_frame_bytes} (s4.sender.maxFrameBytes)",
                 fewer,
             )
@@ -629,11 +629,14 @@ class Outbox:
         data = wire.encode_frame(header, body)
         if 0 < most_bytes < len(data):
             return _NoFrame(
-                f"the event's frame takes {len(data)} bytes, over the node's limit of "
-                f"{most_bytes} (s4.listener.maxFrameBytes)",
+                f"the frame of a {self._name(events[0])} takes {len(data)} bytes, over the node's "
+                f"limit of {most_bytes} (s4.listener.maxFrameBytes)",
                 count // 2,
             )
         return _Framed(count, len(body), data)
+
+    def _name(self, event: Any) -> str:
+        return self._types[type(event)].name
 
     def _drop_first(self, lane: Lane, reason: str) -> None:
         del lane.pending[:1]

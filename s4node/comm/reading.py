@@ -142,7 +142,8 @@ class Reading:
 
     @property
     def missed(self) -> int:
-        """Events that were not sent for reading too slowly; none, where the stream is a log's."""
+        """Events that were not sent, for reading too slowly or since no frame can hold them; none,
+        where the stream is a log's."""
         return self._missed_before + self._missed
 
     @property

@@ -3,7 +3,8 @@
 Rules
 - It gets what comes from its hello on. The connection is the subscription: nothing is kept for
   somebody who is gone.
-- A subscriber never holds the app up. What finds its queue full is missed, and it is told how much.
+- A subscriber never holds the app up. What finds its queue full is missed, and so is what no frame
+  can hold; it is told how much.
 - It gives credit as a node does, so a slow one costs its queue and no more.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from s4node.comm import frame as wire
-from s4node.comm.outbox import Outbox
+from s4node.comm.outbox import Outbox, Refusal
 
 
 class Subscriber:
@@ -21,7 +22,7 @@ class Subscriber:
 
     def __init__(self, hello: wire.Hello, types: Sequence[type], node: str, queue_size: int):
         self.stream = hello.stream
-        self.missed = 0
+        self._no_room = 0
         self._told = 0
         self._queue_size = queue_size
         self._outbox = Outbox(hello.stream, node, types=types)
@@ -42,11 +43,20 @@ class Subscriber:
         for cls in set(map(type, taken)):
             self._outbox.declare(cls)
         self._outbox.extend_lane(0, taken)
-        self.missed += len(events) - len(taken)
+        self._no_room += len(events) - len(taken)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
         """It has read on, and gives credit."""
         self._leg.on_verdict(verdict)
+
+    @property
+    def missed(self) -> int:
+        """Events that it has not got and never will: no room for them, or no frame."""
+        return self._no_room + self._outbox.counts["unsent"]
+
+    def take_unsendable(self) -> list[Refusal]:
+        """What no frame could hold since the last call, and why."""
+        return [each for each in self._outbox.take_refusals() if each.number < 0]
 
     @property
     def waits(self) -> bool:

@@ -4,8 +4,9 @@ Rules
 - Every container that runs the app is asked; what each puts on the stream comes in its own order,
   and nothing is promised between them. A log's stream comes from its node: each partition in order.
 - Of a live stream, whoever reads too slowly misses events, rather than hold the app up; ``missed``
-  counts them. What comes while a connection is lost is not sent again: ``interruptions`` counts
-  that. A log waits, and goes on where it was: nothing is missed and nothing comes twice.
+  counts them, and those that the node cannot send. What comes while a connection is lost is not
+  sent again: ``interruptions`` counts that. A log waits, and goes on where it was: nothing is
+  missed and nothing comes twice.
 - What does not decode raises in its place; iterating goes on behind it.
 """
 
@@ -75,7 +76,7 @@ class Subscription:
 
     @property
     def missed(self) -> int:
-        """Events that were not sent to us because we read too slowly."""
+        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
         return sum(source.missed for source in self._sources.values())
 
     @property

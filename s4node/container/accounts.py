@@ -91,3 +91,6 @@ class Accounts:
             yield from of.members.statistics()
         for sender in of.senders.values():
             yield from sender.statistics().values()
+        if of.exchange is not None:
+            yield from of.exchange.unsendable()
+        yield from of.readers.statistics()

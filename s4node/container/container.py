@@ -120,7 +120,7 @@ class Container:
         self._prepared = False
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # the systems of the inputs
-        self._refusing: set[str] = set()  # streams of which a consumer has refused events
+        self._refusing: set[str] = set()  # streams of which events were not taken, as has been said
         self.front = Front(
             config,
             node=self.node,
@@ -445,6 +445,7 @@ class Container:
             incarnation=self.incarnation,
             headers=self.front.headers,
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_refused=self._refused,
         )
         self.outputs = Outputs(
             app,
@@ -614,10 +615,21 @@ class Container:
         raise error
 
     def _refused(self, refusal: Refusal) -> None:
+        """An event that the app has put was not taken, or could not be sent at all."""
+        if refusal.number < 0:
+            self._unsendable(refusal)
+            return
         name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"
         if name not in self._refusing:
             self._refusing.add(name)
             log.warning("a consumer refused an event; further ones are only counted",
+                        stream=refusal.stream, reason=refusal.reason)  # fmt: skip
+
+    def _unsendable(self, refusal: Refusal) -> None:
+        name = f"{refusal.stream} (unsendable)"
+        if name not in self._refusing:
+            self._refusing.add(name)
+            log.warning("an event of the app cannot be sent; further ones are only counted",
                         stream=refusal.stream, reason=refusal.reason)  # fmt: skip
 
     def _unhandled(self, pe: str, cls: type) -> None:

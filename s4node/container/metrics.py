@@ -18,6 +18,7 @@ from s4node.container.statistics import (
     ProgressStatistics,
     TaskStatistics,
 )
+from s4node.executors.stage import UNSENDABLE
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 
 CONTAINER = "SamzaContainerMetrics"
@@ -117,7 +118,12 @@ def _consumers(statistics: ContainerStatistics) -> dict[str, Value]:
         "unprocessed-messages": sum(
             stage.depth for stage in statistics.stages if stage.stage == "stream"
         ),
-        "shed-messages": sum(sum(stage.shed.values()) for stage in statistics.stages),
+        "shed-messages": sum(
+            count
+            for stage in statistics.stages
+            for reason, count in stage.shed.items()
+            if reason != UNSENDABLE
+        ),
     }
     for name, stream in statistics.inputs.items():
         values[f"live-{name}-messages-admitted"] = stream.admitted
@@ -139,12 +145,18 @@ def _producers(statistics: ContainerStatistics) -> dict[str, Value]:
     depths = dict.fromkeys(statistics.sent if statistics.replay is not None else (), 0)
     for each in statistics.outboxes:
         depths[each.stream] = depths.get(each.stream, 0) + each.depth
+    unsendable = Counter(dict.fromkeys([*statistics.sent, *depths], 0))
+    for stage in statistics.stages:
+        if UNSENDABLE in stage.shed:
+            unsendable[stage.stream] += stage.shed[UNSENDABLE]
     return {
         "sends": sum(statistics.sent.values()),
         **{f"{stream}-sends": count for stream, count in statistics.sent.items()},
         "outbox-messages": sum(depths.values()),
         "outbox-bytes": sum(each.bytes for each in statistics.outboxes),
         **{f"{stream}-outbox-messages": depth for stream, depth in depths.items()},
+        "messages-unsendable": sum(unsendable.values()),
+        **{f"{stream}-messages-unsendable": count for stream, count in unsendable.items()},
     }
 
 

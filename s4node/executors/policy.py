@@ -30,6 +30,9 @@ events of a stream for other nodes of the cluster; events of an output stream fo
 
 STAGES = (DESERIALIZER, STREAM, SENDER, REMOTE_SENDER)
 
+SUBSCRIBER = "subscriber"
+"""Where what readers of a stream did not get is counted; nothing is configured for it."""
+
 
 @dataclass(frozen=True)
 class StageSettings:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-_DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender")
+_DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
 """The stages in the order in which events pass them."""
 
 FULL = 0.8

@@ -2,8 +2,8 @@
 
 Rules
 - From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away.
-- What was missed for reading too slowly is said on standard error, and so is that a connection is
-  lost, with what comes until it is back.
+- What was missed, for reading too slowly or since it could not be sent, is said on standard error,
+  and so is that a connection is lost, with what comes until it is back.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ async def _tail(stream: str, address: str, count: int, timeout: float) -> int:
 
 
 class _Gaps:
-    """Tells when connections of a subscription to a live stream are lost, and are there again."""
+    """Tells what a subscription to a live stream has missed, and when its connections are lost and
+    are there again."""
 
     def __init__(self, events: Subscription) -> None:
         self._events = events
         self._lost = events.interruptions
         self._opened = self._openings
         self._away = False
+        self._missed = 0
 
     @property
     def _openings(self) -> int:
@@ -52,6 +54,12 @@ class _Gaps:
     def look(self) -> None:
         """Something was heard."""
         stream, lost, opened = self._events.stream, self._events.interruptions, self._openings
+        missed = self._events.missed - self._missed
+        if missed > 0:
+            self._missed += missed
+            print(f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
+                  f"slow, or the app's node could not send them, which its log tells",
+                  file=sys.stderr)  # fmt: skip
         if lost > self._lost:
             self._lost, self._away = lost, True
             print(f"{stream}: connection lost; what comes until it is back is missing",
@@ -69,7 +77,6 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
     With their places, each line is an object of ``partition``, ``offset`` and ``event``.
     """
     encoder = msgspec.json.Encoder(enc_hook=_words)
-    told = 0
     read = 0
     async for event in events:
         shown = event.attributes  # no classes were named, so it is a GenericEvent
@@ -77,9 +84,6 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
             shown = {**events.place._asdict(), "event": shown}
         print(encoder.encode(shown).decode(), flush=True)
         read += 1
-        if events.missed > told:
-            print(f"{events.missed - told} events missed: reading is too slow", file=sys.stderr)
-            told = events.missed
         if read == count:
             break
 

@@ -1,0 +1,211 @@
+"""What an app puts on a stream and no frame can hold: its loss is told and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import running, until
+from structlog.testing import capture_logs
+from test_nodes import nodes
+
+from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream
+from s4node.executors.stage import UNSENDABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from s4node import Container
+
+LARGE = 2**64
+"""What msgpack has no integer for."""
+
+TOO_LARGE = "a Total cannot be encoded: can't serialize ints < -2**63 or > 2**64 - 1"
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+    size: int = 0
+
+
+class Total(Event):
+    user: str
+    n: int
+    text: str = ""
+    friend: str = ""
+
+
+class Double(ProcessingElement):
+    totals: OutputStream | Stream
+
+    def on_event(self, click: Click) -> None:
+        self.totals.put(Total(click.user, click.n * 2, "x" * click.size, click.user[::-1]))
+
+
+class Keep(ProcessingElement):
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_event(self, total: Total) -> None:
+        self.seen.append(total.n)
+
+
+def putting() -> App:
+    app = App("putting")
+    double = app.create_pe(Double)
+    app.create_input_stream("clicks", double, key="user")
+    double.totals = app.create_output_stream("totals", types=Total)
+    return app
+
+
+def consuming() -> App:
+    app = App("consuming")
+    app.create_input_stream("totals", app.create_pe(Keep), key="user", types=Total)
+    return app
+
+
+def both() -> App:
+    app = App("both")
+    double = app.create_pe(Double)
+    app.create_input_stream("clicks", double, key="user")
+    double.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
+    return app
+
+
+def seen(*containers: Container) -> dict[str, list[int]]:
+    """What was kept, by key."""
+    return {
+        instance.key: instance.seen  # type: ignore[attr-defined]
+        for container in containers
+        for task in container.tasks.values()
+        for instance in task.instances["Keep"].values()
+    }
+
+
+def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
+    """How many events no frame could hold, by stage and stream."""
+    found: Counter[tuple[str, str]] = Counter()
+    for container in containers:
+        for stage in container.statistics().stages:
+            if UNSENDABLE in stage.shed:
+                found[stage.stage, stage.stream] += stage.shed[UNSENDABLE]
+    return found
+
+
+def metric(container: Container, name: str) -> Any:
+    return next(
+        snapshot.groups[group][name]
+        for snapshot in container.metrics()
+        for group in snapshot.groups
+        if name in snapshot.groups[group]
+    )
+
+
+def told(logs: Sequence[Any]) -> list[tuple[str, str]]:
+    """The streams and reasons of the warnings."""
+    return [(line["stream"], line["reason"]) for line in logs if "cannot be sent" in line["event"]]
+
+
+async def test_a_subscriber_is_told_that_it_missed_what_cannot_be_encoded() -> None:
+    with capture_logs() as logs:
+        async with (
+            running(putting()) as node,
+            Client(node.address) as client,
+            client.subscribe("totals", types=[Total]) as totals,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2, LARGE // 2, 3)])
+            assert await clicks.flush() == []
+            found = []
+            async for total in totals:
+                found.append(total.n)
+                if len(found) == 3:
+                    break
+            assert found == [2, 4, 6]
+            await until(lambda: totals.missed == 2)
+            await clicks.send(Click("joe", LARGE // 2))  # nothing comes behind it
+            await until(lambda: totals.missed == 3)
+            assert unsendable(node) == {("subscriber", "totals"): 3}
+            assert metric(node, "messages-unsendable") == 3
+            assert metric(node, "totals-messages-unsendable") == 3
+            assert metric(node, "shed-messages") == 0
+    assert told(logs) == [("totals", TOO_LARGE)]
+
+
+async def test_a_subscriber_is_told_that_it_missed_what_is_too_large_for_a_frame() -> None:
+    async with (
+        running(putting()) as node,
+        Client(node.address) as client,
+        client.subscribe("totals", types=[Total]) as totals,
+    ):
+        clicks = await client.stream("clicks")
+        with capture_logs() as logs:
+            await clicks.send_many([Click("joe", 7, 300_000), Click("joe", 1)])
+            assert (await anext(totals)).n == 2
+            await until(lambda: totals.missed == 1)
+        ((_, reason),) = told(logs)
+        assert reason.startswith("a Total takes 3000")
+
+
+async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_counted() -> None:
+    with capture_logs() as logs:
+        async with running(consuming(), {"s4.cluster.name": "east"}) as last:
+            consumers = {
+                "s4.stream.totals.consumers": "east",
+                "s4.cluster.east.address": last.address,
+            }
+            async with running(putting(), consumers) as first, Client(first.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send(Click("joe", LARGE // 2))  # nothing comes behind it
+                await until(lambda: unsendable(first) == {("remoteSender", "totals"): 1})
+                await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2)])
+                await until(lambda: seen(last) == {"joe": [2, 4]})
+                assert unsendable(first) == {("remoteSender", "totals"): 2}
+                assert metric(first, "messages-unsendable") == 2
+    assert told(logs) == [("totals", TOO_LARGE)]
+
+
+async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
+    tmp_path: Path,
+) -> None:
+    users = [f"user-{n}" for n in range(20)]
+    with capture_logs() as logs:
+        async with nodes(tmp_path, both, 2) as (all_nodes, _):
+            members = list(all_nodes.containers.values())
+            async with Client(members[0].address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many([
+                    Click(user, n) for user in users for n in (1, LARGE // 2, 2)
+                ])  # fmt: skip
+                assert await clicks.flush() == []
+            await until(lambda: sum(map(len, seen(*members).values())) >= 2 * len(users))
+            lost = sum(3 - len(numbers) for numbers in seen(*members).values())
+            assert 0 < lost < len(users)  # what stays in a process is not encoded
+            assert unsendable(*members) == {("sender", "totals"): lost}
+    assert set(told(logs)) == {("totals", TOO_LARGE)}
+
+
+async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count_it(
+    tmp_path: Path,
+) -> None:
+    users = [f"user-{n}" for n in range(20)]
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.totals.consumers": "east",
+    }
+    with capture_logs() as logs:
+        async with (
+            running(consuming(), {"s4.cluster.name": "east"}) as last,
+            running(putting(), {**settings, "s4.cluster.east.address": last.address}) as first,
+            Client(first.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([
+                Click(user, n) for user in users for n in (1, LARGE // 2, 2)
+            ])  # fmt: skip
+            assert await clicks.flush() == []
+            await until(lambda: seen(last) == {user: [2, 4] for user in users})
+            assert unsendable(first) == {("remoteSender", "totals"): 20}
+    assert told(logs) == [("totals", TOO_LARGE)]
