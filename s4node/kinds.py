@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_OF_A_FILE_NAME = 200
+"""Bytes; file systems take 255, and names get endings."""
+
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
@@ -78,6 +81,15 @@ def choice(*choices: str) -> Kind[str]:
 def is_name(text: str) -> bool:
     """A name can stand inside a key and in a comma list; its dotted parts are not empty."""
     return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
+
+
+def is_file_name(text: str, also: str = "") -> bool:
+    """A name that is good for a file's, too: it leads nowhere, nor is it too long for that.
+
+    ``also`` are marks that it may have besides ``._-``, though not at its beginning.
+    """
+    shape = rf"\w[\w.{re.escape(also)}-]*"
+    return re.fullmatch(shape, text) is not None and len(text.encode()) <= _MOST_OF_A_FILE_NAME
 
 
 def _parse_name(text: str) -> str:

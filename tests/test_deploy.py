@@ -31,6 +31,7 @@ from s4node import Client, Config, Event
 from s4node.cluster import admin
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.node import Node
+from s4node.cluster.package import Manifest, Package, Store, python_here
 from s4node.cluster.registry import AppInfo, NodeInfo, Registry
 from s4node.comm.door import Door
 from s4node.errors import CoordinationError, S4Error
@@ -393,6 +394,19 @@ async def test_what_is_no_app_is_told_before_a_node_is_asked(folder: Path) -> No
     assert not (folder / "shared").exists()
 
 
+@pytest.mark.parametrize(
+    "given", [("--name", "../../../esc"), ("--name", "x" * 300), ("--version", "a/../../vv")]
+)
+async def test_a_name_or_version_that_leads_elsewhere_is_told_before_a_node_is_asked(
+    folder: Path, given: tuple[str, str]
+) -> None:
+    file = write_app(folder, "counter", "v1")
+    done = await s4_of(folder, "deploy", file, *given, ok=False)
+    assert " is no name for an app" in done.stderr or " is no version of app" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "shared").exists()
+
+
 async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
     assert "no node of cluster 'shop' lives: there is no folder" in done.stderr
@@ -744,6 +758,39 @@ async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(folder: 
         await deploy(folder, write_app(folder, "counter", "v1"))
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
+
+
+def package_named(name: str) -> bytes:
+    """A package that was not made by ``s4 deploy``: nothing has checked its app's name."""
+    manifest = Manifest(
+        name=name, version="1", kind="source", entry="m:app", python=python_here(), s4node="0"
+    )
+    source = b"from s4node import App\napp = App('fine')\n"
+    return Package(manifest, {"sources/m.py": source}).encode()
+
+
+def escaped(folder: Path) -> list[Path]:
+    """What was written under the name that leads elsewhere."""
+    return list(folder.rglob("*escaped*"))
+
+
+async def test_a_package_whose_name_leads_elsewhere_is_not_unpacked_wherever_it_comes_from(
+    folder: Path,
+) -> None:
+    async with node(folder, "one") as one:
+        for name in (f"../../../../../../../../..{folder}/escaped", "x" * 300):
+            data = package_named(name)
+            ask = admin.AskDeploy(len(data), 1, 1)
+            place = (await admin_sockets(folder))["one"]
+            async with admin.asking("one", place, ask, data) as caller:
+                with pytest.raises(S4Error, match="is no name for an app"):
+                    await caller.answer(admin.Prepared)
+        digest = Store(folder / "shared" / "packages").put(package_named("../escaped"))
+        async with FolderCoordination(folder / "shared").session("test") as session:
+            info = AppInfo(name="fine", cluster="shop", version="1", partitions=1, package=digest)
+            await Registry(session).create_app(info)
+            await until(lambda: "'../escaped' is no name for an app" in one.errors)
+        assert escaped(folder) == []
 
 
 async def test_a_node_listens_on_loopback_only_unless_told_otherwise(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import stat
 import zipfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -300,12 +301,86 @@ def manifest(**changes: object) -> bytes:
             "has a file 'sources/../../x', which leads out of it",
         ),
         (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads out of it"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources//x": b""}), "leads out of it"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads out of it"),
+        (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(version="a/../../v")}), "is no version of app 'a'"),
     ],
 )
 def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(PackageError) as caught:
         archive.decode(data)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sources//{}", "sources/../{}", "sources/{}/../../x"])
+def test_what_is_unpacked_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest()}))
+    package.files[name.format(str(tmp_path / "out").lstrip("/"))] = b"escaped"
+    with pytest.raises(PackageError, match="leads out of it"):
+        package.unpack(tmp_path / "in" / "here")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_link_in_a_package_becomes_a_file_and_nothing_is_written_behind_it(
+    tmp_path: Path,
+) -> None:
+    link = zipfile.ZipInfo("sources/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as zip_file:
+        zip_file.writestr(archive.MANIFEST, manifest())
+        zip_file.writestr(link, str(tmp_path))
+        zip_file.writestr("sources/link/x", b"escaped")
+    with pytest.raises(PackageError, match=r"app 'a' cannot be unpacked to .*: .*/link"):
+        archive.decode(out.getvalue()).unpack(tmp_path / "here")
+    assert not (tmp_path / "here" / "link").is_symlink()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_package_with_a_file_of_too_long_a_name_is_told(tmp_path: Path) -> None:
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest(), f"sources/{'x' * 300}": b""}))
+    with pytest.raises(PackageError, match=r"cannot be unpacked to .*: .*name too long"):
+        package.unpack(tmp_path / "here")
+
+
+ESCAPES = "from s4node import App\nclass Fine(App):\n    pass\nescapes = App('../escapes')\n"
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "words"),
+    [
+        ("Fine", {"name": "../../x"}, "'../../x' is no name for an app that is deployed"),
+        ("Fine", {"name": "/x"}, "'/x' is no name for an app"),
+        ("Fine", {"name": "x" * 300}, "'... (300 characters) is no name for an app"),
+        ("Fine", {"name": "ä" * 150}, "is no name for an app"),
+        ("Fine", {"name": "x\ny"}, r"'x\ny' is no name for an app"),
+        ("Fine", {"name": "a b"}, "'a b' is no name for an app"),
+        ("Fine", {"version": "a/../../vv"}, "'a/../../vv' is no version of app 'Fine'"),
+        ("Fine", {"version": "1\n2"}, "is no version of app 'Fine'"),
+        ("escapes", {}, "'../escapes' is no name for an app"),
+    ],
+)
+def test_a_name_or_version_that_leads_elsewhere_is_refused_where_it_is_packaged(
+    tmp_path: Path, app: str, given: dict[str, str], words: str
+) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    with pytest.raises(PackageError) as caught:
+        pack(f"{file}:{app}", **given)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_names_in_any_alphabet_and_versions_of_usual_forms_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    for name, version in (("Zähler.v2", "1.0+local-3"), ("a-b_c", "2026-01-31T08:00:00+01:00")):
+        made = pack(f"{file}:escapes", name=name, version=version)
+        assert archive.decode(made.encode()).manifest.name == name
 
 
 def test_a_small_archive_of_huge_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

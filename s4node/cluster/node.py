@@ -350,7 +350,7 @@ class Node:
             package=str(self._store.folder / f"{digest}.zip"),
             digest=digest,
             version=manifest.version,
-            folder=str(self._folder.code / f"{manifest.name}-{digest[:12]}"),
+            folder=str(self._folder.code / digest[:20]),  # of no name that a stranger has given
             node=self.name,
             coordination=str(self._coordination.folder),
             expected=expected,

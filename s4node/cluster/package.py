@@ -5,6 +5,8 @@ Rules
   format and runs nothing; making a package and loading its app is :mod:`s4node.ops.pack`.
 - Loading a package runs its code. So packages come over a node's admin socket only, and a stored
   one is used only if its digest is the one that was agreed on.
+- What a package says of itself is believed by nobody: names that lead elsewhere are refused where
+  it is made and where it is read, and what is unpacked stays in the folder that is given.
 - A pickle is Python's own bytecode, good for one minor version: another one is refused before
   anything is loaded.
 """
@@ -16,12 +18,14 @@ import io
 import shutil
 import sys
 import zipfile
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from s4node.errors import PackageError
+from s4node.kinds import is_file_name
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
@@ -30,6 +34,9 @@ MAX_BYTES = 64 << 20
 MANIFEST = "s4-package.json"
 PICKLE = "app.pickle"
 SOURCES = "sources/"
+
+_SHOWN = 60
+"""How much of a bad name an error shows."""
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same content makes the same bytes
 
@@ -54,6 +61,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     s4node: str
     settings: dict[str, str] = {}
     format: int = FORMAT
+
+    def check_names(self) -> None:
+        """Raise PackageError for a name or a version that is none, or that leads elsewhere."""
+        if not is_file_name(self.name):
+            raise PackageError(
+                f"{_shown(self.name)} is no name for an app that is deployed; take letters, "
+                f"digits, '_', '-' and '.', 200 bytes at most, with a letter, digit or '_' first "
+                f"(s4 deploy --name gives it another one)"
+            )
+        if not is_file_name(self.version, also="+:"):
+            raise PackageError(
+                f"{_shown(self.version)} is no version of app {self.name!r}; take letters, "
+                f"digits, '_', '-', '.', '+' and ':', 200 bytes at most, with a letter, digit or "
+                f"'_' first"
+            )
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -85,14 +107,24 @@ class Package(msgspec.Struct, frozen=True):
             )
 
     def unpack(self, folder: Path) -> Path:
-        """Write the sources into ``folder``, and nothing else be there; returns ``folder``."""
+        """Write the sources into ``folder``, and nothing else be there; returns ``folder``.
+
+        Raises PackageError where that cannot be, as with names that are too long for files.
+        """
+        sources = {name: data for name, data in self.files.items() if name.startswith(SOURCES)}
+        _check_files(sources)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for name, content in self.files.items():
-            if name.startswith(SOURCES):
+        try:
+            folder.mkdir(parents=True)
+            for name, content in sources.items():
                 target = folder / name.removeprefix(SOURCES)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
+        except OSError as error:
+            raise PackageError(
+                f"app {self.manifest.name!r} cannot be unpacked to {folder}: {error}; make room "
+                f"there, or name its files otherwise"
+            ) from error
         return folder
 
 
@@ -127,10 +159,7 @@ def decode(data: bytes) -> Package:
             files = {info.filename: archive.read(info) for info in archive.infolist()}
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError) as error:
         raise PackageError(f"this is no package ({error}); make one with s4 deploy") from error
-    for name in files:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or name.endswith("/"):
-            raise PackageError(f"the package has a file {name!r}, which leads out of it")
+    _check_files(files)
     try:
         manifest = msgspec.json.decode(files.pop(MANIFEST), type=Manifest)
     except KeyError:
@@ -144,7 +173,20 @@ def decode(data: bytes) -> Package:
         )
     if manifest.kind == "pickle" and PICKLE not in files:
         raise PackageError(f"this is no package: it has no {PICKLE}")
+    manifest.check_names()
     return Package(manifest, files)
+
+
+def _check_files(names: Iterable[str]) -> None:
+    """Raise PackageError for a file that would not lie below the folder it is unpacked to."""
+    for name in names:
+        # split as it is: pathlib takes "sources//x" for "sources/x", of which "/x" would be left
+        if "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise PackageError(f"the package has a file {name!r}, which leads out of it")
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name)} characters)"
 
 
 class Store:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import re
 import shutil
 import socket
 import time
@@ -47,6 +46,7 @@ from s4node.errors import (
     StoreError,
     UnknownStream,
 )
+from s4node.kinds import is_file_name
 from s4node.log.ledger import Incoming, part_of
 from s4node.log.partition import (
     FORMAT,
@@ -75,7 +75,6 @@ EMPTY_BYTES = 256 << 10
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _MANIFEST = "stream.json"
 
 
@@ -470,7 +469,7 @@ async def open_log(
 
 def check_settings(wanted: StreamSettings) -> None:
     """Raises StoreError for settings that no stream can have."""
-    if not _NAME.fullmatch(wanted.name):
+    if not (is_file_name(wanted.name) and wanted.name.isascii()):
         raise StoreError(
             f"{wanted.name!r} is no name for a stream of the log; take up to 200 letters, digits, "
             f"'_', '-' and '.', with a letter, digit or '_' first"

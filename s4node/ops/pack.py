@@ -66,6 +66,7 @@ def pack(
         )
     if not version:
         manifest = _versioned(manifest, archive.content_version(manifest, files))
+    manifest.check_names()
     return Package(manifest, files)
 
 
