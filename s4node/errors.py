@@ -263,6 +263,12 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def on_one_line(text: str) -> str:
+    """A text of others, such as a reason, as it is printed where a line is one thing: newlines and
+    what else would move a terminal's cursor or change its colours are quoted, as ``\\n``."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def is_signal(error: BaseException) -> bool:
     """Whether it tells code to end, rather than that this has failed; so do groups with such a one.
 

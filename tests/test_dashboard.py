@@ -16,11 +16,11 @@ FAILURE = (
 )
 
 
-def snapshot() -> Snapshot:
+def snapshot(failure: str = FAILURE) -> Snapshot:
     owners = [f"node-{number % 3}" for number in range(30)]
     where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
     counter = Container(
-        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, FAILURE
+        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure
     )
     return Snapshot(
         "shop",
@@ -36,9 +36,9 @@ def snapshot() -> Snapshot:
     )  # fmt: skip
 
 
-def lines_of(width: int, *, live: bool = True) -> list[str]:
+def lines_of(width: int, *, live: bool = True, failure: str = FAILURE) -> list[str]:
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(rendered(snapshot(), width, live=live))
+    console.print(rendered(snapshot(failure), width, live=live))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -74,4 +74,10 @@ def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> No
     assert len(lines) < 20
     assert lines[-1].startswith("counter on one ended because: app 'counter': PE Count")
     assert lines[-1].endswith("…")
-    assert FAILURE.replace("\n", " ") in " ".join(lines_of(60, live=False))
+    assert FAILURE.replace("\n", r"\n") in " ".join(lines_of(60, live=False))
+
+
+def test_what_a_reason_has_of_lines_and_escapes_is_shown_quoted() -> None:
+    for live in (True, False):
+        lines = lines_of(200, live=live, failure="ValueError: schlécht\na\x1b[31m")
+        assert lines[-1] == r"counter on one ended because: ValueError: schlécht\na\x1b[31m"

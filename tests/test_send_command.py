@@ -68,6 +68,17 @@ async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Pa
         await until(lambda: node.stdout == ["100", "2", "4"])
 
 
+async def test_a_refusal_is_told_in_one_line_whatever_its_reason_quotes(folder: Path) -> None:
+    async with node_process("divide.py", cwd=folder) as node:
+        event = r'{"user": "ann", "n": 1, "a\nb\u001b[31m": 2}'
+        done = await send(folder, node, "clicks", event)
+        assert done.returncode == 1
+        told, outcome = done.stderr.splitlines()
+        assert told.startswith("refused: ")
+        assert r"unknown field `a\nb\x1b[31m`" in told
+        assert outcome == "clicks: 1 refused"
+
+
 async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
     async with node_process("divide.py", cwd=folder) as node:
         lines = '{"user": "ann", "n": 1}\nrubbish\n{"user": "ann"}\n'

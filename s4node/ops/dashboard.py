@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from s4node.errors import on_one_line
 from s4node.ops.snapshot import AppRow, Row, Snapshot, ranges
 
 if TYPE_CHECKING:
@@ -96,9 +97,9 @@ def rendered(snapshot: Snapshot, width: int, *, live: bool = False) -> Renderabl
         )
     texts = [f"node {node.name} {node.problem}" for node in snapshot.nodes if node.problem]
     texts += [f"{c.app} on {c.node} ended because: {c.failure}" for c in containers if c.failure]
-    for text in texts:
+    for text in map(on_one_line, texts):
         if live:
-            parts.append(Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
         else:
             parts.append(Text(text))
     return Group(*parts)

@@ -24,7 +24,7 @@ import trio
 from s4node import config as settings
 from s4node.comm.client import Client
 from s4node.config import Config
-from s4node.errors import ConfigError, S4Error
+from s4node.errors import ConfigError, S4Error, on_one_line
 from s4node.event import LIVE, GenericEvent
 from s4node.ops.job import find_job
 from s4node.ops.serve import exit_status
@@ -86,7 +86,7 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
                     print(json.dumps(_plain(one, raw=False)))
                 else:
                     at = f"{one.letter.origin}:{one.letter.offset}"
-                    print(f"{one.id}  {at}  {one.letter.reason}")
+                    print(f"{one.id}  {at}  {on_one_line(one.letter.reason)}")
             return 0
         groups = Counter(one.kind for one in letters)
         if as_json:
@@ -99,7 +99,8 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
         for kind, count in groups.items():
             first = next(one.id for one in letters if one.kind == kind)
             where = f" in {kind[2]}" if kind[2] else ""
-            print(f"{count:6}  {kind[0]}: {kind[1]}{where}, the first is {first}")
+            what = on_one_line(f"{kind[0]}: {kind[1]}{where}")
+            print(f"{count:6}  {what}, the first is {first}")
         if not groups:
             print("no dead letters", file=sys.stderr)
         return 0
@@ -119,7 +120,7 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
             for name in _SHOWN:
                 value = one.letter.get(name, "")
                 if value != "":
-                    print(f"{name}: {value}")
+                    print(f"{name}: {on_one_line(str(value))}")
             event = one.event
             what = (
                 f"{one.letter.type} {json.dumps(_json(event))}"
@@ -146,7 +147,7 @@ def replay(
                 sent["sent" if await _send_again(one, systems, address) else "sent before"] += 1
             except (_Not, S4Error) as error:
                 sent["not sent"] += 1
-                print(f"{one.id}: {error}", file=sys.stderr)
+                print(f"{one.id}: {on_one_line(str(error))}", file=sys.stderr)
         if as_json:
             counts = {word: sent[word] for word in ("sent", "sent before", "not sent")}
             print(json.dumps(counts))

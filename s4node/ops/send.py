@@ -21,7 +21,7 @@ import trio
 
 from s4node.comm.client import Client, ClientStream
 from s4node.comm.outbox import Refusal
-from s4node.errors import StageBroken
+from s4node.errors import StageBroken, on_one_line
 from s4node.ops.serve import exit_status
 from s4node.schema import JsonText
 
@@ -123,7 +123,7 @@ class Sending:
             if len(self._refused) < _SHOWN:
                 word = "shed" if refusal.shed else "refused"
                 many = f" ({refusal.count:,} events)" if refusal.count > 1 else ""
-                print(f"{word}: {refusal.reason}{many}", file=sys.stderr)
+                print(f"{word}: {on_one_line(refusal.reason)}{many}", file=sys.stderr)
                 self._refused.append(refusal)
 
     def _tell_outcome(self, stream: ClientStream) -> None:
