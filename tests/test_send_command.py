@@ -141,6 +141,19 @@ async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -
     assert json.loads(outcome)["admitted"] == 2
 
 
+async def test_a_byte_order_mark_is_skipped_at_the_beginning_and_nowhere_else(
+    folder: Path,
+) -> None:
+    async with node_process("divide.py", cwd=folder) as node:
+        lines = b'\xef\xbb\xbf{"user": "ann", "n": 50}\n\xef\xbb\xbf{"user": "ann", "n": 25}\n'
+        done = await send(folder, node, "clicks", lines)
+        assert done.stderr.startswith("line 2 is no JSON object: ")
+        assert done.stderr.endswith("\nclicks: 1 admitted, 1 bad lines\n")
+        await until(lambda: node.stdout == ["2"])
+        only_a_mark = await send(folder, node, "clicks", b"\xef\xbb\xbf")
+        assert (only_a_mark.returncode, only_a_mark.stderr) == (0, "clicks: nothing sent\n")
+
+
 async def test_nothing_to_send_is_no_failure(folder: Path) -> None:
     async with node_process("hello.py", cwd=folder) as node:
         done = await send(folder, node, "names", "")

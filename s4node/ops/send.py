@@ -1,7 +1,8 @@
 """``s4 send``: events from standard input to a stream.
 
 Rules
-- A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped.
+- A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped,
+  and so is a byte order mark at the very beginning, which editors on Windows write.
 - A line that is no JSON object is reported with its number and not sent; the others are.
 - At the end every event has its verdict, and what was refused is named. How many there were of each
   outcome is told however it ends, also by an interrupt; what is pending then has no verdict.
@@ -9,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -106,6 +108,8 @@ class Sending:
 
     def _checked(self, line: bytes) -> JsonText | None:
         self._line += 1
+        if self._line == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         text = line.strip()
         if not text:
             return None
