@@ -619,3 +619,53 @@ async def test_ctrl_c_while_a_deployment_waits_ends_it_quietly(tmp_path: Path) -
             deploy.signal(signal.SIGINT)
             assert await deploy.wait() == 130
         assert "Traceback" not in deploy.errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("top", "--interval", "0.05"),
+        ("log", "describe"),
+        ("log", "tail", "evs", "--from", "oldest"),
+    ],
+)
+async def test_output_that_nobody_reads_is_no_fault_and_a_full_disk_is_told_in_a_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    log = ("-p", f"s4.log.folder={tmp_path / 'log'}")
+    where = ("--cluster", "shop", "--folder", "shared")
+    (tmp_path / "hello.py").write_text(HELLO)
+    async with (
+        s4_process("node", "shop", *where[2:], "-p", f"s4.listener.address={ANY_PORT}",
+                   cwd=tmp_path),
+        node_process("hello.py", *log, cwd=tmp_path) as node,
+    ):  # fmt: skip
+        to = ("--to", node.address)
+        assert (await run_s4("log", "create", "evs", *to, cwd=tmp_path)).returncode == 0
+        event = b'{"user": "joe"}\n'
+        await run_s4("log", "append", "evs", *to, cwd=tmp_path, stdin=event)
+        whole = s4(*command, *(to if command[0] == "log" else where))
+
+        async def told(output: int) -> tuple[int, bytes]:
+            with trio.fail_after(30):
+                done = await trio.run_process(
+                    whole, stdout=output, capture_stderr=True, check=False, cwd=tmp_path,
+                    env=environment(),
+                )  # fmt: skip
+            return done.returncode, done.stderr
+
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            assert await told(writer) == (1, b"")
+        finally:
+            os.close(writer)
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            status, errors = await told(full)
+        finally:
+            os.close(full)
+        assert status == 1
+        assert errors.startswith(b"s4: the output cannot be written: [Errno 28] No space left")
+        assert errors.count(b"\n") == 1

@@ -6,6 +6,8 @@ Rules
   its results on standard output.
 - Exit status: 0 done, 1 something was refused or failed, 2 the command or configuration is wrong,
   130 interrupted.
+- A command whose reader has gone ends quietly, and one whose results cannot be written says so,
+  whatever it was about: see ``exit_status``.
 """
 
 from __future__ import annotations
@@ -51,8 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.command is None:
         parser.print_help()
         return 2
-    command: Callable[[argparse.Namespace], int] = parsed.function
     _allow_files()
+    try:
+        status = _done(parsed)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # at the interpreter's own end nobody could tell that it fails
+    except (OSError, BaseExceptionGroup) as error:
+        from s4node.ops.serve import exit_status
+
+        return exit_status(error)
+    return status
+
+
+def _done(parsed: argparse.Namespace) -> int:
+    """Run the command that was asked for; returns the exit status."""
+    command: Callable[[argparse.Namespace], int] = parsed.function
     try:
         return command(parsed)
     except LoadError as error:
@@ -64,14 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except S4Error as error:
         print(f"s4: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output has gone
-        return 1
     except KeyboardInterrupt:  # maybe within an import, which cannot be done again
         return 130
-    except BaseExceptionGroup as error:
-        from s4node.ops.serve import exit_status
-
-        return exit_status(error)
 
 
 def _allow_files() -> None:

@@ -31,7 +31,13 @@ def console() -> Console:
     """Where it goes."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
+    class Plain(Console):
+        """Fails as a print does where its reader has gone, not with an exit of its own."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # it is called where the error is handled
+
+    return Plain(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
 
 
 def show(console: Console, snapshot: Snapshot, *, live: bool = False) -> None:

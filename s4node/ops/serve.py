@@ -3,12 +3,14 @@
 Rules
 - SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
   stops at once, and says so.
+- Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
 - Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
   nobody took, 2 when it could not start, 130 when it was stopped at once.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -33,6 +35,8 @@ _CUT_SHORT = (
     b"s4: stopped at once, before all was drained; what was not committed is processed again where "
     b"its input can be read again, and is lost otherwise\n"
 )
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write says that the system does not take."""
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -51,11 +55,31 @@ def exit_status(error: BaseException) -> int:
     for leaf in found:
         if isinstance(leaf, S4Error):
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
+        elif _of_output(leaf):
+            _tell_output(leaf)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
             raise error
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
     return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
+
+
+def _of_output(error: BaseException) -> bool:
+    """Whether our output could not be written. Files that are named are none of it."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return isinstance(error, OSError) and not error.filename and error.errno in _UNWRITTEN
+
+
+def _tell_output(error: BaseException) -> None:
+    """Say why there is no output, unless nobody reads it; what is left of it is thrown away."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(AttributeError, ValueError, OSError):  # it is closed, or no file at all
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    if not isinstance(error, BrokenPipeError):
+        print(f"s4: the output cannot be written: {error}; make room there, or have it written "
+              f"elsewhere", file=sys.stderr)  # fmt: skip
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
