@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 import trio
@@ -18,11 +21,12 @@ from input_systems import fresh
 from test_input_crashes import append, bench
 
 from s4node import Container, GenericEvent
+from s4node.comm import frame as wire
 from s4node.container.committer import folder_of
 from s4node.errors import JobRuns, StartpointError
 from s4node.progress.fan_out import EXPIRY_MS, Request
 from s4node.progress.presence import Presence, runs, stopped
-from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.progress.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
 from s4node.progress.startpoints import FILE, StartpointStore
 from s4node.progress.store import now_ms
 from s4node.systems.memory import MemorySystem
@@ -61,6 +65,23 @@ def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
     other.close()
     assert store.path.name == FILE
     assert not list(tmp_path.glob("progress*"))
+
+
+def test_a_number_that_no_frame_can_hold_is_refused_where_a_startpoint_is_made_or_read(
+    store: StartpointStore,
+) -> None:
+    assert LARGEST == wire.MAX_NUMBER
+    for made in (Timestamp, Specific):
+        assert made(LARGEST)
+        with pytest.raises(StartpointError, match=f"{2**62} is none; the largest is {LARGEST}"):
+            made(2**62)
+    (request,) = store.put([CLICKS], Timestamp(5), NOW)
+    body = msgspec.json.encode(request).decode().replace('"millis":5', f'"millis":{10**20}')
+    assert str(10**20) in body
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("UPDATE request SET body = ?", (body,))
+    with pytest.raises(StartpointError, match=r"startpoints\.sqlite.*ask for what is still wanted"):
+        store.requests()
 
 
 def test_a_later_request_takes_the_place_of_the_one_before(store: StartpointStore) -> None:

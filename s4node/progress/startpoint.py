@@ -3,19 +3,33 @@
 Rules
 - An offset is a whole number from 0 on; each event of a partition has its own, in order. What is
   to be read next is a position: the offset of the next event, which may not exist yet.
+- Its number is one that frames and databases hold: what is greater is told where the startpoint is
+  made or read, not by a start that cannot ask for it.
 - A startpoint is a wish; the input turns it into an offset, or says why it cannot.
 """
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
+
+from s4node.errors import StartpointError
+
+LARGEST = (1 << 62) - 1
+"""The largest offset or time there is: that of the wire."""
+
+Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 I_contra = TypeVar("I_contra", contravariant=True)
 O_co = TypeVar("O_co", covariant=True)
 I = TypeVar("I")  # noqa: E741 - what a visitor is given beside the startpoint
 O = TypeVar("O")  # noqa: E741 - what it makes of it
+
+
+def _check(what: str, number: int) -> None:
+    if abs(number) > LARGEST:
+        raise StartpointError(f"{what} {number} is none; the largest is {LARGEST}")
 
 
 class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
@@ -57,7 +71,10 @@ class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
     """The first event that was appended at or after ``millis`` (Unix time); else what comes."""
 
-    millis: int
+    millis: Number
+
+    def __post_init__(self) -> None:
+        _check("timestamp", self.millis)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         """What the visitor makes of it."""
@@ -67,7 +84,10 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event of this offset."""
 
-    offset: int
+    offset: Number
+
+    def __post_init__(self) -> None:
+        _check("offset", self.offset)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         """What the visitor makes of it."""
