@@ -10,6 +10,8 @@ import pytest
 from harness import free_port, run_s4, running
 from log_nodes import Click, log_at, log_node, some_app
 
+from s4node.ops.cli import main
+
 
 @pytest.mark.parametrize(
     ("command", "status", "words"),
@@ -45,6 +47,46 @@ async def test_mistakes_are_told_with_what_there_is_and_what_to_do(
         done = await run_s4("log", *shlex.split(command), "--to", node.address, cwd=tmp_path)
         assert words in done.stderr.replace("\n", " ")
         assert (done.returncode, done.stdout) == (status, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tail clicks --from",
+        "tail clicks --partition",
+        "tail clicks --count",
+        "create kept --retention-ms",
+        "create kept --retention-bytes",
+        "trim clicks --partition 0 --to-offset",
+        "trim clicks --older-than-ms",
+    ],
+)
+def test_a_number_that_no_frame_can_hold_is_refused_with_the_largest(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for number in (2**62, 10**30):
+        for form in ("{}", "000{}", *(["ms:{}"] if "--from" in command else [])):
+            with pytest.raises(SystemExit) as ended:
+                main(["log", *command.split(), form.format(number)])
+            assert ended.value.code == 2
+            said = capsys.readouterr().err.replace("\n", " ")
+            assert f"{number} is too large; the largest is {2**62 - 1}" in said
+
+
+async def test_the_largest_numbers_are_taken(tmp_path: Path) -> None:
+    most = str(2**62 - 1)
+    async with log_node(tmp_path) as node:
+        for command, status in (
+            (f"create clicks --retention-ms {most} --retention-bytes {most}", 0),
+            (f"trim clicks --older-than-ms {most}", 0),
+            (f"trim clicks --to-offset {most} --partition 0", 1),
+            (f"tail clicks --from {most} --partition 0", 1),
+            ("describe clicks", 0),
+        ):
+            done = await run_s4("log", *command.split(), "--to", node.address, cwd=tmp_path)
+            assert done.returncode == status, done.stderr
+            assert "Traceback" not in done.stderr
+            assert "cannot be encoded" not in done.stderr
 
 
 async def test_programs_read_json(tmp_path: Path) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from s4node.progress.startpoint import LARGEST
+
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
+
+_DIGITS = len(str(LARGEST))
 
 
 def command(
@@ -108,16 +112,33 @@ def seconds(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number, 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return int(text)
+    return _number(text, 1)
 
 
 def whole(text: str) -> int:
     """A whole number, 0 or more."""
+    return _number(text, 0)
+
+
+def number_or_words(text: str) -> str:
+    """A whole number, if it is one at all; before it may stand ``ms:``."""
+    number = text.removeprefix("ms:")
+    if number.isdecimal():
+        whole(number)
+    return text
+
+
+def _number(text: str, least: int) -> int:
+    """A whole number that fits into a frame and a database."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
+    digits = text.lstrip("0") or "0"
+    value = int(digits[: _DIGITS + 1])  # Python reads no number of thousands of digits
+    if value > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is too large; the largest is {LARGEST}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
+    return value
 
 
 def text(given: str) -> str:

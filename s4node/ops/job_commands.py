@@ -12,6 +12,7 @@ from s4node.ops.arguments import (
     cluster_option,
     command,
     group,
+    number_or_words,
     setting_options,
     to_option,
     whole,
@@ -42,8 +43,9 @@ def startpoint_commands(commands: Parsers, load: Load) -> None:
     what = set_.add_mutually_exclusive_group(required=True)
     what.add_argument("--oldest", action="store_true", help="the first event that is still there")
     what.add_argument("--upcoming", action="store_true", help="what comes after the start")
-    what.add_argument("--timestamp", metavar="TIME", help="the first event appended at or after "
-                      "it: ISO 8601, or milliseconds since 1970")  # fmt: skip
+    what.add_argument("--timestamp", type=number_or_words, metavar="TIME",
+                      help="the first event appended at or after it: ISO 8601, or "
+                      "milliseconds since 1970")  # fmt: skip
     what.add_argument("--offset", type=whole, metavar="OFFSET", help="the event of this offset")
     _task(set_, "this task only, such as 'Partition 0' (default: all that read it)")
     _all_partitions(set_)

@@ -251,7 +251,7 @@ def trim(
 
     async def work(log: EmbeddedLog) -> int:
         if older_than_ms is not None:
-            before = int(time.time() * 1000) - older_than_ms
+            before = max(0, int(time.time() * 1000) - older_than_ms)
             oldest = await log.trim(stream, partition=partition, before_ms=before)
         else:
             partitions = (await log.describe(stream))["partitions"]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from s4node.ops.arguments import command, count, group, timeout_option, to_option, whole
+from s4node.ops.arguments import (
+    command,
+    count,
+    group,
+    number_or_words,
+    timeout_option,
+    to_option,
+    whole,
+)
 
 
 def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,9 +59,10 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "s4 log tail clicks --from oldest --count 10",
     )  # fmt: skip
     tail.add_argument("stream", metavar="NAME")
-    tail.add_argument("--from", dest="start", default="upcoming", metavar="START",
-                      help="oldest, newest (the last event of each partition), upcoming, an "
-                      "offset, or ms:MILLISECONDS since 1970 (default %(default)s)")  # fmt: skip
+    tail.add_argument("--from", dest="start", type=number_or_words, default="upcoming",
+                      metavar="START", help="oldest, newest (the last event of each partition), "
+                      "upcoming, an offset, or ms:MILLISECONDS since 1970 "
+                      "(default %(default)s)")  # fmt: skip
     tail.add_argument("--partition", type=whole, metavar="P", help="this one only")
     tail.add_argument("--count", type=count, default=0, metavar="N", help="end after N events")
     tail.add_argument("--json", action="store_true",
