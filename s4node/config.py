@@ -128,7 +128,7 @@ CLUSTER_GATHER_TIMEOUT = Setting(
 _COORDINATION = "Coordination: how nodes find each other"
 
 COORDINATION_FOLDER = Setting(
-    _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.TEXT,
+    _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.FOLDER,
     "The folder in which the nodes of one machine find each other; they make it. Nodes with the "
     "same folder belong together. It must be on a disk of this machine, and yours alone.",
 )
@@ -223,7 +223,7 @@ STREAM_KEYS = (
 """What may be said of streams that an app does not have, for a file may be that of several apps."""
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
-    _QUEUES, "s4.spill.folder", "", kinds.TEXT,
+    _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
     "Where events of a stream that feeds itself wait on disk when its stage is full. Empty is the "
     "system's folder for temporary files. The files have no names and end with their process.",
 )
@@ -431,7 +431,7 @@ MONITOR_PARTITIONS = Setting(
 _PROGRESS = "Progress"
 
 STATE_FOLDER = Setting(
-    _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.TEXT,
+    _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.FOLDER,
     "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
     "must be on a disk of this machine, and yours alone.",
 )
@@ -537,7 +537,7 @@ LIFECYCLE_LISTENERS = Setting(
 _LOG = "The embedded log"
 
 LOG_FOLDER = Setting(
-    _LOG, "s4.log.folder", "", kinds.TEXT,
+    _LOG, "s4.log.folder", "", kinds.FOLDER,
     "The folder of the embedded log's files; it is made if it is missing. Empty: this process has "
     "no log. One process has a folder at a time, and it must be on a disk of this machine.",
 )

@@ -20,6 +20,10 @@ T = TypeVar("T")
 _MOST_OF_A_FILE_NAME = 200
 """Bytes; file systems take 255, and names get endings."""
 
+_PART_BYTES = 255
+_FOLDER_BYTES = 3072
+"""What Linux takes, less what is put below a folder."""
+
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
@@ -78,6 +82,30 @@ def choice(*choices: str) -> Kind[str]:
     return Kind(f"one of {', '.join(choices)}", parse)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it can be written; what came as bytes that are no UTF-8, from the command line,
+    cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _parse_text(text: str) -> str:
+    if not is_unicode(text):
+        raise ValueError("is not UTF-8")
+    return text
+
+
+def _parse_folder(text: str) -> str:
+    for part in _parse_text(text).split("/"):
+        if len(part.encode()) > _PART_BYTES:
+            raise ValueError(
+                f"has a part of {len(part.encode())} bytes, which no file system takes: "
+                f"{_PART_BYTES} at most"
+            )
+    if len(text.encode()) > _FOLDER_BYTES:
+        raise ValueError(f"has {len(text.encode())} bytes: {_FOLDER_BYTES} at most")
+    return text
+
+
 def is_name(text: str) -> bool:
     """A name can stand inside a key and in a comma list; its dotted parts are not empty."""
     return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
@@ -95,7 +123,7 @@ def is_file_name(text: str, also: str = "") -> bool:
 def _parse_name(text: str) -> str:
     if not is_name(text):
         raise ValueError("is not a name (one word without commas)")
-    return text
+    return _parse_text(text)
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
@@ -213,7 +241,8 @@ def _parse_classes(text: str) -> tuple[str, ...]:
     return names
 
 
-TEXT = Kind("text", str)
+TEXT = Kind("text", _parse_text)
+FOLDER = Kind("text", _parse_folder)
 CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, or empty", _parse_host)
 NAME = Kind("name", _parse_name)

@@ -669,3 +669,47 @@ async def test_output_that_nobody_reads_is_no_fault_and_a_full_disk_is_told_in_a
         assert status == 1
         assert errors.startswith(b"s4: the output cannot be written: [Errno 28] No space left")
         assert errors.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status", "--cluster", "\udcff"),
+        ("undeploy", "\udcff", "--folder", "."),
+        ("node", "\udcff", "--folder", "."),
+        ("node", "shop", "--name", "\udcff", "--folder", "."),
+        ("log", "describe", "\udcff"),
+        ("tail", "\udcff"),
+        ("run", "hello.py", "-p", "s4.cluster.name=\udcff"),
+    ],
+)
+async def test_a_name_that_is_no_utf_8_is_refused(folder: Path, command: tuple[str, ...]) -> None:
+    done = await run_s4(*command, cwd=folder)
+    assert "'\\udcff' is not UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status", "--folder"),
+        ("deploy", "hello.py", "--folder"),
+        ("node", "shop", "--folder"),
+        ("run", "hello.py", "-p", "s4.state.folder="),
+        ("run", "hello.py", "-p", "s4.log.folder="),
+    ],
+)
+async def test_a_folder_that_no_file_system_can_have_is_refused(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    *words, last = command
+    for path, what in (
+        (f"up/{'x' * 300}/below", "has a part of 300 bytes, which no file system takes"),
+        ("/".join("x" * 200 for _ in range(20)), "has 4019 bytes: 3072 at most"),
+    ):
+        given = (*words, last + path) if last.endswith("=") else (*command, path)
+        done = await run_s4(*given, cwd=folder)
+        assert what in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 2

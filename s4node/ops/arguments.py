@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from s4node.kinds import is_unicode
 from s4node.progress.startpoint import LARGEST
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
@@ -145,4 +146,11 @@ def text(given: str) -> str:
     """A text that is not empty."""
     if not given.strip():
         raise argparse.ArgumentTypeError("it is empty")
+    return utf8(given)
+
+
+def utf8(given: str) -> str:
+    """A text that can be sent and written; it may be empty."""
+    if not is_unicode(given):
+        raise argparse.ArgumentTypeError(f"{given!r} is not UTF-8")
     return given

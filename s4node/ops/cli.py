@@ -29,6 +29,7 @@ from s4node.ops.arguments import (
     setting_options,
     timeout_option,
     to_option,
+    utf8,
 )
 from s4node.ops.cluster_commands import cluster_commands
 from s4node.ops.config_command import config_commands
@@ -138,8 +139,10 @@ def _running_commands(commands: Parsers) -> None:
         "run a cluster's node; apps are deployed to it while it runs",
         "s4 node flights --name east, then s4 deploy apps.flights.app --cluster flights",
     )
-    node.add_argument("cluster", metavar="CLUSTER", help="the cluster that the node belongs to")
-    node.add_argument("--name", metavar="NAME", default="",
+    node.add_argument(
+        "cluster", type=utf8, metavar="CLUSTER", help="the cluster that the node belongs to"
+    )
+    node.add_argument("--name", type=utf8, metavar="NAME", default="",
                       help="unique in the cluster (default: machine and process)")  # fmt: skip
     node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
                       "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
@@ -154,7 +157,7 @@ def _running_commands(commands: Parsers) -> None:
         "s4 adapter lines --app apps.lines.adapter -p s4.adapter.output.stream=names "
         "-p s4.stream.names.consumers=hello -p s4.cluster.hello.address=tcp://127.0.0.1:12000",
     )
-    adapter.add_argument("cluster", metavar="CLUSTER", help="the adapter's own cluster")
+    adapter.add_argument("cluster", type=utf8, metavar="CLUSTER", help="the adapter's own cluster")
     adapter.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
     _serving_options(adapter)
 
@@ -168,7 +171,7 @@ def _stream_commands(commands: Parsers) -> None:
         "send events from standard input, one JSON object a line",
         """echo '{"name": "joe"}' | s4 send names""",
     )
-    send.add_argument("stream", metavar="STREAM", help="an input stream of the app")
+    send.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
     to_option(send)
     send.add_argument("--type", default="", help="event type, where the stream takes several")
     timeout_option(send, "connecting")
@@ -181,7 +184,9 @@ def _stream_commands(commands: Parsers) -> None:
         "print what an app puts on a stream from now on, as JSON lines",
         "s4 tail totals --count 10",
     )
-    tail.add_argument("stream", metavar="STREAM", help="an output or internal stream of the app")
+    tail.add_argument(
+        "stream", type=utf8, metavar="STREAM", help="an output or internal stream of the app"
+    )
     to_option(tail)
     tail.add_argument("--count", type=count, default=0, metavar="N", help="end after N events")
     timeout_option(tail, "connecting")

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s4node.ops.arguments import cluster_option, command, folder_option, seconds, setting_options
+from s4node.ops.arguments import (
+    cluster_option,
+    command,
+    folder_option,
+    seconds,
+    setting_options,
+    utf8,
+)
 
 if TYPE_CHECKING:
     from s4node.config import Config
@@ -27,8 +34,10 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
     )  # fmt: skip
     deploy.add_argument("app", metavar="APP", help="as for s4 run")
     _cluster_options(deploy)
-    deploy.add_argument("--name", metavar="NAME", default="", help="the app's, if not its own")
-    deploy.add_argument("--version", metavar="VERSION", default="",
+    deploy.add_argument(
+        "--name", type=utf8, metavar="NAME", default="", help="the app's, if not its own"
+    )
+    deploy.add_argument("--version", type=utf8, metavar="VERSION", default="",
                         help="(default: a hash of the sources and settings)")  # fmt: skip
     deploy.add_argument("--partitions", metavar="N", help="(default: as the cluster has)")
     setting_options(
@@ -49,7 +58,9 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
         "stop an app on all nodes of a cluster, and forget it",
         "s4 undeploy flights --cluster flights",
     )  # fmt: skip
-    undeploy.add_argument("app", metavar="NAME", help="the app's name, as s4 apps shows it")
+    undeploy.add_argument(
+        "app", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
+    )
     _cluster_options(undeploy)
 
     status = command(

@@ -11,6 +11,7 @@ from s4node.ops.arguments import (
     number_or_words,
     timeout_option,
     to_option,
+    utf8,
     whole,
 )
 
@@ -30,10 +31,12 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         actions, "create", _log_create, "create a stream", "s4 log create clicks --partitions 4 "
         "--key user --retention-ms 86400000",
     )  # fmt: skip
-    create.add_argument("stream", metavar="NAME", help="letters, digits, '_', '-' and '.'")
+    create.add_argument(
+        "stream", type=utf8, metavar="NAME", help="letters, digits, '_', '-' and '.'"
+    )
     create.add_argument("--partitions", type=count, default=1, metavar="N",
                         help="never changes (default %(default)s)")  # fmt: skip
-    create.add_argument("--key", default="", metavar="ATTRIBUTE",
+    create.add_argument("--key", type=utf8, default="", metavar="ATTRIBUTE",
                         help="the attribute that tells an event's partition, or several with + "
                         "between; without one, events go round robin")  # fmt: skip
     create.add_argument("--retention-ms", type=whole, metavar="MS",
@@ -49,7 +52,7 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "append events from standard input, one JSON object a line",
         """echo '{"user": "joe"}' | s4 log append clicks""",
     )  # fmt: skip
-    append.add_argument("stream", metavar="NAME")
+    append.add_argument("stream", type=utf8, metavar="NAME")
     append.add_argument("--type", default="",
                         help="event type, where the stream has several")  # fmt: skip
     append.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
@@ -58,7 +61,7 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         actions, "tail", _log_tail, "print a stream's events as JSON lines, and what comes",
         "s4 log tail clicks --from oldest --count 10",
     )  # fmt: skip
-    tail.add_argument("stream", metavar="NAME")
+    tail.add_argument("stream", type=utf8, metavar="NAME")
     tail.add_argument("--from", dest="start", type=number_or_words, default="upcoming",
                       metavar="START", help="oldest, newest (the last event of each partition), "
                       "upcoming, an offset, or ms:MILLISECONDS since 1970 "
@@ -73,7 +76,9 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show streams: key, retention, types, and offsets and bytes of each partition",
         "s4 log describe clicks --json",
     )  # fmt: skip
-    describe.add_argument("stream", metavar="NAME", nargs="?", default="", help="(default: all)")
+    describe.add_argument(
+        "stream", type=utf8, metavar="NAME", nargs="?", default="", help="(default: all)"
+    )
     describe.add_argument("--json", action="store_true", help="print JSON")
 
     trim = command(
@@ -81,7 +86,7 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "delete the oldest events of a stream; whole frames only, so a few may stay",
         "s4 log trim clicks --older-than-ms 3600000",
     )  # fmt: skip
-    trim.add_argument("stream", metavar="NAME")
+    trim.add_argument("stream", type=utf8, metavar="NAME")
     trim.add_argument("--partition", type=whole, metavar="P", help="this one only")
     what = trim.add_mutually_exclusive_group(required=True)
     what.add_argument("--to-offset", type=whole, metavar="OFFSET",
