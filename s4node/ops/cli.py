@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+_SERVING = ("run", "node", "adapter")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = _parser()
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, BaseExceptionGroup) as error:
         from s4node.ops.serve import exit_status
 
-        return exit_status(error)
+        return exit_status(error, serves=parsed.command in _SERVING)
     return status
 
 

@@ -46,16 +46,19 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> in
     try:
         return trio.run(_serve, app, config, on_ready)
     except BaseException as error:
-        return exit_status(error)
+        return exit_status(error, serves=True)
 
 
-def exit_status(error: BaseException) -> int:
-    """Print our own errors and return the exit status; raises what is not ours."""
+def exit_status(error: BaseException, *, serves: bool = False) -> int:
+    """Print our own errors and return the exit status; raises what is not ours.
+
+    Of a process that ``serves`` a full disk need not be that of its output.
+    """
     found = leaves(error)
     for leaf in found:
         if isinstance(leaf, S4Error):
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
-        elif _of_output(leaf):
+        elif isinstance(leaf, BrokenPipeError) or (_unwritten(leaf) and not serves):
             _tell_output(leaf)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
             raise error
@@ -64,10 +67,8 @@ def exit_status(error: BaseException) -> int:
     return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
 
 
-def _of_output(error: BaseException) -> bool:
+def _unwritten(error: BaseException) -> bool:
     """Whether our output could not be written. Files that are named are none of it."""
-    if isinstance(error, BrokenPipeError):
-        return True
     return isinstance(error, OSError) and not error.filename and error.errno in _UNWRITTEN
 
 
