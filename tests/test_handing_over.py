@@ -188,9 +188,9 @@ async def test_no_stage_of_a_task_that_was_handed_over_is_given_a_spill(
 
         pipeline.overflow_of = noted
         pipeline.put("clicks", "clicks")  # it feeds itself, and only now is that known
+        assert set(partitions) == {0}
         await it.processed(system)
         assert it.sum_of(stored) == truth(clicks)
-    assert set(partitions) == {0}
 
 
 # -- what tasks put -------------------------------------------------------------------------------
