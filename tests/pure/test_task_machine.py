@@ -230,6 +230,15 @@ MOVE = st.one_of(
     st.tuples(st.just("end window"), st.none(), st.none()),
 )
 MOVES = st.one_of(st.lists(MOVE, max_size=8), st.lists(MOVE, min_size=15, max_size=60))
+HOW = st.fixed_dictionaries(
+    {
+        "by_key": st.booleans(),
+        "concurrency": st.integers(1, 4),
+        "async_commit": st.booleans(),
+        "whole": st.booleans(),
+        "slow": st.booleans(),
+    }
+)
 
 
 def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
@@ -252,18 +261,7 @@ def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    MOVES,
-    st.fixed_dictionaries(
-        {
-            "by_key": st.booleans(),
-            "concurrency": st.integers(1, 4),
-            "async_commit": st.booleans(),
-            "whole": st.booleans(),
-            "slow": st.booleans(),
-        }
-    ),
-)
+@given(MOVES, HOW)
 def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
     moves: list[tuple[Any, ...]], how: dict[str, Any]
 ) -> None:
@@ -301,18 +299,7 @@ def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    MOVES,
-    st.fixed_dictionaries(
-        {
-            "by_key": st.booleans(),
-            "concurrency": st.integers(1, 4),
-            "async_commit": st.booleans(),
-            "whole": st.booleans(),
-            "slow": st.booleans(),
-        }
-    ),
-)
+@given(MOVES, HOW)
 def test_a_task_that_is_handed_over_has_done_all_before_the_place_to_go_on_at_and_none_behind(
     moves: list[tuple[Any, ...]], how: dict[str, Any]
 ) -> None:
