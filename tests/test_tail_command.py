@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+import trio
 from cli_apps import send
 from harness import (
+    environment,
     free_port,
     node_process,
     run_s4,
+    s4,
     s4_process,
     until,
 )
@@ -59,6 +64,37 @@ async def test_tail_prints_what_an_app_puts_on_a_stream(tmp_path: Path) -> None:
         numbers = [event["n"] for event in found]
         assert numbers == list(range(numbers[0], numbers[0] + 3))
         assert numbers[-1] <= sent
+
+
+@pytest.mark.parametrize("command", [("tail", "totals"), ("log", "tail", "kept")])
+async def test_tail_ends_when_its_reader_goes_though_nothing_comes(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "sums.py").write_text(TOTALS)
+    async with node_process("sums.py", "-p", "s4.log.folder=log", cwd=tmp_path) as node:
+        to = ("--to", node.address)
+        assert (await run_s4("log", "create", "kept", *to, cwd=tmp_path)).returncode == 0
+        reader, writer = os.pipe()
+        tailing = await trio.lowlevel.open_process(
+            s4(*command, *to),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        os.close(writer)
+        try:
+            with trio.move_on_after(2):
+                await tailing.wait()
+            assert tailing.returncode is None  # as long as there is a reader
+            os.close(reader)
+            with trio.fail_after(30):
+                assert await tailing.wait() == 1
+            assert tailing.stderr is not None
+            assert await tailing.stderr.receive_some() == b""
+        finally:
+            tailing.kill()
+            await tailing.wait()
 
 
 async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: Path) -> None:

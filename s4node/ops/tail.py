@@ -1,13 +1,15 @@
 """``s4 tail``: what an app puts on a stream, one JSON object a line.
 
 Rules
-- From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away.
+- From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away, at once.
 - What was missed, for reading too slowly or since it could not be sent, is said on standard error,
   and so is that a connection is lost, with what comes until it is back.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 
 import msgspec
@@ -78,14 +80,30 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
     """
     encoder = msgspec.json.Encoder(enc_hook=_words)
     read = 0
-    async for event in events:
-        shown = event.attributes  # no classes were named, so it is a GenericEvent
-        if with_place:
-            shown = {**events.place._asdict(), "event": shown}
-        print(encoder.encode(shown).decode(), flush=True)
-        read += 1
-        if read == count:
-            break
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end_with_reader)
+        async for event in events:
+            shown = event.attributes  # no classes were named, so it is a GenericEvent
+            if with_place:
+                shown = {**events.place._asdict(), "event": shown}
+            print(encoder.encode(shown).decode(), flush=True)
+            read += 1
+            if read == count:
+                break
+        nursery.cancel_scope.cancel()
+
+
+async def _end_with_reader() -> None:
+    """Raises BrokenPipeError when nobody reads our output any longer, though none comes.
+
+    Only a pipe tells: its writing end becomes readable with an error when its last reader closes.
+    """
+    if sys.stdout is None:  # it was closed when we began
+        raise BrokenPipeError
+    output = sys.stdout.fileno()
+    if stat.S_ISFIFO(os.fstat(output).st_mode):
+        await trio.lowlevel.wait_readable(output)
+        raise BrokenPipeError
 
 
 def _words(value: object) -> str:
