@@ -741,6 +741,8 @@ RUBBISH = [
     b"rubbish\n",
     b'{"ask": "deploy"}\n',
     b"\x00" * 100_000 + b"\n",
+    b'{"ask": "\xff"}\n',
+    b'{"ask": "status", "x": ' + b"[" * 100_000 + b"\n",
     b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
     b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..',
 ]

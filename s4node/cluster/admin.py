@@ -216,7 +216,7 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
             return
         try:
             ask = _asks.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             await conversation.say(Failed(f"this is nothing that a node is asked: {error}"))
             return
         body: bytes | None = b""
