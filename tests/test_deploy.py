@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 import sqlite3
 import stat
+import zipfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ from s4node import Client, Config, Event
 from s4node.cluster import admin
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.node import Node
-from s4node.cluster.package import Manifest, Package, Store, python_here
+from s4node.cluster.package import MANIFEST, Manifest, Package, Store, python_here
 from s4node.cluster.registry import AppInfo, NodeInfo, Registry
 from s4node.comm.door import Door
 from s4node.errors import CoordinationError, S4Error
@@ -771,6 +773,14 @@ def package_named(name: str) -> bytes:
     return Package(manifest, {"sources/m.py": source}).encode()
 
 
+async def put_into_the_folder(folder: Path, app: str, data: bytes) -> None:
+    """Have the cluster run what nobody has checked."""
+    digest = Store(folder / "shared" / "packages").put(data)
+    async with FolderCoordination(folder / "shared").session("test") as session:
+        info = AppInfo(name=app, cluster="shop", version="1", partitions=1, package=digest)
+        await Registry(session).create_app(info)
+
+
 def escaped(folder: Path) -> list[Path]:
     """What was written under the name that leads elsewhere."""
     return list(folder.rglob("*escaped*"))
@@ -787,12 +797,29 @@ async def test_a_package_whose_name_leads_elsewhere_is_not_unpacked_wherever_it_
             async with admin.asking("one", place, ask, data) as caller:
                 with pytest.raises(S4Error, match="is no name for an app"):
                     await caller.answer(admin.Prepared)
-        digest = Store(folder / "shared" / "packages").put(package_named("../escaped"))
-        async with FolderCoordination(folder / "shared").session("test") as session:
-            info = AppInfo(name="fine", cluster="shop", version="1", partitions=1, package=digest)
-            await Registry(session).create_app(info)
-            await until(lambda: "'../escaped' is no name for an app" in one.errors)
+        await put_into_the_folder(folder, "fine", package_named("../escaped"))
+        await until(lambda: "'../escaped' is no name for an app" in one.errors)
         assert escaped(folder) == []
+
+
+async def test_a_node_that_finds_what_is_no_package_in_its_folder_says_so_and_serves_the_others(
+    folder: Path,
+) -> None:
+    encrypted = bytearray(package_named("fine"))
+    encrypted[encrypted.find(b"PK\x01\x02") + 8] = 1
+    deep = io.BytesIO()
+    with zipfile.ZipFile(deep, "w") as archive:
+        archive.writestr(MANIFEST, b'{"x": ' + b"[" * 100_000)
+    async with node(folder, "one") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        await put_into_the_folder(folder, "encrypted", bytes(encrypted))
+        await put_into_the_folder(folder, "deep", deep.getvalue())
+        await until(lambda: "is encrypted" in one.errors)
+        await until(lambda: "cannot be read: maximum recursion depth exceeded" in one.errors)
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
+        assert sorted(name for name, _, nodes in await apps(folder) if nodes) == ["counter"]
+        assert "Traceback" not in one.errors
 
 
 async def test_a_node_listens_on_loopback_only_unless_told_otherwise(folder: Path) -> None:

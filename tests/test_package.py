@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import stat
 import zipfile
@@ -281,6 +282,14 @@ def zipped(**files: bytes) -> bytes:
     return out.getvalue()
 
 
+def damaged(at: bytes, offset: int, value: int) -> bytes:
+    """A package in which a byte was changed, so far behind each of these marks."""
+    data = bytearray(Package(msgspec.json.decode(manifest(), type=Manifest), {}).encode())
+    for mark in re.finditer(re.escape(at), bytes(data)):
+        data[mark.start() + offset] = value
+    return bytes(data)
+
+
 def manifest(**changes: object) -> bytes:
     given = {"name": "a", "version": "1", "kind": "source", "entry": "m:a", "python": "3.11",
              "s4node": "0"}  # fmt: skip
@@ -292,8 +301,13 @@ def manifest(**changes: object) -> bytes:
     [
         (b"", "this is no package"),
         (b"PK\x03\x04 rubbish", "this is no package"),
+        (damaged(b"PK\x03\x04", 30 + len(archive.MANIFEST), 0xFF), "this is no package (error: "),
+        (damaged(b"PK\x01\x02", 8, 1), "is encrypted, password required for extraction"),
+        (damaged(b"PK\x01\x02", 10, 99), "compression method is not supported"),
         (zipped(other=b""), "it has no s4-package.json"),
         (zipped(**{archive.MANIFEST: b"{}"}), "cannot be read: Object missing required field"),
+        (zipped(**{archive.MANIFEST: b'{"name": "\xff"}'}), "cannot be read: 'utf-8' codec"),
+        (zipped(**{archive.MANIFEST: b'{"x": ' + b"[" * 100_000}), "cannot be read: maximum recur"),
         (zipped(**{archive.MANIFEST: manifest(format=9)}), "has format 9"),
         (zipped(**{archive.MANIFEST: manifest(kind="pickle")}), "it has no app.pickle"),
         (

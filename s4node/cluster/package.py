@@ -5,6 +5,8 @@ Rules
   format and runs nothing; making a package and loading its app is :mod:`s4node.ops.pack`.
 - Loading a package runs its code. So packages come over a node's admin socket only, and a stored
   one is used only if its digest is the one that was agreed on.
+- Bytes that are no package, however they were damaged, end in a PackageError and nothing else: the
+  node that finds them goes on.
 - What a package says of itself is believed by nobody: names that lead elsewhere are refused where
   it is made and where it is read, and what is unpacked stays in the folder that is given.
 - A pickle is Python's own bytecode, good for one minor version: another one is refused before
@@ -24,7 +26,7 @@ from typing import Literal
 
 import msgspec
 
-from s4node.errors import PackageError
+from s4node.errors import PackageError, described
 from s4node.kinds import is_file_name
 
 FORMAT = 1
@@ -157,14 +159,18 @@ def decode(data: bytes) -> Package:
                     f"the package holds {size} bytes; {MAX_BYTES} are allowed: keep data out of it"
                 )
             files = {info.filename: archive.read(info) for info in archive.infolist()}
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError) as error:
-        raise PackageError(f"this is no package ({error}); make one with s4 deploy") from error
+    except PackageError:
+        raise
+    except Exception as error:  # whatever zipfile, and what it unpacks with, makes of rubbish
+        raise PackageError(
+            f"this is no package ({described(error)}); make one with s4 deploy"
+        ) from error
     _check_files(files)
     try:
         manifest = msgspec.json.decode(files.pop(MANIFEST), type=Manifest)
     except KeyError:
         raise PackageError(f"this is no package: it has no {MANIFEST}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PackageError(f"the package's {MANIFEST} cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise PackageError(
