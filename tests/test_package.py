@@ -6,6 +6,8 @@ import io
 import re
 import shutil
 import stat
+import struct
+import tracemalloc
 import zipfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -303,7 +305,7 @@ def manifest(**changes: object) -> bytes:
         (b"PK\x03\x04 rubbish", "this is no package"),
         (damaged(b"PK\x03\x04", 30 + len(archive.MANIFEST), 0xFF), "this is no package (error: "),
         (damaged(b"PK\x01\x02", 8, 1), "is encrypted, password required for extraction"),
-        (damaged(b"PK\x01\x02", 10, 99), "compression method is not supported"),
+        (damaged(b"PK\x01\x02", 10, 99), "its files are to be deflated"),
         (zipped(other=b""), "it has no s4-package.json"),
         (zipped(**{archive.MANIFEST: b"{}"}), "cannot be read: Object missing required field"),
         (zipped(**{archive.MANIFEST: b'{"name": "\xff"}'}), "cannot be read: 'utf-8' codec"),
@@ -404,6 +406,22 @@ def test_a_small_archive_of_huge_content_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(archive, "MAX_BYTES", 100_000)
     with pytest.raises(PackageError, match="holds 1048576 bytes; 100000 are allowed"):
         archive.decode(out.getvalue())
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_holds_more_than_it_says_is_unpacked_no_further(method: int) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as zip_file:
+        zip_file.writestr("zeros", bytes(20 << 20))
+    data = bytearray(out.getvalue())
+    struct.pack_into("<I", data, data.find(b"PK\x01\x02") + 24, 10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PackageError, match="this is no package"):
+            archive.decode(bytes(data))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # -- the store ------------------------------------------------------------------------------------

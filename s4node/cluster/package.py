@@ -9,6 +9,7 @@ Rules
   node that finds them goes on.
 - What a package says of itself is believed by nobody: names that lead elsewhere are refused where
   it is made and where it is read, and what is unpacked stays in the folder that is given.
+  Nor is a file unpacked beyond the size that it is said to have; those sizes are bounded.
 - A pickle is Python's own bytecode, good for one minor version: another one is refused before
   anything is loaded.
 """
@@ -158,7 +159,7 @@ def decode(data: bytes) -> Package:
                 raise PackageError(
                     f"the package holds {size} bytes; {MAX_BYTES} are allowed: keep data out of it"
                 )
-            files = {info.filename: archive.read(info) for info in archive.infolist()}
+            files = {info.filename: _content(archive, info) for info in archive.infolist()}
     except PackageError:
         raise
     except Exception as error:  # whatever zipfile, and what it unpacks with, makes of rubbish
@@ -181,6 +182,14 @@ def decode(data: bytes) -> Package:
         raise PackageError(f"this is no package: it has no {PICKLE}")
     manifest.check_names()
     return Package(manifest, files)
+
+
+def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """A file of the archive, unpacked no further than to the size that it is said to have."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise NotImplementedError("its files are to be deflated")  # of others no end can be set
+    with archive.open(info) as file:
+        return file.read(info.file_size + 1)  # past its end, where the checksum is looked at
 
 
 def _check_files(names: Iterable[str]) -> None:
