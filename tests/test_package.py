@@ -314,11 +314,11 @@ def manifest(**changes: object) -> bytes:
         (zipped(**{archive.MANIFEST: manifest(kind="pickle")}), "it has no app.pickle"),
         (
             zipped(**{archive.MANIFEST: manifest(), "sources/../../x": b""}),
-            "has a file 'sources/../../x', which leads out of it",
+            "has a file 'sources/../../x', which leads elsewhere",
         ),
-        (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads out of it"),
-        (zipped(**{archive.MANIFEST: manifest(), "sources//x": b""}), "leads out of it"),
-        (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads out of it"),
+        (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads elsewhere"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources//x": b""}), "leads elsewhere"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads elsewhere"),
         (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),
@@ -333,11 +333,18 @@ def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_folders_in_a_package_are_left_out_for_zip_tools_write_them(tmp_path: Path) -> None:
+    files = {"sources/": b"", "sources/m/": b"", "sources/m/a.py": b"x = 1\n"}
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest()}, **files))
+    assert list(package.files) == ["sources/m/a.py"]
+    assert (package.unpack(tmp_path / "here") / "m" / "a.py").read_bytes() == b"x = 1\n"
+
+
 @pytest.mark.parametrize("name", ["sources//{}", "sources/../{}", "sources/{}/../../x"])
 def test_what_is_unpacked_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     package = archive.decode(zipped(**{archive.MANIFEST: manifest()}))
     package.files[name.format(str(tmp_path / "out").lstrip("/"))] = b"escaped"
-    with pytest.raises(PackageError, match="leads out of it"):
+    with pytest.raises(PackageError, match="leads elsewhere"):
         package.unpack(tmp_path / "in" / "here")
     assert list(tmp_path.rglob("*")) == []
 

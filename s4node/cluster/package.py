@@ -154,34 +154,37 @@ def decode(data: bytes) -> Package:
     """The package in an archive; raises PackageError."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            size = sum(info.file_size for info in archive.infolist())
+            infos = [i for i in archive.infolist() if not i.is_dir()]  # folders
+            size = sum(info.file_size for info in infos)
             if size > MAX_BYTES:
                 raise PackageError(
                     f"the package holds {size} bytes; {MAX_BYTES} are allowed: keep data out of it"
                 )
-            files = {info.filename: _content(archive, info) for info in archive.infolist()}
+            files = {info.filename: _content(archive, info) for info in infos}
     except PackageError:
         raise
     except Exception as error:  # whatever zipfile, and what it unpacks with, makes of rubbish
-        raise PackageError(
-            f"this is no package ({described(error)}); make one with s4 deploy"
-        ) from error
+        raise _no_package(described(error)) from error
     _check_files(files)
     try:
         manifest = msgspec.json.decode(files.pop(MANIFEST), type=Manifest)
     except KeyError:
-        raise PackageError(f"this is no package: it has no {MANIFEST}") from None
+        raise _no_package(f"it has no {MANIFEST}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise PackageError(f"the package's {MANIFEST} cannot be read: {error}") from error
+        raise _no_package(f"its {MANIFEST} cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise PackageError(
             f"the package has format {manifest.format}, and s4node here reads {FORMAT}; deploy it "
             f"with the nodes' version of s4node"
         )
     if manifest.kind == "pickle" and PICKLE not in files:
-        raise PackageError(f"this is no package: it has no {PICKLE}")
+        raise _no_package(f"it has no {PICKLE}")
     manifest.check_names()
     return Package(manifest, files)
+
+
+def _no_package(why: str) -> PackageError:
+    return PackageError(f"this is no package ({why}); make one with s4 deploy")
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -197,7 +200,10 @@ def _check_files(names: Iterable[str]) -> None:
     for name in names:
         # split as it is: pathlib takes "sources//x" for "sources/x", of which "/x" would be left
         if "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise PackageError(f"the package has a file {name!r}, which leads out of it")
+            raise PackageError(
+                f"the package has a file {name!r}, which leads elsewhere; name it otherwise, "
+                f"and make the package with s4 deploy"
+            )
 
 
 def _shown(name: str) -> str:
