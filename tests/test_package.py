@@ -319,6 +319,11 @@ def manifest(**changes: object) -> bytes:
         (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads elsewhere"),
         (zipped(**{archive.MANIFEST: manifest(), "sources//x": b""}), "leads elsewhere"),
         (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads elsewhere"),
+        (
+            zipped(**{archive.MANIFEST: manifest(), "sources/a_b": b""}).replace(b"a_b", b"a\0b"),
+            r"has a file 'sources/a\x00b', which leads elsewhere; name it otherwise",
+        ),
+        (zipped(a=b"1", b=b"2").replace(b"b", b"a"), "it has a file twice"),
         (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),

@@ -154,13 +154,15 @@ def decode(data: bytes) -> Package:
     """The package in an archive; raises PackageError."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            infos = [i for i in archive.infolist() if not i.is_dir()]  # folders
+            infos = [i for i in archive.infolist() if not i.orig_filename.endswith("/")]  # folders
             size = sum(info.file_size for info in infos)
             if size > MAX_BYTES:
                 raise PackageError(
                     f"the package holds {size} bytes; {MAX_BYTES} are allowed: keep data out of it"
                 )
-            files = {info.filename: _content(archive, info) for info in infos}
+            files = {info.orig_filename: _content(archive, info) for info in infos}
+            if len(files) < len(infos):
+                raise _no_package("it has a file twice")
     except PackageError:
         raise
     except Exception as error:  # whatever zipfile, and what it unpacks with, makes of rubbish
@@ -196,10 +198,11 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _check_files(names: Iterable[str]) -> None:
-    """Raise PackageError for a file that would not lie below the folder it is unpacked to."""
+    """Raise PackageError for a file that would not lie where it says, below the folder it is
+    unpacked to."""
     for name in names:
         # split as it is: pathlib takes "sources//x" for "sources/x", of which "/x" would be left
-        if "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        if not {"\\", "\0"}.isdisjoint(name) or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise PackageError(
                 f"the package has a file {name!r}, which leads elsewhere; name it otherwise, "
                 f"and make the package with s4 deploy"
