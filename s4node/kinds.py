@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -111,13 +112,16 @@ def is_name(text: str) -> bool:
     return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
 
 
-def is_file_name(text: str, also: str = "") -> bool:
+def is_file_name(text: str) -> bool:
     """A name that is good for a file's, too: it leads nowhere, nor is it too long for that.
 
-    ``also`` are marks that it may have besides ``._-``, though not at its beginning.
+    The letters of any alphabet are taken as they are, with the marks that belong to them.
     """
-    shape = rf"\w[\w.{re.escape(also)}-]*"
-    return re.fullmatch(shape, text) is not None and len(text.encode()) <= _MOST_OF_A_FILE_NAME
+    return (
+        re.match(r"\w", text) is not None
+        and all(c.isalnum() or c in "_.-" or unicodedata.category(c)[0] == "M" for c in text)
+        and len(text.encode()) <= _MOST_OF_A_FILE_NAME
+    )
 
 
 def _parse_name(text: str) -> str:

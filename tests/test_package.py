@@ -8,6 +8,7 @@ import shutil
 import stat
 import struct
 import tracemalloc
+import unicodedata
 import zipfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -329,7 +330,7 @@ def manifest(**changes: object) -> bytes:
         (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is no name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is no name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(version="a/../../v")}), "is no version of app 'a'"),
+        (zipped(**{archive.MANIFEST: manifest(version="1\n")}), r"'1\n' is no version of app 'a'"),
     ],
 )
 def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
@@ -388,12 +389,15 @@ ESCAPES = "from s4node import App\nclass Fine(App):\n    pass\nescapes = App('..
         ("Fine", {"name": "ä" * 150}, "is no name for an app"),
         ("Fine", {"name": "x\ny"}, r"'x\ny' is no name for an app"),
         ("Fine", {"name": "a b"}, "'a b' is no name for an app"),
-        ("Fine", {"version": "a/../../vv"}, "'a/../../vv' is no version of app 'Fine'"),
+        ("Fine", {"name": "\u0308a"}, "is no name for an app"),
         ("Fine", {"version": "1\n2"}, "is no version of app 'Fine'"),
+        ("Fine", {"version": "\x1b[31m1"}, r"'\x1b[31m1' is no version of app 'Fine'"),
+        ("Fine", {"version": " "}, "is no version of app 'Fine'"),
+        ("Fine", {"version": "1" * 201}, "'... (201 characters) is no version of app 'Fine'"),
         ("escapes", {}, "'../escapes' is no name for an app"),
     ],
 )
-def test_a_name_or_version_that_leads_elsewhere_is_refused_where_it_is_packaged(
+def test_a_name_that_leads_elsewhere_and_a_version_no_line_can_show_are_refused_where_packaged(
     tmp_path: Path, app: str, given: dict[str, str], words: str
 ) -> None:
     file = tmp_path / "apps_of_test.py"
@@ -403,12 +407,24 @@ def test_a_name_or_version_that_leads_elsewhere_is_refused_where_it_is_packaged(
     assert words in str(caught.value)
 
 
-def test_names_in_any_alphabet_and_versions_of_usual_forms_are_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["Zähler.v2", unicodedata.normalize("NFD", "Zähler"), "हिन्दी", "ที่นี่", "a-b_c", "_1"]
+)
+def test_names_in_any_alphabet_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     file = tmp_path / "apps_of_test.py"
     file.write_text(ESCAPES)
-    for name, version in (("Zähler.v2", "1.0+local-3"), ("a-b_c", "2026-01-31T08:00:00+01:00")):
-        made = pack(f"{file}:escapes", name=name, version=version)
-        assert archive.decode(made.encode()).manifest.name == name
+    made = pack(f"{file}:escapes", name=name)
+    assert archive.decode(made.encode()).manifest.name == name
+
+
+@pytest.mark.parametrize(
+    "version", ["1.0+local-3", "2026-01-31T08:00:00+01:00", "feature/x", "1.0~rc1", "v1 (बीटा)"]
+)
+def test_versions_are_any_words(tmp_path: Path, version: str) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    made = pack(f"{file}:Fine", version=version)
+    assert archive.decode(made.encode()).manifest.version == version
 
 
 def test_a_small_archive_of_huge_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ MANIFEST = "s4-package.json"
 PICKLE = "app.pickle"
 SOURCES = "sources/"
 
+_MOST_OF_A_VERSION = 200
+"""Characters."""
+
 _SHOWN = 60
 """How much of a bad name an error shows."""
 
@@ -66,18 +69,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def check_names(self) -> None:
-        """Raise PackageError for a name or a version that is none, or that leads elsewhere."""
+        """Raise PackageError for a name that is none or leads elsewhere, and for a version that
+        cannot be shown on a line."""
         if not is_file_name(self.name):
             raise PackageError(
                 f"{_shown(self.name)} is no name for an app that is deployed; take letters, "
                 f"digits, '_', '-' and '.', 200 bytes at most, with a letter, digit or '_' first "
                 f"(s4 deploy --name gives it another one)"
             )
-        if not is_file_name(self.version, also="+:"):
+        version = self.version  # nothing is named after it
+        if not (version.strip() and version.isprintable() and len(version) <= _MOST_OF_A_VERSION):
             raise PackageError(
-                f"{_shown(self.version)} is no version of app {self.name!r}; take letters, "
-                f"digits, '_', '-', '.', '+' and ':', 200 bytes at most, with a letter, digit or "
-                f"'_' first"
+                f"{_shown(version)} is no version of app {self.name!r}; take 1 to "
+                f"{_MOST_OF_A_VERSION} characters that can be printed, not blanks alone"
             )
 
 

@@ -52,7 +52,7 @@ HARMLESS = {
     "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
     "copy", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib",
     "inspect", "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys",
-    "textwrap", "types", "typing", "zlib",
+    "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,
