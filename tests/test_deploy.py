@@ -492,6 +492,15 @@ async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:
         assert "cluster 'shop' has no app 'carts'; its apps: counter" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["a\nb", " ", "\x1b[31mred", "..", "a,b"])
+async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name: str) -> None:
+    where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
+    done = await run_s4("node", "shop", "--name", name, *where, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{name!r} is no name for a node; take one word" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- nodes and containers that die ----------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from s4node.cluster.supervisor import ContainerProcess, Supervisor, limits_of, s
 from s4node.cluster.tree import LastingTreeError
 from s4node.config import Config
 from s4node.errors import (
+    ConfigError,
     ContainerFailed,
     CoordinationError,
     NameTaken,
@@ -45,6 +46,7 @@ from s4node.errors import (
     S4Error,
     SessionLost,
 )
+from s4node.kinds import is_name
 from s4node.logger import get_logger
 
 log = get_logger("s4node.node")
@@ -110,7 +112,10 @@ class Post:
 
 
 class Node:
-    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup."""
+    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup.
+
+    Raises ConfigError for a name that is none: it stands in lists and logs, beside others.
+    """
 
     def __init__(
         self, config: Config, open_door: Callable[[str, Lookup], Door], name: str = ""
@@ -118,6 +123,11 @@ class Node:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        if not (is_name(self.name) and self.name.isprintable()):
+            raise ConfigError(
+                f"{self.name!r} is no name for a node; take one word without commas that can be "
+                f"printed (s4 node --name)"
+            )
         self.ready = trio.Event()
         self._coordination = FolderCoordination(
             config[settings.COORDINATION_FOLDER],
