@@ -16,7 +16,7 @@ FAILURE = (
 )
 
 
-def snapshot(failure: str = FAILURE) -> Snapshot:
+def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
     owners = [f"node-{number % 3}" for number in range(30)]
     where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
     counter = Container(
@@ -25,7 +25,7 @@ def snapshot(failure: str = FAILURE) -> Snapshot:
     return Snapshot(
         "shop",
         1.0,
-        [NodeRow("one", "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
+        [NodeRow(node, "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
         [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
         [
             Row("counter", stage, "clicks", depth=80_000, capacity=80_000, admitted=1_000_000,
@@ -36,9 +36,11 @@ def snapshot(failure: str = FAILURE) -> Snapshot:
     )  # fmt: skip
 
 
-def lines_of(width: int, *, live: bool = True, failure: str = FAILURE) -> list[str]:
+def lines_of(
+    width: int, *, live: bool = True, failure: str = FAILURE, node: str = "one"
+) -> list[str]:
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(rendered(snapshot(failure), width, live=live))
+    console.print(rendered(snapshot(failure, node), width, live=live))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -81,3 +83,9 @@ def test_what_a_reason_has_of_lines_and_escapes_is_shown_quoted() -> None:
     for live in (True, False):
         lines = lines_of(200, live=live, failure="ValueError: schlécht\na\x1b[31m")
         assert lines[-1] == r"counter on one ended because: ValueError: schlécht\na\x1b[31m"
+
+
+def test_what_a_name_has_of_lines_and_escapes_is_shown_quoted() -> None:
+    assert len(lines_of(200, node="a\nb\x1b[31m")) == len(lines_of(200))
+    (shown,) = (line for line in lines_of(200, node="ä\nb\x1b[31m") if "26375" in line)
+    assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")

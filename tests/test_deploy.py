@@ -501,6 +501,13 @@ async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name:
     assert len(done.stderr.splitlines()) == 1
 
 
+async def test_an_app_is_a_line_whatever_its_name_is(folder: Path) -> None:
+    async with node(folder, "one"):
+        await put_into_the_folder(folder, "a\n\x1b[31mb", b"no package")
+        done = await s4_of(folder, "apps")
+        assert done.stdout.splitlines() == [r"a\n\x1b[31mb 1 not running, 1 partition"]
+
+
 # -- nodes and containers that die ----------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ Rules
 - A table that is too wide leaves columns out, the empty ones first, then those that say least.
   Words are never broken into pieces.
 - Long texts stand below the tables; where it is shown again and again they are one line each.
+- Names and reasons are others' words: what of them would break a line or colour it is quoted.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def _table(
     from rich.table import Table
 
     columns = {
-        title: [line[index] for line in lines] for index, title in enumerate(titles)
-    }  # fmt: skip
+        title: [on_one_line(line[index]) for line in lines] for index, title in enumerate(titles)
+    }
     widths = {
         title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()
     }  # fmt: skip

@@ -18,7 +18,7 @@ from s4node import config as settings
 from s4node.cluster import admin
 from s4node.cluster.registry import AppId, NodeInfo, Registry
 from s4node.config import Config
-from s4node.errors import S4Error
+from s4node.errors import S4Error, on_one_line
 from s4node.ops import dashboard
 from s4node.ops.deploy import registry_of
 from s4node.ops.snapshot import (
@@ -99,7 +99,7 @@ async def apps(config: Config, *, as_json: bool) -> int:
     for app in found:
         nodes = f", on {', '.join(sorted(app.containers))}" if app.containers else ""
         named = f"{app.app} {app.version}".strip()
-        print(f"{named} {app.state}, {_partitions(app.partitions)}{nodes}")
+        print(on_one_line(f"{named} {app.state}, {_partitions(app.partitions)}{nodes}"))
     if snapshot.nodes and not found:
         print("no apps", file=sys.stderr)
     return _told(snapshot)
