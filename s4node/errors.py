@@ -169,10 +169,13 @@ class StateError(S4Error):
 
 
 class NotSaveable(StateError):  # noqa: N818
-    """The instance of ``pe`` for ``key`` holds a value that cannot be saved."""
+    """The instance of ``pe`` for ``key`` holds a value that cannot be saved, in ``attribute``."""
 
-    def __init__(self, pe: str, key: object, cause: BaseException) -> None:
-        super().__init__(f"{pe} {key!r} cannot be saved: {cause}")
+    def __init__(self, pe: str, key: object, attribute: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{pe} {key!r} cannot be saved: attribute {attribute!r}: {cause}. Keep there only what "
+            f"can be (docs/state.md)"
+        )
         self.pe = pe
         self.key = key
 

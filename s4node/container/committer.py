@@ -422,9 +422,10 @@ class Committer:
         kept.writing = False
         if kept.pending is not None and kept.pending != what and not self._keeps(kept):
             self._begin(kept, kept.pending)
-        elif kept.again and not self._finishing:
-            kept.task.want_commit()
-            self._wake(kept.task)
+        elif not self._finishing:
+            if kept.again:
+                kept.task.want_commit()
+            self._wake(kept.task)  # it may wait to be told of the end of its inputs
         self._quiet.unpark_all()
 
     # -- writing -----------------------------------------------------------------------------

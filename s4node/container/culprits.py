@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from s4node.comm.producer_lane import shortened
 from s4node.container.letters import letter, raw_of
-from s4node.errors import ProcessingError, described
+from s4node.errors import NotSaveable, ProcessingError, described
 from s4node.event import LIVE, EventBatch, GenericEvent
 from s4node.progress.suspects import DEATHS
 
@@ -96,7 +96,8 @@ def _digest(event: Any) -> int:
 def fault_of(error: ProcessingError) -> Fault:
     """What a dead letter says of a failure."""
     cause = error.__cause__ or error
-    trace = "".join(traceback.format_exception(cause))
+    ours = isinstance(cause, NotSaveable)  # of no line of the app's
+    trace = "" if ours else "".join(traceback.format_exception(cause))
     if len(trace) > MAX_TRACE:
         trace = f"[...] {trace[-MAX_TRACE:]}"
     key = "" if error.key is None else repr(error.key)
@@ -192,11 +193,6 @@ class Leash:
         self._done = 0
 
     @property
-    def shortest(self) -> bool:
-        """Whether it has not been lengthened yet."""
-        return self._length == 1
-
-    @property
     def left(self) -> int:
         """How many it may process at once; 1 while a commit is waited for."""
         return max(1, self._length - self._done)
@@ -207,7 +203,9 @@ class Leash:
         return self._done >= self._length
 
     def committed(self) -> bool:
-        """A commit is taken; whether it is off now."""
+        """A commit is taken; whether it is off now. One of no events says nothing."""
+        if not self._done:
+            return False
         self._done = 0
         self._length *= 2
         return self._length > LONGEST_LEASH

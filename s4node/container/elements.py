@@ -128,6 +128,11 @@ class Elements:
 
     # -- slices ------------------------------------------------------------------------------
 
+    def check(self, stream: str, event: Any) -> None:
+        """Raise NotSaveable where an instance that an event is for cannot be saved."""
+        if self._kept is not None:
+            self._kept.check(stream, event)
+
     def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; returns how many it did."""
         run = self._plans[batch.stream].run

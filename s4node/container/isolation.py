@@ -2,8 +2,7 @@
 
 Rules
 - Culprits are left out when their batch is loaded. Behind a failure the task is on a leash.
-- What cannot be saved is due to an event before the commit that finds it: the task does them again,
-  on a leash and without overlap, until a commit has only one.
+- What cannot be saved is due to an event before the commit that finds it; see examination.
 - What is under way is told for the case that it kills the process. Suspects of earlier deaths are
   processed alone: one event at a time in the task, and no other task with suspects beside it.
 """
@@ -13,8 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from s4node.container.culprits import KILLS, Culprits, Leash, LeftOut, Place, origin_of, place_of
+from s4node.container.examination import Examination
+from s4node.container.gate import Op
 from s4node.container.mixed import MixedPart
-from s4node.errors import ProcessingError
+from s4node.errors import NotSaveable, ProcessingError
 from s4node.event import EventBatch
 from s4node.progress.suspects import ALL, Suspect, Suspects
 
@@ -28,13 +29,21 @@ if TYPE_CHECKING:
 class Recovery(Protocol):
     """Has tasks go back to their last commit for events at which they fail."""
 
+    def takes(self, task: Task, error: ProcessingError, /) -> bool:
+        """Whether the task goes back for this failure; otherwise it stops the app."""
+        ...
+
     @property
     def undoes(self) -> bool:
         """Whether tasks may go back at all."""
         ...
 
-    def takes(self, task: Task, error: ProcessingError, /) -> bool:
-        """Whether the task goes back for this failure; otherwise it stops the app."""
+    def searches(self, task: Task, error: NotSaveable, /) -> None:
+        """The task goes back to find the event that this is due to."""
+        ...
+
+    def before_end(self, task: Task, /) -> Op:
+        """What the task does that is to be told of the end of its inputs."""
         ...
 
     def rests(self, task: Task, /) -> None:
@@ -58,38 +67,27 @@ class Isolation:
     """That of ``task``, by ``recovery``."""
 
     __slots__ = (
-        "_last",
         "_leash",
-        "_may_narrow",
         "_most",
-        "_narrows",
-        "_others",
-        "_since",
         "_suspects",
         "_task",
         "_under_way",
         "_untold",
-        "committed_only",
         "culprits",
+        "examination",
         "recovery",
     )
 
     def __init__(self, task: Task, recovery: Recovery) -> None:
         self.recovery = recovery
         self.culprits = Culprits()
+        self.examination = Examination()
         self._task = task
         self._most = task.gate.max_concurrency
         self._leash: Leash | None = None
         self._under_way: UnderWay | None = None
         self._suspects: Suspects | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
-        self._since = 0  # events since the last commit,
-        self._last: tuple[EventBatch, int] | None = None  # the last of them, and its index
-        self._others = False  # a window or a timer ran since then
-        self._narrows = False  # what cannot be saved is being looked for
-        self.committed_only: tuple[EventBatch, int] | None = None
-        """The only event to which what was last committed is due; None if there were others."""
-        self._may_narrow = True  # to go back would tell more about what was last committed
 
     # -- life --------------------------------------------------------------------------------
 
@@ -107,9 +105,7 @@ class Isolation:
         self._leash = Leash()
         self._under_way = before._under_way
         self._suspect(before.suspects)
-        if before._narrows:
-            self._narrows = True
-            self._task.gate.max_concurrency = 1
+        self.examination.succeeds(before.examination)
 
     def _suspect(self, suspects: list[Suspect]) -> None:
         if suspects:
@@ -152,6 +148,8 @@ class Isolation:
 
     def limit(self, batch: EventBatch, limit: int) -> int:
         """How many events of a batch may be processed together, of so many."""
+        if self.examination.looks:
+            return 1
         if self._leash is not None:
             limit = min(limit, self._leash.left)
         if self._suspects is not None:
@@ -179,9 +177,7 @@ class Isolation:
 
     def ended(self, batch: EventBatch, count: int) -> None:
         """Of the events that began so many are done."""
-        if count:
-            self._since += count
-            self._last = (batch, batch.at) if self._since == 1 else None
+        self.examination.did(count)
         if self._under_way is not None:
             self._under_way.end()
         if self._suspects is not None:
@@ -201,8 +197,7 @@ class Isolation:
 
     def lands(self, flight: Flight) -> None:
         """It has ended."""
-        self._since += 1
-        self._last = (flight.batch, flight.index) if self._since == 1 else None
+        self.examination.did(1)
         if self._under_way is not None:
             self._under_way.give(flight.slot)
         if self._suspects is not None:
@@ -218,27 +213,12 @@ class Isolation:
     def committed(self) -> None:
         """A commit is taken."""
         self.culprits.committed()
-        shortest = self._leash is not None and self._leash.shortest
-        self.committed_only = None if self._others else self._last
-        self._may_narrow = self._since > 0 and not shortest
-        self._since, self._last, self._others = 0, None, False
+        self.examination.taken()
         if self._leash is not None and self._leash.committed():
             self._leash = None
-            self._narrows = False
         if self._suspects is not None and self._suspects.committed():
             self._suspects = None
-        if self._suspects is None and not self._narrows:
             self._task.gate.max_concurrency = self._most
-
-    def ran_alone(self) -> None:
-        """A window, a timer or the end of stream has run."""
-        self._others = True
-
-    def narrow(self) -> bool:
-        """What was last committed cannot be saved: have it done again, fewer events at a time;
-        False if it was done with as few as can be."""
-        self._narrows = self._may_narrow
-        return self._may_narrow
 
 
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:

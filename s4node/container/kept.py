@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -221,6 +221,11 @@ class KeptElements:
         """An event of a stream is about to be processed, perhaps beside others."""
         self._before[stream].single(event)
 
+    def check(self, stream: str, event: Any) -> None:
+        """Raise NotSaveable where an instance in memory that an event is for cannot be saved."""
+        for prototype, instance in self._before[stream].of(event):
+            prototype.encode(instance)
+
 
 class _Before:
     """What is done before events of one stream."""
@@ -251,6 +256,17 @@ class _Before:
         keys = keys_of(self._find, [event])
         for each in self._others:
             each.prepare(keys)
+
+    def of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
+        """The instances in memory that an event is for."""
+        for one in self._single:
+            yield one, one.instances.singleton()
+        keys = None if self._find is None else keys_of(self._find, [event])
+        for each in self._others:
+            for key in list(each.instances) if keys is None else keys:
+                instance = each.instances.get(key)
+                if instance is not None:
+                    yield each, instance
 
     def _all(self) -> None:
         """Without a key, an event is for all that are in memory."""

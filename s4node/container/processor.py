@@ -73,6 +73,10 @@ class Processor(Protocol):
 
     # -- slices and what runs alone
 
+    def check(self, stream: str, event: Any, /) -> None:
+        """Raise NotSaveable where what an event of ``stream`` is for cannot be saved."""
+        ...
+
     def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; returns how many it did."""
         ...

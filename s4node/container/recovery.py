@@ -10,6 +10,8 @@ Rules
   take turns, so that a death says which event it was.
 - The first failure of a stream is told, the others are counted. Each event that kills is told
   once, however often its task comes to it again.
+- Where tasks may go back, the end of the inputs waits until all before it is written; behind it
+  nothing would be read again.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from collections.abc import Callable, Sequence
 from s4node import config as settings
 from s4node.app import App
 from s4node.config import Config
+from s4node.container.committer import Committer
 from s4node.container.culprits import KILLS, LeftOut, Place, fault_of, place_of
+from s4node.container.gate import Op
 from s4node.container.rejects import Rejects
 from s4node.container.task import Task
-from s4node.errors import ConfigError, EventKills, ProcessingError
+from s4node.errors import ConfigError, EventKills, NotSaveable, ProcessingError
 from s4node.event import EventBatch
 from s4node.logger import get_logger
 from s4node.stream import OutputStream
@@ -44,6 +48,7 @@ class Recovery:
         rejects: Rejects,
         go_back: Callable[[Task], None],
         wake: Callable[[int], None],
+        committer: Committer,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._failing: set[str] = set()  # streams of which a failure was told
@@ -53,6 +58,7 @@ class Recovery:
         self._rejects = rejects
         self._wake = wake
         self._go_back = go_back
+        self._committer = committer
         self._said = config.matching(settings.ON_ERROR)
         letters = app.streams.get(config[settings.DEAD_LETTERS])
         self._letters = letters if isinstance(letters, OutputStream) else None
@@ -74,16 +80,29 @@ class Recovery:
         said = self.said(batch.stream)
         if said == FAIL:
             return False
-        place = place_of(batch, index)
+        place, fault = place_of(batch, index), fault_of(error)
         if batch.stream not in self._failing:
             self._failing.add(batch.stream)
-            log.error("a handler fails at an event, which is left out; further ones are only "
+            log.error("an event cannot be processed, and is left out; further ones are only "
                       "counted", stream=batch.stream, at=str(place), on_error=said, pe=error.pe,
-                      exc_info=error.__cause__)  # fmt: skip
+                      reason=fault.reason,
+                      exc_info=error.__cause__ if fault.trace else None)  # fmt: skip
         self.counts[batch.stream] += 1
         assert task.isolation is not None
-        task.isolation.culprits.add(place, fault_of(error))
+        task.isolation.culprits.add(place, fault)
         return True
+
+    def searches(self, task: Task, error: NotSaveable) -> None:
+        """The task goes back to find the event that this is due to."""
+        log.warning("what a task has done cannot be saved; it goes back to its last commit, and "
+                    "looks for the event that this is due to", task=task.name, pe=error.pe,
+                    key=error.key, error=str(error.__cause__))  # fmt: skip
+
+    def before_end(self, task: Task) -> Op:
+        """What the task does that is to be told of the end of its inputs."""
+        if not self.undoes or not self._committer.changed(task):
+            return Op.END_OF_STREAM
+        return Op.NOTHING if self._committer.writes(task) else Op.COMMIT
 
     def rests(self, task: Task) -> None:
         """Nothing of a task that goes back is under way any more."""

@@ -142,7 +142,6 @@ class Replay:
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
             wake=partitions.woken,
         )
-        self.recovery = Recovery(self._app, config, self.rejects, go_back, partitions.woken)
         self.consumers = Consumers(
             config,
             self.systems,
@@ -174,6 +173,9 @@ class Replay:
             ),
             exchange=self.exchange,
             wake=partitions.wake,
+        )
+        self.recovery = Recovery(
+            self._app, config, self.rejects, go_back, partitions.woken, self.committer
         )
 
     def close(self) -> None:

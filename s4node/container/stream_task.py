@@ -252,6 +252,9 @@ class StreamTaskProcessor:
 
     # -- slices ------------------------------------------------------------------------------
 
+    def check(self, _stream: str, _event: Any) -> None:
+        """Stores refuse at once what they cannot save."""
+
     def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events up to the first at which something is asked for."""
         process, collector, asked = self._process, self._collector, self.asked

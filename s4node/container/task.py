@@ -214,7 +214,13 @@ class Task:
                 return Op.NOTHING
             if op is Op.COMMIT and self.letters_wait:
                 return Op.NOTHING
-        return op
+        return self.before_end if op is Op.END_OF_STREAM else op
+
+    @property
+    def before_end(self) -> Op:
+        """What is done before the end of the inputs is told: END_OF_STREAM if nothing is."""
+        isolation = self.isolation
+        return Op.END_OF_STREAM if isolation is None else isolation.recovery.before_end(self)
 
     @property
     def _closes_ranks(self) -> bool:
@@ -295,6 +301,8 @@ class Task:
             events = events[batch.at : batch.at + limit]
         if self.isolation is not None:
             self.isolation.begins(batch, len(events))
+            if events and self.isolation.examination.looks:
+                self.processor.check(batch.stream, events[0])
         return batch, events
 
     def finish(self, op: Op, result: int) -> None:
@@ -311,6 +319,9 @@ class Task:
         if op is Op.PROCESS:
             batch = self.backlog.at_hand
             assert batch is not None
+            if result and (failure := self._spoils(batch, batch.at)) is not None:
+                self.failed(failure)
+                return
             self.hand_on(batch.stream)
             if self._changes is not None and self._changes.bytes > self._changes_bytes:
                 self.want_commit()
@@ -328,8 +339,6 @@ class Task:
                 gate.uncommitted |= bool(behind)
                 self._released(behind)
         else:
-            if self.isolation is not None:
-                self.isolation.ran_alone()
             self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
@@ -373,6 +382,8 @@ class Task:
             if self.isolation is not None:
                 self.isolation.takes_off(flight)
             self.processor.begins(flight)
+            if self.isolation is not None and self.isolation.examination.looks:
+                self.processor.check(flight.batch.stream, flight.event)
         return flight
 
     async def tidy(self, flight: Flight) -> None:
@@ -393,13 +404,16 @@ class Task:
         flights, load = self.flights, flight.load
         batch = load.batch
         assert flights is not None
+        failure = None if error is not None or self.broken else self._spoils(batch, flight.index)
         if self.isolation is not None:
             self.isolation.lands(flight)
         if error is not None:
             try:
                 self.processor.failed(batch, error, flight.index)
-            except ProcessingError as failure:
-                self._give_way(failure)
+            except ProcessingError as found:
+                failure = found
+        if failure is not None:
+            self._give_way(failure)
         if self.broken:
             flights.end(flight)
             self.gate.end(Op.PROCESS)
@@ -491,28 +505,31 @@ class Task:
             raise error
         self.broken = self.backlog.closed = True
 
+    def _spoils(self, batch: EventBatch, index: int) -> ProcessingError | None:
+        """The failure of an event that has left what cannot be saved, where that is looked at."""
+        if self.isolation is None or not self.isolation.examination.looks:
+            return None
+        try:
+            self.processor.check(batch.stream, batch.events[index])
+        except NotSaveable as error:
+            place = batch.position(index)
+            failure = ProcessingError(self.app.name, error.pe, error.key, place, error)
+            failure.at = batch, index
+            return failure
+        return None
+
     def spoiled(self, error: NotSaveable) -> None:
         """What was done since the last commit cannot be saved; raises what stops the app.
 
-        It is done again, event by event, until it is known which it is due to.
+        It is done again, and looked at event by event until it is known which it is due to.
         """
         if self.broken:  # it goes back anyway
             return
         isolation = self.isolation
-        if isolation is None or not isolation.recovery.undoes:
+        if isolation is None or not isolation.recovery.undoes or not isolation.examination.begins():
             raise error
-        only = isolation.committed_only
-        if only is not None:
-            batch, index = only
-            failure = ProcessingError(
-                self.app.name, error.pe, error.key, batch.position(index), error
-            )
-            failure.at = only
-            self._give_way(failure)
-        elif isolation.narrow():
-            self.broken = self.backlog.closed = True
-        else:
-            raise error
+        isolation.recovery.searches(self, error)
+        self.broken = self.backlog.closed = True
         self._rest()
 
     def _rest(self) -> None:

@@ -77,7 +77,16 @@ class ElementCodec:
         try:
             return _encode([self._version, *(getattr(instance, name) for name in self._types)])
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise NotSaveable(self._name, instance.key, error) from error
+            raise NotSaveable(self._name, instance.key, self._worst(instance), error) from error
+
+    def _worst(self, instance: ProcessingElement) -> str:
+        """The attribute that cannot be encoded; all of them where that is so together only."""
+        for name in self._types:
+            try:
+                _encode(getattr(instance, name))
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                return name
+        return ", ".join(self._types)
 
     def encode_all(self, instances: list[Any]) -> list[bytes]:
         """The states of several instances; raises NotSaveable as ``encode`` does."""

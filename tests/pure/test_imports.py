@@ -40,7 +40,7 @@ PURE = [
     "container.hooks", "container.dispatch", "container.statistics", "container.processor",
     "container.elements", "container.kept", "container.stream_task", "container.task_settings",
     "container.requests", "container.flights", "container.metrics", "container.tick",
-    "container.culprits", "container.isolation", "container.letters",
+    "container.culprits", "container.examination", "container.isolation", "container.letters",
     "metrics.snapshot", "metrics.registry",
     "testing.client", "testing.failures", "ops.diagram", "ops.mermaid", "ops.picture",
     "ops.snapshot",

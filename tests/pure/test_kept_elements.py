@@ -62,8 +62,9 @@ class Memory:
     def forget(self, key: Any) -> None:
         self.rows.pop(key, None)
 
-    def evict(self, key: Any) -> None:
+    def evict(self, key: Any) -> bool:
         self.rows[key] = self.codec.encode(self.live[key])
+        return True
 
 
 class Life:
