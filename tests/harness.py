@@ -121,8 +121,9 @@ async def running(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that finds the package, whatever its folder."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    """The environment of a process that finds the package, whatever its folder, and gathers what it
+    prints, as processes do for users."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", **more}
 
 
 def s4(*arguments: str | Path) -> list[str]:
