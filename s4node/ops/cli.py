@@ -6,8 +6,9 @@ Rules
   its results on standard output.
 - Exit status: 0 done, 1 something was refused or failed, 2 the command or configuration is wrong,
   130 interrupted.
-- A command whose reader has gone ends quietly, and one whose results cannot be written says so,
-  whatever it was about: see ``exit_status``.
+- A command whose reader has gone, or whose output was closed, ends quietly with 1 once it has
+  something to print; one whose results cannot be written says so. Those that serve go on where
+  their output was closed. See :mod:`s4node.ops.stdio`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from s4node import __version__
 from s4node.errors import ConfigError, GraphError, LoadError, S4Error
+from s4node.ops import stdio
 from s4node.ops.arguments import (
     DEFAULT_ADDRESS,
     command,
@@ -52,21 +54,24 @@ _SERVING = ("run", "node", "adapter")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    closed = stdio.provide()
     parser = _parser()
     parsed = parser.parse_args(arguments)
     if parsed.command is None:
         parser.print_help()
         return 2
+    if closed and parsed.command in _SERVING:
+        stdio.discard()
     _allow_files()
     try:
-        status = _done(parsed)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # at the interpreter's own end nobody could tell that it fails
+        try:
+            return _done(parsed)
+        finally:  # at the interpreter's own end nobody could tell that it fails
+            sys.stdout.flush()
     except (OSError, BaseExceptionGroup) as error:
         from s4node.ops.serve import exit_status
 
-        return exit_status(error, serves=parsed.command in _SERVING)
-    return status
+        return exit_status(error)
 
 
 def _done(parsed: argparse.Namespace) -> int:

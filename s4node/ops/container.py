@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,7 +38,7 @@ from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, OutputLost, S4Error, described, leaves
-from s4node.ops import logging, pack
+from s4node.ops import logging, pack, stdio
 from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
 from s4node.ops.trace import cause_trace, others_trace
@@ -173,6 +173,8 @@ class Line:
 
 def main() -> NoReturn:
     """Run what the line says; ends the process."""
+    if stdio.provide():
+        stdio.discard()
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     begin = line.begin()
     status = 0
@@ -182,13 +184,15 @@ def main() -> NoReturn:
         logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
         app = _load(begin)
         trio.run(_run, line, begin, app, config)
+        sys.stdout.flush()
     except BaseException as error:
         failed = failure(error)
         status = failed.status
         line.say(failed)
         if not line.flush():
             print(f"{failed.trace}s4: {failed.error}", file=sys.stderr)
-    sys.stdout.flush()
+    with suppress(OSError):  # it has been told, or there was worse to tell
+        sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads of the app that never end do not hold it up
 
@@ -202,6 +206,8 @@ def failure(error: BaseException) -> lifeline.Failed:
     if ours:
         lost = isinstance(leaf, OutputLost)
         return lifeline.Failed(str(leaf), cause_trace(ours[0]), status, lost)
+    if stdio.is_unwritten(leaf):
+        return lifeline.Failed(stdio.unwritten(leaf), "", status)
     trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
     return lifeline.Failed(described(leaf), trace, status)
 

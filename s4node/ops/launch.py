@@ -53,7 +53,7 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
             launcher = _Launcher(target, nodes, config, folder)
             return trio.run(launcher.run, on_ready)
     except BaseException as error:
-        return exit_status(error, serves=True)
+        return exit_status(error)
 
 
 async def _wait_ready(process: ContainerProcess) -> None:

@@ -54,7 +54,7 @@ def print_whole_lines() -> None:
     processes mix.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not where it is closed, or an app's own
+        if isinstance(stream, io.TextIOWrapper):  # not where it is an app's own
             stream.reconfigure(line_buffering=True, write_through=False)
 
 

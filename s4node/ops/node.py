@@ -22,7 +22,7 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
     try:
         return trio.run(_run, config, name, on_ready)
     except BaseException as error:
-        return exit_status(error, serves=True)
+        return exit_status(error)
 
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:

@@ -4,13 +4,13 @@ Rules
 - SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
   stops at once, and says so.
 - Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
+  Only errors of standard output itself are taken for this, whatever the process is for.
 - Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
   nobody took, 2 when it could not start, 130 when it was stopped at once.
 """
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
@@ -27,7 +27,7 @@ from s4node.app import App
 from s4node.config import Config
 from s4node.container.container import Container
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
-from s4node.ops import logging
+from s4node.ops import logging, stdio
 from s4node.ops.trace import cause_trace
 
 _AT_ONCE_SECONDS = 1.0
@@ -35,8 +35,6 @@ _CUT_SHORT = (
     b"s4: stopped at once, before all was drained; what was not committed is processed again where "
     b"its input can be read again, and is lost otherwise\n"
 )
-_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a write says that the system does not take."""
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -46,19 +44,16 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> in
     try:
         return trio.run(_serve, app, config, on_ready)
     except BaseException as error:
-        return exit_status(error, serves=True)
+        return exit_status(error)
 
 
-def exit_status(error: BaseException, *, serves: bool = False) -> int:
-    """Print our own errors and return the exit status; raises what is not ours.
-
-    Of a process that ``serves`` a full disk need not be that of its output.
-    """
+def exit_status(error: BaseException) -> int:
+    """Print our own errors and return the exit status; raises what is not ours."""
     found = leaves(error)
     for leaf in found:
         if isinstance(leaf, S4Error):
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
-        elif isinstance(leaf, BrokenPipeError) or (_unwritten(leaf) and not serves):
+        elif stdio.is_unwritten(leaf):
             _tell_output(leaf)
         elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
             raise error
@@ -67,20 +62,11 @@ def exit_status(error: BaseException, *, serves: bool = False) -> int:
     return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
 
 
-def _unwritten(error: BaseException) -> bool:
-    """Whether our output could not be written. Files that are named are none of it."""
-    return isinstance(error, OSError) and not error.filename and error.errno in _UNWRITTEN
-
-
 def _tell_output(error: BaseException) -> None:
     """Say why there is no output, unless nobody reads it; what is left of it is thrown away."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    with suppress(AttributeError, ValueError, OSError):  # it is closed, or no file at all
-        os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    stdio.discard()
     if not isinstance(error, BrokenPipeError):
-        print(f"s4: the output cannot be written: {error}; make room there, or have it written "
-              f"elsewhere", file=sys.stderr)  # fmt: skip
+        print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:

@@ -17,6 +17,7 @@ import trio
 
 from s4node.comm.client import Client
 from s4node.comm.subscription import Subscription
+from s4node.ops import stdio
 from s4node.ops.serve import exit_status
 
 
@@ -94,16 +95,14 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
 
 
 async def _end_with_reader() -> None:
-    """Raises BrokenPipeError when nobody reads our output any longer, though none comes.
+    """Raises when nobody reads our output any longer, though none comes.
 
     Only a pipe tells: its writing end becomes readable with an error when its last reader closes.
     """
-    if sys.stdout is None:  # it was closed when we began
-        raise BrokenPipeError
     output = sys.stdout.fileno()
     if stat.S_ISFIFO(os.fstat(output).st_mode):
         await trio.lowlevel.wait_readable(output)
-        raise BrokenPipeError
+        raise stdio.unread()
 
 
 def _words(value: object) -> str:
