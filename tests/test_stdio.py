@@ -72,9 +72,9 @@ def gone_reader() -> Iterator[int]:
 
 
 @contextmanager
-def gone_terminal() -> Iterator[int]:
-    """A terminal whose other end is gone."""
-    other, ours = os.openpty()
+def gone_terminal(*, reads: bool = False) -> Iterator[int]:
+    """A terminal whose other end is gone: the side that fails where it is read, or written."""
+    ours, other = os.openpty() if reads else reversed(os.openpty())
     os.close(other)
     yield ours
     os.close(ours)
@@ -242,3 +242,16 @@ async def test_what_a_container_cannot_write_at_its_end_is_told_as_such(folder: 
     (ended,) = [line for line in logs(node) if line["event"] == "a container ended"]
     assert str(ended["reason"]).startswith("the output cannot be written: [Errno 28] No space left")
     assert "Traceback" not in node.errors
+
+
+@pytest.mark.parametrize("command", [("send", "names"), ("log", "append", "evs")])
+async def test_input_that_cannot_be_read_is_not_told_as_output(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    async with log_node(folder) as to:
+        with gone_terminal(reads=True) as terminal:
+            status, _, told = await run("", *command, *to, cwd=folder, stdin=terminal)
+    *_, nothing, why = told.splitlines()
+    assert nothing.endswith(": nothing sent")
+    assert why.startswith("s4: standard input cannot be read: Input/output error")
+    assert status == 1

@@ -23,7 +23,7 @@ import trio
 
 from s4node.comm.client import Client, ClientStream
 from s4node.comm.outbox import Refusal
-from s4node.errors import StageBroken, on_one_line
+from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.ops.serve import exit_status
 from s4node.schema import JsonText
 
@@ -88,10 +88,8 @@ class Sending:
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
         told = trio.current_time()
-        stdin = sys.stdin.fileno()
         while True:
-            # not sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
-            chunk = await trio.to_thread.run_sync(os.read, stdin, _CHUNK, abandon_on_cancel=True)
+            chunk = await trio.to_thread.run_sync(_read, abandon_on_cancel=True)
             *lines, rest = (rest + chunk).split(b"\n")
             if not chunk:
                 lines, rest = [rest], b""
@@ -137,6 +135,16 @@ class Sending:
         else:
             said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
             print(f"{self._name}: {said or 'nothing sent'}", file=sys.stderr)
+
+
+def _read() -> bytes:
+    # not through sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
+    try:
+        return os.read(sys.stdin.fileno(), _CHUNK)
+    except OSError as error:
+        raise S4Error(
+            f"standard input cannot be read: {error.strerror}; send the rest from a file or a pipe"
+        ) from error
 
 
 @contextmanager
