@@ -140,6 +140,9 @@ async def test_what_serves_goes_on_and_stops_in_order_though_nobody_gets_its_mes
 @pytest.mark.parametrize(
     "command",
     [
+        (),
+        ("--help",),
+        ("--version",),
         ("graph", "hello.py"),
         ("config", "default"),
     ],

@@ -55,17 +55,9 @@ _SERVING = ("run", "node", "adapter")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     closed = stdio.provide()
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.print_help()
-        return 2
-    if closed and parsed.command in _SERVING:
-        stdio.discard()
-    _allow_files()
     try:
         try:
-            return _done(parsed)
+            return _done(arguments, closed)
         finally:  # at the interpreter's own end nobody could tell that it fails
             sys.stdout.flush()
     except (OSError, BaseExceptionGroup) as error:
@@ -74,8 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_status(error)
 
 
-def _done(parsed: argparse.Namespace) -> int:
-    """Run the command that was asked for; returns the exit status."""
+def _done(arguments: Sequence[str] | None, closed: bool) -> int:
+    """Run the command that is asked for; returns the exit status."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 2
+    if closed and parsed.command in _SERVING:
+        stdio.discard()
+    _allow_files()
     command: Callable[[argparse.Namespace], int] = parsed.function
     try:
         return command(parsed)
