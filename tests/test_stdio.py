@@ -258,3 +258,22 @@ async def test_input_that_cannot_be_read_is_not_told_as_output(
     assert nothing.endswith(": nothing sent")
     assert why.startswith("s4: standard input cannot be read: Input/output error")
     assert status == 1
+
+
+# -- characters -----------------------------------------------------------------------------------
+
+
+async def test_characters_that_the_output_does_not_have_are_escaped_as_in_json(
+    folder: Path,
+) -> None:
+    show = ("config", "show", "-p", "s4.app.x=ä")
+    _, said, told = await run("", *show, cwd=folder, PYTHONIOENCODING="ascii")
+    assert r"s4.app.x = \u00e4" in said
+    assert told == ""
+    async with log_node(folder) as to:
+        tail = ("log", "tail", "evs", "--from", "oldest", "--count", "1")
+        done = await run("", *tail, *to, cwd=folder, PYTHONIOENCODING="ascii")
+    event = EVENT.decode().replace("\N{SNOWMAN}", r"\u2603")
+    event = event.replace("ö", r"\u00f6").replace("\N{PILE OF POO}", r"\ud83d\udca9")
+    assert done == (0, event, "")
+    assert json.loads(done[1]) == json.loads(EVENT)

@@ -6,12 +6,15 @@ Rules
 - An error of writing standard output names it as its file, and nothing else does: that is how
   ``is_unwritten`` tells it from the errors of other files, sockets and disks.
 - What cannot be said on standard error is left unsaid: it fails nothing.
+- Characters that the output's encoding does not have are written as JSON has them, ``\\u00e4``.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _OUTPUT = "<stdout>"  # as Python calls it
+_ESCAPES = "s4node.escapes"
 
 
 def provide() -> bool:
@@ -38,6 +42,7 @@ def provide() -> bool:
         os.close(reader)
         os.dup2(writer, 1)
         os.close(writer)
+    codecs.register_error(_ESCAPES, _escaped)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(_Output(1, "w", closefd=False), sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -92,7 +97,12 @@ def _text(file: io.FileIO, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(file),
         encoding="utf-8" if before is None else before.encoding,
-        errors="backslashreplace" if before is None else before.errors,
+        errors=_ESCAPES,
         newline="\n",
         line_buffering=at_once or file.fileno() == 2,
     )
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
