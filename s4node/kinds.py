@@ -89,14 +89,8 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _parse_text(text: str) -> str:
-    if not is_unicode(text):
-        raise ValueError("is not UTF-8")
-    return text
-
-
 def _parse_folder(text: str) -> str:
-    for part in _parse_text(text).split("/"):
+    for part in text.split("/"):
         if len(part.encode()) > _PART_BYTES:
             raise ValueError(
                 f"has a part of {len(part.encode())} bytes, which no file system takes: "
@@ -127,7 +121,7 @@ def is_file_name(text: str) -> bool:
 def _parse_name(text: str) -> str:
     if not is_name(text):
         raise ValueError("is not a name (one word without commas)")
-    return _parse_text(text)
+    return text
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
@@ -245,7 +239,7 @@ def _parse_classes(text: str) -> tuple[str, ...]:
     return names
 
 
-TEXT = Kind("text", _parse_text)
+TEXT = Kind("text", str)
 FOLDER = Kind("text", _parse_folder)
 CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, or empty", _parse_host)

@@ -418,6 +418,20 @@ def test_a_value_that_does_not_fit_says_why(key: str, text: str, what: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("key", "text", "what"),
+    [
+        ("s4.stream.a.consumers", "b, \udcff", "s4.stream.a.consumers = 'b, \\udcff'"),
+        ("s4.log.folder", "log\udcff", "s4.log.folder = 'log\\udcff'"),
+        ("s4.app.x", "\udcff", "s4.app.x = '\\udcff'"),
+        ("s4.app.\udcff", "x", "the key 's4.app.\\udcff'"),
+        ("s4.cluster.\udcff.address", "tcp://east:1", "the key 's4.cluster.\\udcff.address'"),
+    ],
+)
+def test_a_key_or_value_that_is_no_utf_8_is_refused(key: str, text: str, what: str) -> None:
+    assert f"code: {what} is not UTF-8; write it in UTF-8" in problem_with(key, text)
+
+
+@pytest.mark.parametrize(
     "address",
     ["tcp://127.0.0.1:0", "tcp://node-1.example.org:65535", "tcp://my_host:12000", "tcp://[::1]:1"],
 )
