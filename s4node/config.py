@@ -7,8 +7,8 @@ Rules
   order files first, command line last.
 - Later files win over earlier ones, and the command line over files; a value that lost is checked
   all the same.
-- Keys and values are UTF-8, whoever wrote them and whatever they mean: they travel to other
-  processes and into databases.
+- Keys and values are UTF-8 without NUL characters, whoever wrote them and whatever they mean: they
+  travel to other processes, into databases, and to the system as paths.
 - Milliseconds outside, seconds inside: a key that counts milliseconds gives a ``float`` of seconds,
   which is what trio's clocks take. The constants keep the keys' own names (``WATCHDOG_MS``).
 """
@@ -715,10 +715,10 @@ def _given(file: str, values: Mapping[str, str]) -> list[Line]:
 
 
 def _checked(line: Line) -> Entry | Problem:
-    if not kinds.is_unicode(line.name):
-        return line.problem(f"the key {line.name!r} is not UTF-8; write it in UTF-8")
-    if not kinds.is_unicode(line.text):
-        return line.problem(f"{line.name} = {line.text!r} is not UTF-8; write it in UTF-8")
+    if wrong := _unwritable(line.name):
+        return line.problem(f"the key {line.name!r} {wrong}")
+    if wrong := _unwritable(line.text):
+        return line.problem(f"{line.name} = {line.text!r} {wrong}")
     key = _key_of(line.name)
     if key is None:
         return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
@@ -727,6 +727,13 @@ def _checked(line: Line) -> Entry | Problem:
     except ValueError as error:
         example = f"; write e.g. {key.text}" if key.text else ""
         return line.problem(f"{line.name} = {line.text!r} {error}{example}")
+
+
+def _unwritable(text: str) -> str:
+    """Why it cannot go into files and messages; empty where it can."""
+    if not kinds.is_unicode(text):
+        return "is not UTF-8; write it in UTF-8"
+    return "has a NUL character in it; remove that" if "\0" in text else ""
 
 
 def _advice(name: str) -> str:

@@ -431,6 +431,14 @@ def test_a_key_or_value_that_is_no_utf_8_is_refused(key: str, text: str, what: s
     assert f"code: {what} is not UTF-8; write it in UTF-8" in problem_with(key, text)
 
 
+def test_a_nul_character_is_told_with_its_line(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "s4.log.folder = a\0b\ns4.app.\0 = x\ns4.app.x = \0 y\n") == [
+        "1: s4.log.folder = 'a\\x00b' has a NUL character in it; remove that",
+        "2: the key 's4.app.\\x00' has a NUL character in it; remove that",
+        "3: s4.app.x = '\\x00 y' has a NUL character in it; remove that",
+    ]
+
+
 @pytest.mark.parametrize(
     "address",
     ["tcp://127.0.0.1:0", "tcp://node-1.example.org:65535", "tcp://my_host:12000", "tcp://[::1]:1"],
@@ -546,7 +554,7 @@ def test_importing_the_configuration_imports_no_heavy_library() -> None:
 
 NAMES = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=12)
 LINE_OF_TEXT = (
-    st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=40)
+    st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), max_size=40)
     .map(str.strip)
     .filter(lambda text: not text.endswith("\\"))
 )
