@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from harness import environment, node_process, run_s4
+from harness import environment, node_process, run_s4, s4
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +86,17 @@ async def test_a_new_app_never_writes_into_a_folder_that_exists(tmp_path: Path) 
     assert "clicks exists already; name another folder with --folder" in again.stderr
     assert "file/clicks cannot be made: Not a directory" in below.stderr
     assert names_in(tmp_path / "clicks") == []
+
+
+async def test_a_new_app_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:
+    command = f"ulimit -f 0; exec {shlex.join(s4('new-app', 'clicks'))}"  # it writes no byte
+    full = await trio.run_process(
+        ["bash", "-c", command], capture_stderr=True, check=False, cwd=tmp_path, env=environment()
+    )
+
+    assert full.returncode == 2
+    assert b"s4: clicks cannot be made: File too large; make room and rights there" in full.stderr
+    assert names_in(tmp_path) == []
 
 
 async def test_what_it_says_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:

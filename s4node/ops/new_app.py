@@ -1,10 +1,15 @@
-"""``s4 new-app``: makes the folder of a new app, with a test that passes."""
+"""``s4 new-app``: makes the folder of a new app, with a test that passes.
+
+Rules
+- It makes all of it or nothing, so that it can be tried again; nothing that exists is touched.
+"""
 
 from __future__ import annotations
 
 import keyword
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from string import Template
@@ -125,12 +130,19 @@ def new_app(name: str, folder: Path | None = None) -> int:
     values = {"cls": cls, "names": names, "title": " ".join(words)}
     try:
         folder.mkdir(parents=True)
-        for file, text in _FILES.items():
-            (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
+        try:
+            for file, text in _FILES.items():
+                (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     except FileExistsError as error:
         raise ConfigError(f"{folder} exists already; name another folder with --folder") from error
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{folder} cannot be made: {error.strerror or error}; make room and rights there, or "
+            f"name another folder with --folder"
+        ) from error
     print(
         f"made {folder} with {', '.join(_FILES)}\n"
         f"  test it:  cd {shlex.quote(str(folder))} && python -m pytest\n"
