@@ -134,8 +134,10 @@ def s4(kept: Path) -> S4:
          "'clicks[0]' is no partition of an input; write it as 'log.clicks[0]'"),
         ("set notes 'log.evs2[0' --oldest", 2,
          "'log.evs2[0' has no closing bracket; write it as 'log.evs2[0]'"),
-        ("set notes 'memory.clicks[' --oldest", 2,
-         "'memory.clicks[' has no closing bracket; write it as 'memory.clicks[0]'"),
+        *((f"set notes '{no}' --oldest", 2,
+           f"'{no}' is no partition of an input; write it as 'log.clicks[0]'")
+          for no in ("memory.clicks[", "memory.clicks[x", "memory.clicks[x]", "memory.clicks0]",
+                     "memory.a[b[0", "memory.a[b][0]", "memory.clicks]0[", "clicks[0")),
         ("delete notes 'memory.clicks[1'", 2,
          "'memory.clicks[1' has no closing bracket; write it as 'memory.clicks[1]'"),
         ("set notes memory.rules.v1 --all-partitions --oldest", 1,

@@ -33,8 +33,7 @@ from s4node.progress.presence import runs
 from s4node.progress.store import FILE, ProgressStore
 from s4node.state.job import progress_of
 
-_PLACE = re.compile(r"(?P<name>.+?)(\[(?P<partition>[0-9]+)\])?", re.ASCII)
-_UNCLOSED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<partition>[0-9]*)", re.ASCII)
+_PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
 
 
 class Where(NamedTuple):
@@ -191,16 +190,12 @@ def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:
     """What ``log.clicks[0]``, or ``log.clicks`` for all partitions, means; raises ConfigError."""
-    unclosed = _UNCLOSED.fullmatch(text)
-    if unclosed is not None:
-        raise ConfigError(
-            f"{text!r} has no closing bracket; write it as "
-            f"'{unclosed['name']}[{unclosed['partition'] or 0}]'"
-        )
     match = _PLACE.fullmatch(text)
     system, _, stream = match["name"].partition(".") if match else ("", "", "")
     if match is None or not (is_name(system) and is_name(stream)):
         raise ConfigError(f"{text!r} is no partition of an input; write it as 'log.clicks[0]'")
+    if match["closed"] == "":
+        raise ConfigError(f"{text!r} has no closing bracket; write it as '{text}]'")
     if all_partitions != (match["partition"] is None):
         raise ConfigError(
             f"{text!r} and --all-partitions do not fit; write '{match['name']}'"
