@@ -539,6 +539,13 @@ async def test_names_that_are_empty_are_refused(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
+async def test_a_number_of_times_is_1_or_more(tmp_path: Path) -> None:
+    for number in ("0", "-5", "1.5"):
+        done = await run_s4("top", f"--count={number}", "--folder", "nowhere", cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"--count: '{number}' is not a whole number, 1 or more" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "deploy", "graph"])
 @pytest.mark.parametrize(
     ("code", "raised"),

@@ -132,6 +132,8 @@ def s4(kept: Path) -> S4:
          "'memory.clicks[0]' and --all-partitions do not fit; write 'memory.clicks'"),
         ("set notes clicks[0] --oldest", 2,
          "'clicks[0]' is no partition of an input; write it as 'log.clicks[0]'"),
+        (f"set notes memory.clicks[{'9' * 5000}] --oldest", 2,
+         "9]' is no partition of an input; write it as 'log.clicks[0]'"),
         ("set notes 'log.evs2[0' --oldest", 2,
          "'log.evs2[0' has no closing bracket; write it as 'log.evs2[0]'"),
         *((f"set notes '{no}' --oldest", 2,
@@ -149,9 +151,9 @@ def s4(kept: Path) -> S4:
          ("task 'Partition 0' of app 'notes' does not read memory.clicks[1], 'Partition 1' does; "
          "name that one, or leave --task out")),
         ("set notes memory.clicks[0] --timestamp yesterday", 2,
-         "--timestamp yesterday is no time; write it as 2026-01-31T08:00:00Z"),
+         "--timestamp: 'yesterday' is no time; write it as 2026-01-31T08:00:00Z"),
         ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is no time"),
-        ("set notes memory.clicks[0] --timestamp 4611686018427387904", 2,
+        (f"set notes memory.clicks[0] --timestamp {'0' * 5000}4611686018427387904", 2,
          "4611686018427387904 is too large; the largest is 4611686018427387903"),
         ("set notes memory.clicks[0] --offset 99999999999999999999999", 2,
          "99999999999999999999999 is too large; the largest is 4611686018427387903"),
@@ -353,6 +355,7 @@ async def test_an_import_goes_where_the_state_is_shipped_to(s4: S4, kept: Path) 
 
 
 OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'
+MUCH = OFFSET.replace("-1", "9223372036854775807")
 VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
 
 
@@ -369,6 +372,11 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
          "app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
          '"crc32", "counts": {}, "keys": ""}}'), 1, "it had 2 tasks and would have"),
+        *((f'{{"format": 1, "tasks": {{"Partition 0": {{"offsets": [{wrong}]}}}}}}', 2,
+           "- is not what s4 checkpoint export prints: Expected `int` <= 4611686018427387903 - at")
+          for wrong in (MUCH, MUCH + "9" * 9, MUCH.replace("n\": 0", "n\": 18446744073709551615"))),
+        ('{"format": 1, "x": ' + "[" * 100_000, 2,
+         "- is not what s4 checkpoint export prints: maximum recursion depth exceeded"),
         ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was kept is no job"),
     ],
 )  # fmt: skip

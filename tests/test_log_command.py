@@ -24,8 +24,12 @@ from s4node.ops.cli import main
          "one with --partition")),
         ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
         ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
-        ("tail clicks --from yesterday", 1, ("--from yesterday is no start; write oldest, newest, "
+        (f"tail clicks --from {'0' * 5000}9 --partition 0", 1, "clicks[0] has no offset 9: it has"),
+        ("tail clicks --from yesterday", 2, ("'yesterday' is no start; write oldest, newest, "
          "upcoming, an offset, or ms:MILLISECONDS since 1970")),
+        ("tail clicks --from ms:now", 2, "'ms:now' is no start; write oldest, newest, upcoming, "),
+        ("tail clicks --from \u0661", 2, "'\u0661' is no start; write oldest, newest, upcoming, "),
+        ("tail clicks --count \u0661", 2, "'\u0661' is not a whole number, 1 or more"),
         ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
         ("trim clicks --to-offset 1", 1, "say which one with --partition"),
@@ -65,7 +69,9 @@ def test_a_number_that_no_frame_can_hold_is_refused_with_the_largest(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for number in (2**62, 10**30):
-        for form in ("{}", "000{}", *(["ms:{}"] if "--from" in command else [])):
+        zeros = "0" * 5000
+        times = ["ms:{}", f"ms:{zeros}{{}}"] if "--from" in command else []
+        for form in ("{}", f"{zeros}{{}}", *times):
             with pytest.raises(SystemExit) as ended:
                 main(["log", *command.split(), form.format(number)])
             assert ended.value.code == 2

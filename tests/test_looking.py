@@ -63,6 +63,10 @@ def test_a_key_is_taken_as_scan_shows_it_in_text_and_in_json(s4: S4, key: str) -
     assert row["key"] == ["k", 1]
     assert s4(f"state get notes {shlex.quote(key)}") == (0, "Partition 1  seen  ('k', 1)  8\n", "")
 
+    ended, _, err = s4(f"state get notes {'[' * 100_000}")
+    assert ended == 1
+    assert "nothing is kept of '[[[" in err
+
 
 def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -> None:
     place = task_folder(job, "Partition 1") / "1"

@@ -1,12 +1,19 @@
-"""What the commands of ``s4`` are made of: parsers, options of several, kinds of arguments."""
+"""What the commands of ``s4`` are made of: parsers, options of several, kinds of arguments.
+
+Rules
+- What a command gets is the value itself: a number, a startpoint. Nothing reads a text again.
+- A number is written in the digits 0 to 9, and is one that a frame and a database hold.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from datetime import datetime
+from typing import Literal
 
 from s4node.kinds import is_unicode
-from s4node.progress.startpoint import LARGEST
+from s4node.progress.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
@@ -121,17 +128,48 @@ def whole(text: str) -> int:
     return _number(text, 0)
 
 
-def number_or_words(text: str) -> str:
-    """A whole number, if it is one at all; before it may stand ``ms:``."""
-    number = text.removeprefix("ms:")
-    if number.isdecimal():
-        whole(number)
-    return text
+def start(text: str) -> Startpoint | Literal["newest"]:
+    """Where to begin to read: a word, an offset, or a time."""
+    word, _, millis = text.partition(":")
+    if word == "ms" and _is_number(millis):
+        return Timestamp(whole(millis))
+    if _is_number(text):
+        return Specific(whole(text))
+    match text:
+        case "oldest":
+            return Oldest()
+        case "upcoming":
+            return Upcoming()
+        case "newest":
+            return "newest"
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no start; write oldest, newest, upcoming, an offset, or ms:MILLISECONDS "
+        f"since 1970"
+    )
+
+
+def millis(text: str) -> int:
+    """Unix time in milliseconds: as it is, or ISO 8601; without a zone, this machine's."""
+    if _is_number(text):
+        return whole(text)
+    try:
+        value = int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; write it as 2026-01-31T08:00:00Z, or in milliseconds since 1970"
+        )
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _number(text: str, least: int) -> int:
     """A whole number that fits into a frame and a database."""
-    if not text.isdecimal():
+    if not _is_number(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
     digits = text.lstrip("0") or "0"
     value = int(digits[: _DIGITS + 1])  # Python reads no number of thousands of digits

@@ -25,6 +25,7 @@ from s4node.errors import CheckpointError, ConfigError
 from s4node.ops.job import Job, Where, find_job, tell_damaged
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
+from s4node.progress.startpoint import Number
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.job import progress_of, replace, shipped_to, task_folder
@@ -158,8 +159,8 @@ def _tasks(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
 class _Offset(msgspec.Struct):
     system: str
     stream: str
-    partition: int
-    offset: int
+    partition: Number
+    offset: Number
 
 
 class _Task(msgspec.Struct):
@@ -178,7 +179,7 @@ def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
         document = msgspec.json.decode(data, type=_Document)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not what s4 checkpoint export prints: {error}") from error
     if document.format != _FORMAT:
         raise ConfigError(

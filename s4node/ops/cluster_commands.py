@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from s4node.ops.arguments import (
     cluster_option,
     command,
+    count,
     folder_option,
     seconds,
     setting_options,
@@ -79,7 +80,7 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
     _cluster_options(top)
     top.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS",
                      help="(default %(default)g)")  # fmt: skip
-    top.add_argument("--count", type=int, metavar="N", help="end after N times")
+    top.add_argument("--count", type=count, metavar="N", help="end after N times")
 
 
 def _cluster_options(parser: argparse.ArgumentParser) -> None:

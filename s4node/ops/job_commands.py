@@ -12,7 +12,7 @@ from s4node.ops.arguments import (
     cluster_option,
     command,
     group,
-    number_or_words,
+    millis,
     setting_options,
     to_option,
     whole,
@@ -43,7 +43,7 @@ def startpoint_commands(commands: Parsers, load: Load) -> None:
     what = set_.add_mutually_exclusive_group(required=True)
     what.add_argument("--oldest", action="store_true", help="the first event that is still there")
     what.add_argument("--upcoming", action="store_true", help="what comes after the start")
-    what.add_argument("--timestamp", type=number_or_words, metavar="TIME",
+    what.add_argument("--timestamp", type=millis, metavar="TIME",
                       help="the first event appended at or after it: ISO 8601, or "
                       "milliseconds since 1970")  # fmt: skip
     what.add_argument("--offset", type=whole, metavar="OFFSET", help="the event of this offset")
@@ -217,7 +217,6 @@ def _set(load: Load, parsed: argparse.Namespace) -> int:
 
 
 def _startpoint(parsed: argparse.Namespace) -> Startpoint:
-    from s4node.ops.startpoint import millis_of
     from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
 
     if parsed.oldest:
@@ -225,7 +224,7 @@ def _startpoint(parsed: argparse.Namespace) -> Startpoint:
     if parsed.upcoming:
         return Upcoming()
     if parsed.timestamp is not None:
-        return Timestamp(millis_of(parsed.timestamp))
+        return Timestamp(parsed.timestamp)
     return Specific(parsed.offset)
 
 

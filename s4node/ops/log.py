@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -23,7 +23,7 @@ from s4node.errors import S4Error, StartpointError
 from s4node.ops.send import Sending
 from s4node.ops.serve import exit_status
 from s4node.ops.tail import print_events
-from s4node.progress.startpoint import Oldest, Startpoint, Timestamp, Upcoming
+from s4node.progress.startpoint import Specific, Startpoint
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.system import SystemStreamPartition
 
@@ -119,7 +119,7 @@ def tail(
     address: str,
     timeout: float,
     *,
-    start: str,
+    start: Startpoint | Literal["newest"],
     partition: int | None,
     count: int,
     as_json: bool,
@@ -142,9 +142,12 @@ def tail(
 
 
 async def _start(
-    log: EmbeddedLog, described: Mapping[str, Any], start: str, partition: int | None
+    log: EmbeddedLog,
+    described: Mapping[str, Any],
+    start: Startpoint | Literal["newest"],
+    partition: int | None,
 ) -> Startpoint | dict[int, int]:
-    """Where to begin, as the words of the command line say."""
+    """Where to begin, as the command line says."""
     stream, partitions = described["stream"], described["partitions"]
     if partition is not None and not 0 <= partition < len(partitions):
         raise StartpointError(
@@ -153,32 +156,17 @@ async def _start(
     wanted = partitions if partition is None else [partitions[partition]]
     if start == "newest":
         return {each["partition"]: max(each["oldest"], each["upcoming"] - 1) for each in wanted}
-    if start.isdecimal():
+    if isinstance(start, Specific):
         if len(wanted) > 1:
             raise StartpointError(
                 f"stream {stream!r} has {len(partitions)} partitions, each with offsets of its "
                 f"own; say which one with --partition"
             )
-        return {wanted[0]["partition"]: int(start)}
-    startpoint = _startpoint(start)
+        return {wanted[0]["partition"]: start.offset}
     if partition is None:
-        return startpoint
+        return start
     ssp = SystemStreamPartition(log.name, stream, partition)
-    return {partition: await log.resolve(ssp, startpoint)}
-
-
-def _startpoint(start: str) -> Startpoint:
-    match start.partition(":"):
-        case ("oldest", "", ""):
-            return Oldest()
-        case ("upcoming", "", ""):
-            return Upcoming()
-        case ("ms", ":", millis) if millis.isdecimal():
-            return Timestamp(int(millis))
-    raise StartpointError(
-        f"--from {start} is no start; write oldest, newest, upcoming, an offset, or "
-        f"ms:MILLISECONDS since 1970"
-    )
+    return {partition: await log.resolve(ssp, start)}
 
 
 def describe(stream: str, address: str, timeout: float, *, as_json: bool) -> int:

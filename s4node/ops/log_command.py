@@ -8,7 +8,7 @@ from s4node.ops.arguments import (
     command,
     count,
     group,
-    number_or_words,
+    start,
     timeout_option,
     to_option,
     utf8,
@@ -62,8 +62,8 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "s4 log tail clicks --from oldest --count 10",
     )  # fmt: skip
     tail.add_argument("stream", type=utf8, metavar="NAME")
-    tail.add_argument("--from", dest="start", type=number_or_words, default="upcoming",
-                      metavar="START", help="oldest, newest (the last event of each partition), "
+    tail.add_argument("--from", dest="start", type=start, default="upcoming", metavar="START",
+                      help="oldest, newest (the last event of each partition), "
                       "upcoming, an offset, or ms:MILLISECONDS since 1970 "
                       "(default %(default)s)")  # fmt: skip
     tail.add_argument("--partition", type=whole, metavar="P", help="this one only")

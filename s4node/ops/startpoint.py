@@ -118,22 +118,6 @@ def delete(
     return 0
 
 
-def millis_of(text: str) -> int:
-    """Unix time in milliseconds: as it is, or ISO 8601; without a zone, this machine's."""
-    if text.isdecimal():
-        return int(text)
-    try:
-        millis = int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError, OSError):
-        millis = -1
-    if millis < 0:
-        raise ConfigError(
-            f"--timestamp {text} is no time; write it as 2026-01-31T08:00:00Z, or in milliseconds "
-            f"since 1970"
-        )
-    return millis
-
-
 def _kept(folder: Path, work: Callable[[StartpointStore], list[R]]) -> list[R]:
     """What ``work`` finds in the store, if there is one."""
     store = existing(folder)

@@ -88,7 +88,7 @@ def _as_json(text: str) -> str | None:
     """The same for what was typed, however it is spaced; None where that is no JSON."""
     try:
         return json.dumps(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
