@@ -21,7 +21,8 @@ T = TypeVar("T")
 _MOST_OF_A_FILE_NAME = 200
 """Bytes; file systems take 255, and names get endings."""
 
-_PART_BYTES = 255
+PART_BYTES = 255
+"""The most that a file system takes between two slashes."""
 _FOLDER_BYTES = 3072
 """What Linux takes, less what is put below a folder."""
 
@@ -91,10 +92,10 @@ def is_unicode(text: str) -> bool:
 
 def _parse_folder(text: str) -> str:
     for part in text.split("/"):
-        if len(part.encode()) > _PART_BYTES:
+        if len(part.encode()) > PART_BYTES:
             raise ValueError(
                 f"has a part of {len(part.encode())} bytes, which no file system takes: "
-                f"{_PART_BYTES} at most"
+                f"{PART_BYTES} at most"
             )
     if len(text.encode()) > _FOLDER_BYTES:
         raise ValueError(f"has {len(text.encode())} bytes: {_FOLDER_BYTES} at most")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -720,3 +721,71 @@ async def test_a_folder_that_no_file_system_can_have_is_refused(
         assert what in done.stderr
         assert "Traceback" not in done.stderr
         assert done.returncode == 2
+
+
+LONG = "x" * 300
+LOOPS = "cannot be looked at (Too many levels of symbolic links); "
+NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its full path"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"run {LONG}.py", f"s4: {LONG}.py cannot be looked at (File name too long); give a"),
+        ("run loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file that can be read, or"),
+        ("graph loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file"),
+        ("deploy loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file"),
+        ("status --folder loop/x", f"/loop/x {LOOPS}mend its rights, or name the nodes' folder wi"),
+        ("apps --json --folder loop/x", f"/loop/x {LOOPS}mend its rights, or name the nodes' fol"),
+        ("startpoint show hello -p s4.state.folder=loop", f"/loop/default {LOOPS}mend its rights,"),
+        ("startpoint show hello -p s4.state.folder=state", f"/hello/progress.sqlite {LOOPS}mend"),
+        ("state scan hello -p s4.state.folder=state", "or name another folder with -p s4.state.fo"),
+        (f"startpoint show {LONG} -p s4.state.folder=state", f"s4: no app '{LONG}' of cluster"),
+        (f"checkpoint list hello --cluster {LONG} -p s4.state.folder=state",
+         f"s4: '{LONG}' is too long for the name of a folder in"),
+        ("startpoint show hello -p s4.state.folder=~nobody-at-all/x", f"s4.state.folder {NOWHERE}"),
+        ("status --folder ~nobody-at-all/x", f"s4: s4.coordination.folder {NOWHERE}"),
+        ("node shop --folder ~nobody-at-all/x", f"s4: s4.coordination.folder {NOWHERE}"),
+        ("run hello.py -p s4.log.folder=~nobody-at-all/x", f"s4: s4.log.folder {NOWHERE}"),
+        (f"run hello.py -p s4.stream.names.grade=durable -p s4.cluster.name={LONG}",
+         "300 bytes, 255 at most; take a shorter one"),
+        ("run long.py -p s4.stream.names.grade=durable -p s4.state.folder=state",
+         "300 bytes, 255 at most; take a shorter one"),
+    ],
+)  # fmt: skip
+async def test_a_path_that_cannot_be_looked_at_is_told_in_a_line_with_the_fix(
+    folder: Path, command: str, said: str
+) -> None:
+    (folder / "loop").symlink_to("loop")  # for root, too, nobody can look behind it
+    (folder / "state" / "default").mkdir(parents=True)
+    (folder / "state" / "default" / "hello").symlink_to("hello")
+    (folder / "long.py").write_text(HELLO.replace('"hello"', f'"{LONG}"'))
+    done = await run_s4(*command.split(), cwd=folder)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("node shop --folder x", "s4: s4.coordination.folder = 'x' is nowhere (No such file or"),
+        ("status --folder x", "s4: s4.coordination.folder = 'x' is nowhere (No such file or"),
+        ("state scan x -p s4.state.folder=x", "s4: s4.state.folder = 'x' is nowhere (No such file"),
+        ("run {folder}/hello.py -p s4.log.folder=x", "s4: s4.log.folder = 'x' is nowhere (No such"),
+        ("run ../hello.py", "s4: ../hello.py cannot be looked at (No such file or directory)"),
+    ],
+)
+async def test_from_a_folder_that_has_gone_a_path_leads_nowhere(
+    folder: Path, command: str, said: str
+) -> None:
+    (folder / "gone").mkdir()
+    whole = shlex.join(s4(*command.format(folder=folder).split()))
+    with trio.fail_after(30):
+        done = await trio.run_process(
+            ["bash", "-c", f"cd gone && rmdir ../gone && exec {whole}"],
+            capture_stderr=True, check=False, cwd=folder, env=environment(),
+        )  # fmt: skip
+    assert done.stderr.decode().startswith(said)
+    assert done.stderr.count(b"\n") == 1
+    assert done.returncode == 2

@@ -25,7 +25,7 @@ from conformance.coordination import CoordinationConformance, gone, peer  # noqa
 
 from s4node.cluster.folder import FolderCoordination  # noqa: E402
 from s4node.cluster.session_file import SessionFile  # noqa: E402
-from s4node.errors import CoordinationError, SessionLost  # noqa: E402
+from s4node.errors import ConfigError, CoordinationError, SessionLost  # noqa: E402
 
 
 def in_folder(argument: str, timeout: float) -> FolderCoordination:
@@ -79,7 +79,7 @@ async def test_the_folder_is_made_and_is_its_owner_s_alone(folder: Path) -> None
 async def test_a_tilde_is_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert FolderCoordination("~/.s4node").folder == tmp_path / ".s4node"
-    with pytest.raises(CoordinationError, match="'~nobody-at-all/x' is nowhere"):
+    with pytest.raises(ConfigError, match="'~nobody-at-all/x' is nowhere"):
         FolderCoordination("~nobody-at-all/x")
 
 

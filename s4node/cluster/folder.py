@@ -37,8 +37,10 @@ import trio
 from s4node.cluster.coordination import Entry, check_data, check_path
 from s4node.cluster.session_file import SeenFile, SessionFile
 from s4node.cluster.tree import ENDED, DamagedTreeError, SessionRow, Tree, TreeBusy, Watch
+from s4node.config import COORDINATION_FOLDER
 from s4node.errors import CoordinationError, SessionLost
 from s4node.logger import get_logger
+from s4node.paths import full_path
 
 log = get_logger("s4node.coordination")
 
@@ -74,13 +76,7 @@ class FolderCoordination:
     """
 
     def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
-        try:
-            self.folder = Path(folder).expanduser().absolute()
-        except RuntimeError as error:  # nobody's home
-            raise CoordinationError(
-                f"the coordination's folder {str(folder)!r} is nowhere ({error}); set "
-                f"s4.coordination.folder to a folder with its full path"
-            ) from error
+        self.folder = full_path(str(folder), COORDINATION_FOLDER.name)
         self.session_timeout = session_timeout
 
     @asynccontextmanager

@@ -34,6 +34,7 @@ import trio
 
 from s4node.comm.frame import TASK
 from s4node.comm.producer_lane import origin_of
+from s4node.config import STATE_FOLDER
 from s4node.container.exchange import Exchange
 from s4node.container.producers import Producers, TakenProducers, rows_of
 from s4node.container.task import Task
@@ -47,13 +48,14 @@ from s4node.errors import (
 from s4node.faults import passing
 from s4node.keys import Hasher
 from s4node.logger import get_logger
+from s4node.paths import full_path
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.input_progress import InputProgress, taken
 from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs, under_way
 from s4node.state.database import Database
-from s4node.state.job import SHIPPED, WRITTEN, checkpoint_of, safe_name, task_folder
+from s4node.state.job import SHIPPED, WRITTEN, checkpoint_of, named_folder, task_folder
 from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import OUTBOX
 from s4node.state.shipping import Depot
@@ -556,5 +558,5 @@ def _tell_missing(claim: Claim, state: TaskState) -> None:
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:
-    """Where the progress of an app on a cluster is kept."""
-    return Path(root).expanduser() / safe_name(cluster) / safe_name(app)
+    """Where the progress of an app on a cluster is kept; raises ConfigError if that cannot be."""
+    return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)

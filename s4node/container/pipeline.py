@@ -14,7 +14,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from s4node import config as keys
@@ -33,6 +32,7 @@ from s4node.executors.policy import (
 )
 from s4node.executors.stage import Gauge, Overflow, Stage
 from s4node.logger import get_logger
+from s4node.paths import full_path
 from s4node.stream import InputStream, OutputStream
 
 log = get_logger("s4node.pipeline")
@@ -238,8 +238,9 @@ class Pipeline:
         if self.overflow_of is not None and queue.partition is not None:
             queue.overflow = self.overflow_of(stream, queue.partition)
         else:
-            folder = self._config[keys.SPILL_FOLDER]
-            spill = Spill(self._app.streams[stream], Path(folder) if folder else None)
+            named = self._config[keys.SPILL_FOLDER]
+            folder = full_path(named, keys.SPILL_FOLDER.name) if named else None
+            spill = Spill(self._app.streams[stream], folder)
             queue.overflow = spill
             self._spills.append(spill)
 

@@ -59,6 +59,7 @@ from s4node.log.partition import (
 from s4node.log.retention import Keep
 from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
 from s4node.logger import get_logger
+from s4node.paths import full_path
 from s4node.schema import TypeDecl
 from s4node.systems.system import Bounds
 
@@ -101,7 +102,7 @@ class LogSettings:
     def of(cls, config: Config) -> LogSettings:
         """As the configuration says."""
         return cls(
-            Path(config[LOG_FOLDER]).expanduser().absolute(),
+            full_path(config[LOG_FOLDER], LOG_FOLDER.name),
             math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # none is for ever
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],

@@ -19,6 +19,7 @@ from s4node import config as settings
 from s4node import own
 from s4node.config import Config
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
+from s4node.paths import full_path
 
 
 class MetricsReporter(Protocol):
@@ -151,7 +152,7 @@ def reporters_of(config: Config) -> list[tuple[str, MetricsReporter]]:
     file = config[settings.METRICS_FILE]
     built_in: dict[str, MetricsReporter] = {
         "console": Console(),
-        "jsonl": JsonLines(Path(file).expanduser() if file else None),
+        "jsonl": JsonLines(full_path(file, settings.METRICS_FILE.name) if file else None),
     }
     found = []
     for name in config[settings.METRICS_REPORTERS]:

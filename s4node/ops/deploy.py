@@ -36,6 +36,7 @@ from s4node.errors import (
     NoEntry,
     S4Error,
 )
+from s4node.paths import is_folder
 
 LOCK = "deploying"
 _PATIENCE_SECONDS = 3.0
@@ -72,15 +73,16 @@ class Deployed:
 @asynccontextmanager
 async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     """The registry in the configured folder; raises ConfigError where no node has ever been."""
-    folder, cluster = trio.Path(config[settings.COORDINATION_FOLDER]), config[settings.CLUSTER_NAME]
-    if not await (await folder.expanduser()).is_dir():
+    cluster = config[settings.CLUSTER_NAME]
+    coordination = FolderCoordination(
+        config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
+    )
+    folder, fix = coordination.folder, "mend its rights, or name the nodes' folder with --folder"
+    if not await trio.to_thread.run_sync(is_folder, folder, fix):
         raise ConfigError(
             f"no node of cluster {cluster!r} lives: there is no folder {folder}; start one with: "
             f"s4 node {cluster}, or name the nodes' folder with --folder"
         )
-    coordination = FolderCoordination(
-        config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
-    )
     async with coordination.session(who) as session:
         yield Registry(session)
 

@@ -27,13 +27,16 @@ from s4node.errors import ConfigError, StoreCorrupt, UnknownStream
 from s4node.event import LIVE
 from s4node.kinds import is_name
 from s4node.ops.load import load_app
+from s4node.paths import is_file, is_folder, looking
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Place
 from s4node.progress.presence import runs
 from s4node.progress.store import FILE, ProgressStore
-from s4node.state.job import progress_of
+from s4node.state.job import progress_of, safe_name
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
+
+_FIX = "mend its rights, or name another folder with -p s4.state.folder=FOLDER"
 
 
 class Where(NamedTuple):
@@ -150,11 +153,12 @@ def tell_damaged(damaged: Mapping[str, str]) -> int:
 def find_job(target: str, config: Config) -> Job:
     """The job that ``target`` names; raises ConfigError with those there are."""
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
-    if is_name(target) and folder_of(root, cluster, target).is_dir():
-        return _job(target, folder_of(root, cluster, target), ())
+    home = folder_of(root, cluster, "x").parent
+    with looking(home, _FIX):
+        known = sorted(each.name for each in home.iterdir()) if is_folder(home, _FIX) else []
+    if is_name(target) and safe_name(target) in known:
+        return _job(target, home / safe_name(target), ())
     if not (target.endswith(".py") or ":" in target or "." in target):
-        home = folder_of(root, cluster, "x").parent
-        known = sorted(each.name for each in home.iterdir()) if home.is_dir() else []
         raise ConfigError(
             f"no app {target!r} of cluster {cluster!r} keeps anything in {home}; there are: "
             f"{', '.join(known) or 'none'}. Name one that has not run yet as for s4 run, such as "
@@ -170,17 +174,18 @@ def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
     guard = None
     checkpoints: dict[str, Checkpoint] = {}
     damaged: dict[str, str] = {}
-    if (folder / FILE).exists():
-        store = ProgressStore(folder)
-        try:
-            guard = store.job()
-            for task in store.tasks():
-                try:
-                    checkpoints[task] = progress_of(folder, task)[0]
-                except StoreCorrupt as error:
-                    damaged[task] = str(error)
-        finally:
-            store.close()
+    with looking(folder, _FIX):
+        store = ProgressStore(folder) if is_file(folder / FILE, _FIX) else None
+        if store is not None:
+            try:
+                guard = store.job()
+                for task in store.tasks():
+                    try:
+                        checkpoints[task] = progress_of(folder, task)[0]
+                    except StoreCorrupt as error:
+                        damaged[task] = str(error)
+            finally:
+                store.close()
     counts = {} if guard is None else guard.counts
     seen = {f"{at[0]}.{at[1]}" for one in checkpoints.values() for at in one.offsets}
     names = read or sorted({*counts, *seen})

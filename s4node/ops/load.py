@@ -26,6 +26,7 @@ from types import ModuleType
 from s4node.app import AdapterApp, App
 from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
 from s4node.ops.trace import others_line, others_trace
+from s4node.paths import is_file, looking
 
 
 def load_app(target: str) -> App:
@@ -78,14 +79,17 @@ def made_app(found: object, target: str) -> App:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    fix = "give a Python file that can be read, or package.module:App"
+    if not is_file(path, fix):
         raise ConfigError(f"no file {path}; give a Python file or package.module:App")
+    with looking(path, fix):
+        folder = path.resolve().parent
     if _is_needed(path.stem, path):
         raise ConfigError(
             f"{path} would be taken for the module {path.stem!r} of Python, of s4node or of what "
             f"s4node needs; rename the file"
         )
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

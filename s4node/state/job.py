@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from s4node import kinds
+from s4node.errors import ConfigError
 from s4node.keys import crc32
 from s4node.progress.checkpoint import Checkpoint
 from s4node.progress.producers import KeptProducer, Producer
@@ -33,9 +35,20 @@ def safe_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
 
 
+def named_folder(folder: Path, name: str) -> Path:
+    """That of a name below ``folder``; raises ConfigError for one that is too long."""
+    safe = safe_name(name)
+    if len(safe.encode()) > kinds.PART_BYTES:
+        raise ConfigError(
+            f"{name!r} is too long for the name of a folder in {folder}: {len(safe.encode())} "
+            f"bytes, {kinds.PART_BYTES} at most; take a shorter one"
+        )
+    return folder / safe
+
+
 def task_folder(folder: Path, task: str) -> Path:
-    """Where what a task of the job in ``folder`` keeps is."""
-    return folder / "tasks" / safe_name(task)
+    """Where what a task of the job in ``folder`` keeps is; raises as :func:`named_folder` does."""
+    return named_folder(folder / "tasks", task)
 
 
 def checkpoint_of(state: TaskState) -> Checkpoint:

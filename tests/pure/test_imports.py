@@ -64,7 +64,7 @@ EXCEPTIONS = {
 # the rooms from the ground up; a room may import from those before it in the list
 ROOMS = [
     "errors", "event", "schema", "keys", "routing", "kinds", "properties", "config", "own",
-    "stores", "faults", "logger",  # all
+    "paths", "stores", "faults", "logger",  # all
     "metrics",
     "stream", "pe", "app", "graph", "flow", "tasks",  # the app's side
     "executors", "progress", "state", "cluster", "comm", "systems", "log",  # queues, files, sockets
