@@ -241,7 +241,7 @@ def _parse_classes(text: str) -> tuple[str, ...]:
 
 
 TEXT = Kind("text", str)
-FOLDER = Kind("text", _parse_folder)
+FOLDER = Kind("folder; its full path is UTF-8", _parse_folder)
 CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, or empty", _parse_host)
 NAME = Kind("name", _parse_name)

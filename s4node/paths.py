@@ -4,6 +4,9 @@ Rules
 - What is wrong with one is told as a ConfigError: which path, where it was given, what to do.
 - What cannot be looked at is not the same as what is not there.
 - The path of a setting is used in full, so that it stays what it was for whoever it is handed to.
+  In full it is UTF-8, because databases, entries and messages take no other text; whether that part
+  of it was written, is the user's home or is the folder we are in makes no difference.
+- An app's file may be anywhere, except where its path is to travel: to nodes or to containers.
 """
 
 from __future__ import annotations
@@ -14,17 +17,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from s4node.errors import ConfigError
+from s4node.kinds import is_unicode
 
 
 def full_path(text: str, setting: str) -> Path:
-    """What ``setting`` names, ``~`` being the user's home; raises ConfigError if it is nowhere."""
+    """What ``setting`` names, ``~`` being the user's home; raises ConfigError if it is nowhere,
+    or not UTF-8."""
     try:
-        return Path(text).expanduser().absolute()
+        path = Path(text).expanduser().absolute()
     except (RuntimeError, OSError) as error:  # nobody's home, and from a folder that has gone
         reason = error.strerror if isinstance(error, OSError) else "there is no such home"
         raise ConfigError(
             f"{setting} = {text!r} is nowhere ({reason}); write its full path"
         ) from error
+    if not is_unicode(str(path)):
+        raise ConfigError(
+            f"{setting} = {text!r} is {str(path)!r}, which is not UTF-8; set it to a path that is"
+        )
+    return path
+
+
+def check_travels(path: Path | str) -> None:
+    """Raise ConfigError for a path that cannot be told to other processes."""
+    if not is_unicode(str(path)):
+        raise ConfigError(
+            f"{str(path)!r} is not UTF-8, and other processes are told it; rename what is not, or "
+            f"move the app elsewhere"
+        )
 
 
 @contextmanager

@@ -789,3 +789,47 @@ async def test_from_a_folder_that_has_gone_a_path_leads_nowhere(
     assert done.stderr.decode().startswith(said)
     assert done.stderr.count(b"\n") == 1
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("node shop", "s4.coordination.folder = '~/.s4node' is '{home}/.s4node', which is not"),
+        ("status --folder x", "s4.coordination.folder = 'x' is '{home}/x', which is not UTF-8"),
+        ("state scan x", "s4.state.folder = '~/.s4node/state' is '{home}/.s4node/state', which"),
+        ("run hello.py -p s4.log.folder=x", "s4.log.folder = 'x' is '{home}/x', which is not"),
+        ("deploy hello.py", "'{home}/hello.py' is not UTF-8, and other processes are told it"),
+        ("deploy ../utf/other.py", "'sources/beside/\\udce9.txt' is not UTF-8, and other"),
+        ("run ../la\udce9/hello.py --nodes 2", "'../la\\udce9/hello.py' is not UTF-8, and"),
+    ],
+)
+async def test_what_is_shared_with_other_processes_has_a_path_in_utf_8(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    home, beside = folder / "la\udce9", folder / "utf" / "beside"
+    home.mkdir()
+    (home / "hello.py").write_text(HELLO)
+    beside.mkdir(parents=True)
+    (beside / "__init__.py").write_text("")
+    (beside / "\udce9.txt").write_text("")
+    (folder / "utf" / "other.py").write_text(f"import beside\n{HELLO}")
+    monkeypatch.setenv("HOME", str(home))
+    done = await run_s4(*command.split(), cwd=home)
+    assert done.stderr.startswith("s4: " + said.format(home=rf"{folder}/la\udce9"))
+    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+async def test_an_app_that_shares_nothing_runs_in_a_folder_that_is_no_utf_8(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = folder / "la\udce9"
+    home.mkdir()
+    (home / "hello.py").write_text(HELLO)
+    monkeypatch.setenv("HOME", str(home))
+    drawn = await run_s4("graph", home / "hello.py", cwd=home)
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    async with node_process("hello.py", cwd=home) as node:
+        event = b'{"name": "joe"}'
+        done = await run_s4("send", "names", "--to", node.address, cwd=home, stdin=event)
+        assert "names: 1 admitted" in done.stderr

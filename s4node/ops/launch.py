@@ -31,6 +31,7 @@ from s4node.log.host import LogHost
 from s4node.ops import logging
 from s4node.ops.serve import exit_status, stop_on_signals
 from s4node.ops.stand_in import StandIn
+from s4node.paths import check_travels
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
     """Run until a signal or a failure; returns the exit status."""
     logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     try:
+        check_travels(target)
         with temporary_coordination("s4-run-") as folder:
             launcher = _Launcher(target, nodes, config, folder)
             return trio.run(launcher.run, on_ready)

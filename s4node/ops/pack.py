@@ -28,6 +28,7 @@ from s4node.cluster.package import Manifest, Package
 from s4node.errors import PackageError
 from s4node.ops import pickling
 from s4node.ops.load import find_app, load_app, loading, made_app
+from s4node.paths import check_travels
 
 _SKIPPED = {"__pycache__", "node_modules"}
 
@@ -58,6 +59,8 @@ def pack(
         s4node=__version__,
         settings=dict(settings or {}),
     )
+    for path in (entry, *files):
+        check_travels(path)
     size = sum(map(len, files.values()))
     if size > archive.MAX_BYTES:
         raise PackageError(
