@@ -473,10 +473,10 @@ async def test_what_a_task_goes_back_to_is_read_again_while_its_reader_is_being_
         try:
             await until(lambda: container.tasks[0] is not first)
             await processed(container, system, partitions=1)
+            assert stored(container) == truth(clicks)  # until its end, which waits for the reader
         finally:
             closed.set()
         await until(container._stopping.is_set)
-        assert stored(container) == truth(clicks)
 
 
 # -- streams inside of the app ---------------------------------------------------------------------
