@@ -6,6 +6,9 @@ Rules
   they come, and kept with the state.
 - An attribute that is new gets its default. One that is gone, or has another type, is refused by
   name, unless the class has ``migrate``, which is given what was saved and returns what it is now.
+- Python does not hold values to their annotations, so nor does this where the bytes say by
+  themselves what the value was: None, numbers and truth values come back whatever is declared.
+  Anything else that is not what is declared is refused by name.
 """
 
 from __future__ import annotations
@@ -103,20 +106,20 @@ class ElementCodec:
                 self._give(instance, row)
                 return
         except msgspec.MsgspecError:
-            pass  # it is of another version, or damaged
-        for name, value in self._older(data).items():
+            pass  # it is of another version, of values that are not as declared, or damaged
+        for name, value in self._older(instance.key, data).items():
             setattr(instance, name, value)
 
-    def _older(self, data: bytes) -> dict[str, Any]:
+    def _older(self, key: Any, data: bytes) -> dict[str, Any]:
         try:
             version, *values = _raw_list(data)
             fields = self.versions[_anything(version)]
             saved = dict(zip((name for name, _ in fields), values, strict=True))
-            if self._migrate is None:
-                return {name: self._decoders[name](raw) for name, raw in saved.items()}
             plain = {name: _anything(raw) for name, raw in saved.items()}
         except (msgspec.MsgspecError, ValueError, IndexError, TypeError) as error:
-            raise StateError(f"saved state of {self._name} cannot be read: {error}") from error
+            raise self._unread(key, str(error)) from error
+        if self._migrate is None or fields == self.fields:
+            return {name: self._value(key, name, raw, plain[name]) for name, raw in saved.items()}
         migrated = self._migrate(plain)
         try:
             return {
@@ -127,6 +130,23 @@ class ElementCodec:
                 f"{self._name}.migrate returned what is no state of it: {error}; return a dict of "
                 f"its attributes"
             ) from error
+
+    def _value(self, key: Any, name: str, raw: Any, plain: Any) -> Any:
+        """A value that was saved; ``plain`` is what its bytes say without a type."""
+        try:
+            return self._decoders[name](raw)
+        except msgspec.MsgspecError as error:
+            if plain is None or type(plain) in (bool, int, float):
+                return plain
+            declared = dict(self.fields)[name]
+            raise self._unread(
+                key,
+                f"attribute {name!r} is declared {declared}, and held something else ({error}); "
+                f"declare what it holds, and have the class's migrate(saved) read what is there",
+            ) from error
+
+    def _unread(self, key: Any, why: str) -> StateError:
+        return StateError(f"saved state of {self._name} {key!r} cannot be read: {why}")
 
     def _check(self, saved: Fields) -> None:
         own = dict(self.fields)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from s4node import App, GenericEvent, ProcessingElement
 from s4node.errors import GraphError, StateError
-from s4node.pe.codec import ElementCodec
+from s4node.pe.codec import ElementCodec, Fields
 
 
 def instance(cls: type[ProcessingElement], **state: Any) -> Any:
@@ -146,7 +146,36 @@ def test_a_migrate_that_returns_nonsense_is_told() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x09", b"\x93\x00\x01", b"\x93\x00\xa1x\x01", b"\xc1"])
 def test_damaged_bytes_are_told(data: bytes) -> None:
-    with pytest.raises(StateError, match="saved state of Old cannot be read"):
+    with pytest.raises(StateError, match="saved state of Old 'joe' cannot be read"):
+        ElementCodec(Old).restore(instance(Old), data)
+
+
+@pytest.mark.parametrize("value", [None, True, 0.5, -1, 2**64 - 1])
+@pytest.mark.parametrize("version", [OLD, (("more", "int"), *OLD)])
+def test_values_that_are_no_more_than_annotated_otherwise_come_back_as_they_were(
+    value: Any, version: Fields
+) -> None:
+    class New(ProcessingElement):
+        more: int = 0
+        count: int = 0
+        name: str = "?"
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    if version is OLD:
+        data = ElementCodec(Old).encode(instance(Old, count=value, name=value))
+    else:
+        data = ElementCodec(New, [OLD]).encode(instance(New, count=value, name=value))
+    restored = instance(New)
+    ElementCodec(New, [OLD, version]).restore(restored, data)
+    assert (restored.count, restored.name) == (value, value)
+    assert (type(restored.count), type(restored.name)) == (type(value), type(value))
+
+
+@pytest.mark.parametrize("value", ["5", b"5", [5], {"a": 5}])
+def test_other_values_that_are_not_as_declared_are_refused_by_name(value: Any) -> None:
+    data = ElementCodec(Old).encode(instance(Old, count=value))
+    with pytest.raises(StateError, match="Old 'joe' cannot be read: attribute 'count' is declared"):
         ElementCodec(Old).restore(instance(Old), data)
 
 
