@@ -75,8 +75,8 @@ class Forwarder:
                     carried.batch.receipt.done()
 
     def _refused(self, lane: Lane, refusal: Refusal) -> None:
-        """The owner did not process events, or one could not be sent at all (number -1)."""
-        if refusal.number < 0:
+        """The owner did not process events, or one could not be sent at all."""
+        if refusal.unsent:
             self._unsent(lane, refusal.reason)
             return
         at, left = refusal.number - lane.upto, refusal.count

@@ -21,6 +21,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ _WEIGH_EACH = 512
 class Refusal:
     """Events that were not processed, and why: ``count`` of them from ``number`` on.
 
-    ``number`` is -1 if they never left.
+    ``number`` is -1 if they could not be sent at all (``unsent``), or are not told one by one.
     """
 
     stream: str
@@ -58,6 +59,7 @@ class Refusal:
     reason: str
     shed: bool = False
     count: int = 1
+    unsent: bool = False
 
 
 class _Framed(NamedTuple):
@@ -125,7 +127,7 @@ class Outbox:
         self.error = ""
         self.answer: wire.Hello | None = None
         self.refusals: list[Refusal] = []
-        self._uncounted = 0  # refused or shed beyond what is kept in the list
+        self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
         self.on_settled: Callable[[Lane, int], None] | None = None
         self.on_refusal: Callable[[Lane, Refusal], None] | None = None
@@ -255,13 +257,14 @@ class Outbox:
     def take_refusals(self) -> list[Refusal]:
         """What was refused or shed since the last call; what was shed in a row is one refusal.
 
-        Of more than ``MAX_REFUSALS`` the last one only counts the others.
+        Of more than ``MAX_REFUSALS`` the last ones only count the others: one for those that were
+        refused, shed, and could not be sent.
         """
         taken, self.refusals = self.refusals, []
-        if self._uncounted:
-            more = f"{self._uncounted} further events, which were not kept one by one"
-            taken.append(Refusal(self.stream, -1, -1, more, False, self._uncounted))
-            self._uncounted = 0
+        for (shed, unsent), count in self._further.items():
+            more = f"{count} further events, which were not kept one by one"
+            taken.append(Refusal(self.stream, -1, -1, more, shed, count, unsent))
+        self._further.clear()
         return taken
 
     # -- who owns what -----------------------------------------------------------------------
@@ -550,7 +553,7 @@ class Outbox:
     def _refuse(self, lane: Lane | None, reason: str) -> None:
         self.counts["unsent"] += 1
         partition = -1 if lane is None else lane.partition
-        self._tell(lane, Refusal(self.stream, partition, -1, reason))
+        self._tell(lane, Refusal(self.stream, partition, -1, reason, unsent=True))
 
     def _tell(self, lane: Lane | None, refusal: Refusal) -> None:
         if self.on_refusal is not None and lane is not None:
@@ -562,7 +565,7 @@ class Outbox:
         elif len(self.refusals) < MAX_REFUSALS:
             self.refusals.append(refusal)
         else:
-            self._uncounted += refusal.count
+            self._further[refusal.shed, refusal.unsent] += refusal.count
 
     def encode(
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int

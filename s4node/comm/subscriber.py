@@ -56,7 +56,7 @@ class Subscriber:
 
     def take_unsendable(self) -> list[Refusal]:
         """What no frame could hold since the last call, and why."""
-        return [each for each in self._outbox.take_refusals() if each.number < 0]
+        return [each for each in self._outbox.take_refusals() if each.unsent]
 
     @property
     def waits(self) -> bool:

@@ -616,7 +616,7 @@ class Container:
 
     def _refused(self, refusal: Refusal) -> None:
         """An event that the app has put was not taken, or could not be sent at all."""
-        if refusal.number < 0:
+        if refusal.unsent:
             self._unsendable(refusal)
             return
         name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"

@@ -11,7 +11,7 @@ from lanes import TICK, Tick, Tock, answer, headers_of, opened, ruled, spans, ti
 from s4node.comm import frame as wire
 from s4node.comm.frame import WINDOW_BYTES, Frame, check_sections, envelope, read_envelope
 from s4node.comm.leg import Leg
-from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.outbox import MAX_REFUSALS, Outbox, Refusal
 from s4node.errors import EventError
 from s4node.event import Event, GenericEvent
 from s4node.keys import Partitioner
@@ -310,7 +310,7 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
     sent = [event for body in bodies for event in EventType(GenericEvent).decode(body)]
     assert [event.n for event in sent] == [0, 2, 3, 5, 6]
     refusals = outbox.take_refusals()
-    assert [(r.partition, r.number) for r in refusals] == [(0, -1), (0, -1)]
+    assert [(r.partition, r.number, r.unsent) for r in refusals] == [(0, -1, True)] * 2
     assert refusals[0].reason == (
         "a GenericEvent cannot be encoded: Encoding objects of type object is unsupported"
     )
@@ -471,6 +471,25 @@ def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
     ]
     assert outbox.counts == {"shed": 3, "refused": 1, "unsent": 0}
     assert (outbox.admitted, outbox.unsettled) == (5, 1)
+
+
+def test_refusals_beyond_those_that_are_kept_are_counted_by_what_became_of_the_events() -> None:
+    outbox = Outbox("ticks", "p", types=[Tick, Tock])
+    way(outbox).hello()
+    way(outbox).on_hello(answer(wire.Position(0, 0, 100)))
+    outbox.reject([Tock], "not taken")
+    outbox.extend([Tock(n) for n in range(MAX_REFUSALS + 1)])
+    outbox.extend(ticks(9))
+    way(outbox).frames(1000)
+    ruled(outbox, 0, 9, 9, wire.REFUSED, 9, ((0, 2, "no key"),), shed=((4, 3, "full"),))
+    taken = outbox.take_refusals()
+    assert len(taken) == MAX_REFUSALS + 3
+    assert [(each.count, each.shed, each.unsent) for each in taken[-3:]] == [
+        (1, False, True),
+        (2, False, False),
+        (3, True, False),
+    ]
+    assert outbox.take_refusals() == []
 
 
 def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> None:
