@@ -59,6 +59,21 @@ def test_what_matters_is_whole_and_in_its_place_however_narrow_the_terminal_is(
     assert lines[1].startswith("bottleneck: stream 'clicks' of app 'counter'")
 
 
+def test_what_could_not_be_sent_has_a_column_where_there_is_any() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    shown = snapshot()
+    console.print(rendered(shown, 120, live=False))
+    shown.stages[2].unsendable = 7
+    console.print(rendered(shown, 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [line.rstrip().endswith("unsendable") for line in lines if "stage" in line] == [
+        False,
+        True,
+    ]
+    assert [line.split()[-1] for line in lines if "  sender  " in line] == ["ms", "7"]
+
+
 def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
     titles = {}
     for width in (120, 80, 60):

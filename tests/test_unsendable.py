@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from test_nodes import nodes
 
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream
-from s4node.executors.stage import UNSENDABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,12 +83,11 @@ def seen(*containers: Container) -> dict[str, list[int]]:
 
 
 def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
-    """How many events no frame could hold, by stage and stream."""
+    """How many events could not be sent, by stage and stream."""
     found: Counter[tuple[str, str]] = Counter()
     for container in containers:
-        for stage in container.statistics().stages:
-            if UNSENDABLE in stage.shed:
-                found[stage.stage, stage.stream] += stage.shed[UNSENDABLE]
+        for stage, streams in container.statistics().unsendable.items():
+            found.update({(stage, stream): count for stream, count in streams.items()})
     return found
 
 
@@ -162,7 +160,10 @@ async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_cou
                 await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2)])
                 await until(lambda: seen(last) == {"joe": [2, 4]})
                 assert unsendable(first) == {("remoteSender", "totals"): 2}
+                first.senders["totals"].disconnect("east")
+                assert unsendable(first) == {("remoteSender", "totals"): 2}
                 assert metric(first, "messages-unsendable") == 2
+                assert metric(first, "totals-messages-unsendable") == 2
     assert told(logs) == [("totals", TOO_LARGE)]
 
 
@@ -207,5 +208,10 @@ async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count
             ])  # fmt: skip
             assert await clicks.flush() == []
             await until(lambda: seen(last) == {user: [2, 4] for user in users})
+            assert unsendable(first) == {("remoteSender", "totals"): 20}
+            first.senders["totals"].disconnect("east")
+            assert first.exchange is not None
+            first.exchange.consumer("totals", "east")
+            assert list(first.exchange.statistics()) == []  # the ways of its tasks are gone
             assert unsendable(first) == {("remoteSender", "totals"): 20}
     assert told(logs) == [("totals", TOO_LARGE)]

@@ -6,7 +6,6 @@ Rules
 - The stage's depth is what waits here and what the outbox has not sent for the first time; bytes of
   the latter are estimated by what some of them weigh.
 - Where the stream feeds itself nothing is dropped: what does not fit waits on disk.
-- An event that no frame can hold is lost, and counts as dropped; but where its producer is told.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from s4node.comm.outbox import Outbox
 from s4node.event import EventBatch, footprint
-from s4node.executors.stage import UNSENDABLE, Stage, StageStatistics
+from s4node.executors.stage import Stage, StageStatistics
 
 
 class Outgoing:
@@ -135,12 +134,8 @@ class Outgoing:
 
     def statistics(self) -> StageStatistics:
         """Counts since the start; in flight is what has no verdict yet."""
-        told = self.stage.statistics()
-        unsent = self.outbox.counts["unsent"]
-        if unsent and self.outbox.on_refusal is None:
-            told.shed[UNSENDABLE] = unsent
         return replace(
-            told,
+            self.stage.statistics(),
             depth=self.depth,
             bytes=self.bytes,
             in_flight=self.outbox.in_flight,

@@ -73,6 +73,7 @@ class Accounts:
             started_after=self._started_after,
             threads=of.config[settings.THREAD_POOL_SIZE],
             grades=grades_of(of.app, of.config),
+            unsendable={stage: dict(each) for stage, each in of.refusals.unsendable.items()},
         )
 
     def metrics(self) -> list[MetricsSnapshot]:
@@ -91,6 +92,3 @@ class Accounts:
             yield from of.members.statistics()
         for sender in of.senders.values():
             yield from sender.statistics().values()
-        if of.exchange is not None:
-            yield from of.exchange.unsendable()
-        yield from of.readers.statistics()

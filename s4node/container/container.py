@@ -39,7 +39,6 @@ from s4node import flow, graph
 from s4node.app import App
 from s4node.cluster.enrolment import Enrolment
 from s4node.comm.listener import check_reachable
-from s4node.comm.outbox import Refusal
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks, recovery
@@ -63,6 +62,7 @@ from s4node.container.port import InputPort
 from s4node.container.producers import Producers
 from s4node.container.quiescence import Quiescence
 from s4node.container.readers import Readers
+from s4node.container.refusals import Refusals
 from s4node.container.replay import Replay, check_live, kind_of
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
@@ -120,7 +120,7 @@ class Container:
         self._prepared = False
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # the systems of the inputs
-        self._refusing: set[str] = set()  # streams of which events were not taken, as has been said
+        self.refusals = Refusals()
         self.front = Front(
             config,
             node=self.node,
@@ -445,7 +445,7 @@ class Container:
             incarnation=self.incarnation,
             headers=self.front.headers,
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
-            on_refused=self._refused,
+            on_refused=self.refusals.take,
         )
         self.outputs = Outputs(
             app,
@@ -456,7 +456,7 @@ class Container:
             enrolment=self.enrolment,
             on_room=self._room,
             on_news=self._heard,
-            on_refused=self._refused,
+            on_refused=self.refusals.take,
         )
         if self.enrolment is not None:
             check_reachable(config)
@@ -468,7 +468,7 @@ class Container:
                 incarnation=self.incarnation,
                 partitions=self.partitioner.partitions,
                 on_news=self._heard,
-                on_refused=self._refused,
+                on_refused=self.refusals.take,
             )
         if self.replay is not None:
             self.replay.exchange = Exchange(
@@ -481,7 +481,7 @@ class Container:
                 partitions=self.partitioner.partitions,
                 wake=self.loop.wake,
                 on_news=self._heard,
-                on_refused=self._refused,
+                on_refused=self.refusals.take,
             )
 
     @property
@@ -613,24 +613,6 @@ class Container:
                     return
                 raise
         raise error
-
-    def _refused(self, refusal: Refusal) -> None:
-        """An event that the app has put was not taken, or could not be sent at all."""
-        if refusal.unsent:
-            self._unsendable(refusal)
-            return
-        name = f"{refusal.stream} ({'shed' if refusal.shed else 'refused'} by the consumer)"
-        if name not in self._refusing:
-            self._refusing.add(name)
-            log.warning("a consumer refused an event; further ones are only counted",
-                        stream=refusal.stream, reason=refusal.reason)  # fmt: skip
-
-    def _unsendable(self, refusal: Refusal) -> None:
-        name = f"{refusal.stream} (unsendable)"
-        if name not in self._refusing:
-            self._refusing.add(name)
-            log.warning("an event of the app cannot be sent; further ones are only counted",
-                        stream=refusal.stream, reason=refusal.reason)  # fmt: skip
 
     def _unhandled(self, pe: str, cls: type) -> None:
         log.warning("no handler for an event type; further ones are only counted",

@@ -38,7 +38,7 @@ from s4node.container.task import Task
 from s4node.errors import EventError, S4Error
 from s4node.event import EventBatch, footprint
 from s4node.executors.policy import REMOTE_SENDER, SENDER
-from s4node.executors.stage import Overflow, StageStatistics, unsendable_at
+from s4node.executors.stage import Overflow
 from s4node.faults import passing
 from s4node.progress.store import now_ms
 from s4node.state.rows import OUTBOX
@@ -152,7 +152,7 @@ class Exchange:
         partitions: int,
         wake: Wake,
         on_news: Callable[[], None],
-        on_refused: Callable[[Refusal], None],
+        on_refused: Callable[[str, Refusal], None],
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
         self._app = app
@@ -371,25 +371,16 @@ class Exchange:
             if way.dispatches.settled:
                 way.dispatches.settled = False
                 passing("outbox.settled")
-            self._tell(outbox)
+            self._tell(way)
             if outbox.error:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
 
-    def _tell(self, outbox: Outbox) -> None:
+    def _tell(self, way: Way) -> None:
         """Tell of events that were refused, or could not be encoded."""
-        if outbox.refusals:
-            for refusal in outbox.take_refusals():
-                self._on_refused(refusal)
-
-    def unsendable(self) -> Iterator[StageStatistics]:
-        """A stage for each way on which events could not be encoded."""
-        for way in self._all():
-            outbox = way.dispatches.outbox
-            count = outbox.counts["unsent"]
-            if count:
-                inner = way.emitter is self.emitter
-                place = SENDER if inner else REMOTE_SENDER
-                yield unsendable_at(self._pipeline.settings(place, outbox.stream), count)
+        if way.dispatches.outbox.refusals:
+            stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
+            for refusal in way.dispatches.outbox.take_refusals():
+                self._on_refused(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
         """What has been put for others, and is not settled."""
@@ -463,7 +454,7 @@ class Exchange:
             way.dispatches.end(written=written)
             if written:
                 way.emitter.wake()
-            self._tell(way.dispatches.outbox)  # nobody answers where nothing is left to send
+            self._tell(way)  # nobody answers where nothing is left to send
         if leaves:
             passing("outbox.released")
 

@@ -28,6 +28,7 @@ from s4node.container.loop import EventLoop
 from s4node.container.pipeline import Pipeline
 from s4node.errors import S4Error
 from s4node.event import EventBatch
+from s4node.executors.policy import SENDER
 from s4node.executors.stage import StageStatistics
 from s4node.stream import InputStream, OutputStream, Stream
 
@@ -62,7 +63,7 @@ class Members:
         incarnation: str,
         partitions: int,
         on_news: Callable[[], None],
-        on_refused: Callable[[Refusal], None],
+        on_refused: Callable[[str, Refusal], None],
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
         self.ways: dict[str, Outgoing] = {}
@@ -141,7 +142,7 @@ class Members:
         """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
         for way in self.ways.values():
             for refusal in way.outbox.take_refusals():
-                self._on_refused(refusal)
+                self._on_refused(SENDER, refusal)
             if way.outbox.error:
                 raise S4Error(
                     f"stream {way.outbox.stream!r} to the other members: {way.outbox.error}"

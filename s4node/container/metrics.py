@@ -18,7 +18,6 @@ from s4node.container.statistics import (
     ProgressStatistics,
     TaskStatistics,
 )
-from s4node.executors.stage import UNSENDABLE
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 
 CONTAINER = "SamzaContainerMetrics"
@@ -118,12 +117,7 @@ def _consumers(statistics: ContainerStatistics) -> dict[str, Value]:
         "unprocessed-messages": sum(
             stage.depth for stage in statistics.stages if stage.stage == "stream"
         ),
-        "shed-messages": sum(
-            count
-            for stage in statistics.stages
-            for reason, count in stage.shed.items()
-            if reason != UNSENDABLE
-        ),
+        "shed-messages": sum(sum(stage.shed.values()) for stage in statistics.stages),
     }
     for name, stream in statistics.inputs.items():
         values[f"live-{name}-messages-admitted"] = stream.admitted
@@ -146,9 +140,8 @@ def _producers(statistics: ContainerStatistics) -> dict[str, Value]:
     for each in statistics.outboxes:
         depths[each.stream] = depths.get(each.stream, 0) + each.depth
     unsendable = Counter(dict.fromkeys([*statistics.sent, *depths], 0))
-    for stage in statistics.stages:
-        if UNSENDABLE in stage.shed:
-            unsendable[stage.stream] += stage.shed[UNSENDABLE]
+    for streams in statistics.unsendable.values():
+        unsendable.update(streams)
     return {
         "sends": sum(statistics.sent.values()),
         **{f"{stream}-sends": count for stream, count in statistics.sent.items()},

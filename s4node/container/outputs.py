@@ -26,6 +26,7 @@ from s4node.comm.outgoing import Mark
 from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container.pipeline import Pipeline
+from s4node.executors.policy import REMOTE_SENDER
 from s4node.logger import get_logger
 from s4node.stream import OutputStream, Stream
 
@@ -44,7 +45,7 @@ class Outputs:
     """A remote sender for each output stream of ``app``.
 
     ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
-    heard.
+    heard, ``on_refused`` with a stage and what was not taken behind it.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Outputs:
         enrolment: Enrolment | None,
         on_room: Callable[[], None],
         on_news: Callable[[], None],
-        on_refused: Callable[[Refusal], None],
+        on_refused: Callable[[str, Refusal], None],
     ) -> None:
         self.senders: dict[str, RemoteSender] = {}
         self._app = app
@@ -85,7 +86,7 @@ class Outputs:
             stream.name,
             make_stage=partial(self._pipeline.sender, stream.name, remote=True),
             on_room=self._on_room,
-            on_refused=self._on_refused,
+            on_refused=partial(self._on_refused, REMOTE_SENDER),
             awaited=self._awaited,
         )
         for cluster, address in Topology(self._config).consumers(stream.name).items():

@@ -3,7 +3,6 @@
 Rules
 - A reader's connection is its subscription; it ends with it.
 - A reader never holds the app up: it gets what it has room for, and is told what it has missed.
-- What cannot be sent to a reader is counted by its stream, also when the reader has gone.
 - Every reader is told again who runs the app when that has changed, for each member shows only
   what its own partitions put.
 """
@@ -11,8 +10,7 @@ Rules
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from s4node.app import App
@@ -21,8 +19,7 @@ from s4node.comm.listener import Connection
 from s4node.comm.outbox import Refusal
 from s4node.comm.subscriber import Subscriber
 from s4node.errors import StartpointError
-from s4node.executors.policy import SUBSCRIBER, StageSettings
-from s4node.executors.stage import StageStatistics, unsendable_at
+from s4node.executors.policy import SUBSCRIBER
 from s4node.stream import InputStream, Stream
 
 _FEED_BYTES = 131_072
@@ -45,7 +42,7 @@ class Readers:
         incarnation: str,
         headers: wire.Headers,
         queue_size: int,
-        on_refused: Callable[[Refusal], None],
+        on_refused: Callable[[str, Refusal], None],
     ) -> None:
         self._app = app
         self._node = node
@@ -53,7 +50,6 @@ class Readers:
         self._headers = headers
         self._queue_size = queue_size
         self._on_refused = on_refused
-        self._unsendable: Counter[str] = Counter()
         self._subscribers: dict[str, dict[Connection, Subscriber]] = {}
 
     def __len__(self) -> int:
@@ -132,18 +128,12 @@ class Readers:
         """Send what there is room for; returns when to come back, or None."""
         rest = False
         now_ms = int(time.time() * 1000)
-        for stream, subscribers in self._subscribers.items():
+        for subscribers in self._subscribers.values():
             for connection, subscriber in subscribers.items():
                 if subscriber.waits and not connection.answers:
                     for frame in subscriber.frames(_FEED_BYTES, now_ms):
                         connection.answer(frame)
                     for refusal in subscriber.take_unsendable():
-                        self._unsendable[stream] += refusal.count
-                        self._on_refused(refusal)
+                        self._on_refused(SUBSCRIBER, refusal)
                 rest = rest or subscriber.waits
         return now + _FEED_SECONDS if rest else None
-
-    def statistics(self) -> Iterator[StageStatistics]:
-        """A stage for each stream of which a reader did not get an event that no frame can hold."""
-        for stream, count in self._unsendable.items():
-            yield unsendable_at(StageSettings(SUBSCRIBER, stream, "shed"), count)

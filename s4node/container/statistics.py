@@ -117,7 +117,8 @@ class ContainerStatistics:
     ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
     many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
     ``grades`` say of each stream what is promised: fast or durable. ``outboxes`` are there where
-    tasks keep state.
+    tasks keep state. ``unsendable`` counts events that could not be sent, by the stage that they
+    were to leave by and by stream.
     """
 
     tasks: tuple[TaskStatistics, ...]
@@ -134,6 +135,7 @@ class ContainerStatistics:
     threads: int = 0
     grades: dict[str, str] = field(default_factory=dict)
     outboxes: tuple[OutboxStatistics, ...] = ()
+    unsendable: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def processed(self) -> int:

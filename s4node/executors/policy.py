@@ -31,7 +31,7 @@ events of a stream for other nodes of the cluster; events of an output stream fo
 STAGES = (DESERIALIZER, STREAM, SENDER, REMOTE_SENDER)
 
 SUBSCRIBER = "subscriber"
-"""Where what readers of a stream did not get is counted; nothing is configured for it."""
+"""Where events leave for readers of a stream; nothing is configured for it, and it has no queue."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from s4node.event import EventBatch
@@ -63,16 +63,6 @@ class Overflow(Protocol):
 
 
 _FEEDBACK_GRANT = 2048
-
-UNSENDABLE = "unsendable: the log says why"
-"""Counts, among what a stage has shed, the events that left no frame could hold."""
-
-
-def unsendable_at(settings: StageSettings, events: int) -> StageStatistics:
-    """So many unsendable events, of a place that has no queue of its own to count them."""
-    gauge = Gauge(replace(settings, capacity=0, max_bytes=0))
-    gauge.dropped(events, UNSENDABLE)
-    return gauge.statistics()
 
 
 class Gauge:

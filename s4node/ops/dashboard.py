@@ -125,7 +125,7 @@ def _owned(app: AppRow) -> str:
 
 
 def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
-    left_out = any(row.left_out for row in rows)
+    rare = [name for name in ("left_out", "unsendable") if any(getattr(row, name) for row in rows)]
     lines = []
     for row in rows:
         shed = ", ".join(f"{count} {reason}" for reason, count in sorted(row.shed.items()))
@@ -141,12 +141,12 @@ def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
                 *(("" if row.rate is None else f"{row.rate:,.0f}/s",) if live else ()),
                 f"{row.waited * 1000:.1f} ms",
                 shed,
-                *((str(row.left_out or ""),) if left_out else ()),
+                *(str(getattr(row, name) or "") for name in rare),
             )
         )
     titles = (
         "app", "stage", "stream", "grade", "waiting", "full", "admitted",
-        *(("rate",) if live else ()), "waited", "shed", *(("left out",) if left_out else ()),
+        *(("rate",) if live else ()), "waited", "shed", *(name.replace("_", " ") for name in rare),
     )  # fmt: skip
     counted = ("admitted", "waited") if live else ("waited",)  # a rate says more than a count
     return _table(titles, lines, width, spare=("grade", *counted, "waiting", "app", "shed"))

@@ -47,6 +47,8 @@ class Row(msgspec.Struct):
     """What is promised for the stream: fast or durable."""
     left_out: int = 0
     """Events of the stream that were left out because of what they do."""
+    unsendable: int = 0
+    """Events of the stream that could not leave by this stage."""
     rate: float | None = None
     """Events admitted a second; None where there is no snapshot to compare with."""
 
@@ -131,6 +133,10 @@ def rows_of(told: Iterable[Told]) -> list[Row]:
         for stream, count in (statistics.get("replay") or {}).get("left_out", {}).items():
             key = app, "stream", stream
             rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).left_out += count
+        for place, streams in statistics.get("unsendable", {}).items():
+            for stream, count in streams.items():
+                key = app, place, stream
+                rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).unsendable += count
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
 
 

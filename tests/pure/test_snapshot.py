@@ -58,6 +58,17 @@ def test_events_that_were_left_out_stand_in_the_row_of_their_stream() -> None:
     assert [(row.stage, row.left_out) for row in rows] == [("stream", 4), ("sender", 0)]
 
 
+def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one() -> None:
+    app, levels, statistics = told(stage("sender", "words", admitted=5), stage("stream", "words"))
+    lost = {"sender": {"words": 2}, "subscriber": {"words": 1}}
+    rows = rows_of([(app, levels, {**statistics, "unsendable": lost})] * 2)
+    assert [(row.stage, row.admitted, row.unsendable) for row in rows] == [
+        ("stream", 0, 0),
+        ("sender", 10, 4),
+        ("subscriber", 0, 2),
+    ]
+
+
 def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:
     def outbox(stream: str, consumer: str, depth: int) -> dict[str, Any]:
         return {"stream": stream, "consumer": consumer, "depth": depth, "bytes": 10 * depth}
