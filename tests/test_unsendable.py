@@ -27,6 +27,7 @@ class Click(Event):
     user: str
     n: int = 0
     size: int = 0
+    bad: bool = False
 
 
 class Total(Event):
@@ -41,6 +42,8 @@ class Double(ProcessingElement):
 
     def on_event(self, click: Click) -> None:
         self.totals.put(Total(click.user, click.n * 2, "x" * click.size, click.user[::-1]))
+        if click.bad:
+            raise ValueError(click.n)
 
 
 class Keep(ProcessingElement):
@@ -215,3 +218,31 @@ async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count
             assert list(first.exchange.statistics()) == []  # the ways of its tasks are gone
             assert unsendable(first) == {("remoteSender", "totals"): 20}
     assert told(logs) == [("totals", TOO_LARGE)]
+
+
+async def test_what_a_task_takes_back_is_not_counted_and_what_it_puts_again_is_counted_once(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "skip",
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.totals.consumers": "east",
+        "s4.step.maxEvents": "1",
+        "s4.sender.maxFrameEvents": "4",  # frames are made long before a commit
+    }
+    async with (
+        running(consuming(), {"s4.cluster.name": "east"}) as last,
+        running(putting(), {**settings, "s4.cluster.east.address": last.address}) as first,
+        Client(first.address) as client,
+    ):
+        clicks = await client.stream("clicks")
+        numbers = [1, LARGE // 2, *range(2, 20)]
+        await clicks.send_many([
+            *(Click("joe", n) for n in numbers),
+            Click("joe", LARGE // 2, bad=True),
+            Click("joe", 20),
+        ])  # fmt: skip
+        assert len(await clicks.flush()) == 1
+        await until(lambda: seen(last) == {"joe": [2 * n for n in range(1, 21)]})
+        assert unsendable(first) == {("remoteSender", "totals"): 1}

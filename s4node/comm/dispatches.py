@@ -7,6 +7,8 @@ Rules
   anything that came later.
 - A frame may leave when a commit that holds it is written. It stays, and so does its row, until the
   owner of the partition has committed it; the row goes with the sender's next commit.
+- An event that cannot be sent is told of when a commit is written that would have held it: not that
+  of a task which goes back, and which puts it again, or not.
 - An earlier life's frames are sent as they are, under their numbers, and told of by the types that
   they were written with.
 - What the task has put for itself waits in its own stage. It is saved with each commit as it is
@@ -23,6 +25,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,7 +33,7 @@ import msgspec
 from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
 from s4node.comm.lane import Kept, Lane
-from s4node.comm.outbox import Outbox
+from s4node.comm.outbox import Outbox, Refusal
 from s4node.errors import EventError, StateError
 from s4node.schema import EventType, TypeDecl, class_of
 from s4node.state.rows import OUTBOX, Changes, task_row
@@ -125,6 +128,11 @@ class Dispatches:
         self._saved = 0  # of the events that wait for the partitions to be known
         self._learns = not outbox.lanes  # from the answer of who consumes the stream
         self._learned = False
+        self._refusals: list[Refusal] = []  # to be told
+        self._unsent: Refusal | None = None  # of what the commit under way would have held
+        self._unsent_since: Refusal | None = None
+        self._cuts_commit = False  # frames are being made of what the commit under way holds
+        outbox.on_refusal = self._refused
         outbox.on_settled = self._settled
 
     # -- putting -----------------------------------------------------------------------------
@@ -207,6 +215,7 @@ class Dispatches:
                 answer = self.outbox.answer.partitions, self.outbox.answer.routing
                 self._changes.put(self._row(_LANES, b""), _encode(answer))
         self._spill()
+        self._unsent, self._unsent_since = self._unsent_since, None
         lanes = self.outbox.lanes
         self._leaving = {at: lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
@@ -238,7 +247,9 @@ class Dispatches:
         """The commit has been written, and its frames may leave; or it has failed."""
         self._own = []
         leaving, self._leaving = self._leaving, {}
+        unsent, self._unsent = self._unsent, None
         if not written:
+            self._unsent_since = _together(unsent, self._unsent_since)
             self._waiting |= self._taken.keys()
             self._cut_since |= leaving.keys()
             self._taken.clear()
@@ -246,11 +257,28 @@ class Dispatches:
             return
         for at, end in leaving.items():
             self.outbox.lanes[at].released = end
+        if unsent is not None:
+            self._refusals.append(unsent)
+
+    def take_refusals(self) -> list[Refusal]:
+        """What was refused since the last call, and what could not be sent up to the last commit,
+        with the reason of the first."""
+        taken, self._refusals = self._refusals, []
+        return taken
+
+    def _refused(self, refusal: Refusal) -> None:
+        if not refusal.unsent:
+            self._refusals.append(refusal)
+        elif self._cuts_commit:
+            self._unsent = _together(self._unsent, refusal)
+        else:
+            self._unsent_since = _together(self._unsent_since, refusal)
 
     def _cut(self, lane: Lane, count: int, *, of_commit: bool = False) -> None:
         """Make frames of the next ``count`` events that wait in a lane."""
         put = self._changes.add if of_commit else self._changes.put
         at = lane.partition
+        self._cuts_commit = of_commit
         while count > 0:
             before = len(lane.pending)
             kept = self.outbox.cut(lane, min(count, self.outbox.max_frame_events), self._clock())
@@ -259,6 +287,7 @@ class Dispatches:
                 put(self._row(_FRAME, _frame_at(at, kept)), kept.data)
                 self._rows[at].append((kept.first, kept.end, len(kept.data)))
                 self.bytes += len(kept.data)
+        self._cuts_commit = False
         self._declare(put)
         put(self._row(_NEXT, _NEXT_AT.pack(at)), _encode(lane.next_number))
         if of_commit:
@@ -373,6 +402,7 @@ class Dispatches:
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
         self._own.clear()
+        self._unsent = self._unsent_since = None
         self._saved = 0
         self.forget_spilled()
         self._learned = False
@@ -528,6 +558,13 @@ def _data_of(data: bytes) -> wire.Frame:
     if not isinstance(frame, wire.Frame):
         raise StateError(f"a saved frame cannot be read: {frame.reason}")
     return frame
+
+
+def _together(first: Refusal | None, further: Refusal | None) -> Refusal | None:
+    """Both as one, with the reason of the first."""
+    if first is None or further is None:
+        return first or further
+    return replace(first, count=first.count + further.count)
 
 
 def _encodable(events: list[Any], outbox: Outbox) -> Iterator[bytes]:

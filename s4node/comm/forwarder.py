@@ -74,8 +74,9 @@ class Forwarder:
                 if carried.batch.receipt is not None:
                     carried.batch.receipt.done()
 
-    def _refused(self, lane: Lane, refusal: Refusal) -> None:
+    def _refused(self, refusal: Refusal) -> None:
         """The owner did not process events, or one could not be sent at all."""
+        lane = self.outbox.lanes[refusal.partition]
         if refusal.unsent:
             self._unsent(lane, refusal.reason)
             return

@@ -130,7 +130,7 @@ class Outbox:
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
         self.on_settled: Callable[[Lane, int], None] | None = None
-        self.on_refusal: Callable[[Lane, Refusal], None] | None = None
+        self.on_refusal: Callable[[Refusal], None] | None = None
         self.routing = ""
         self._key = key
         self._router: Router | None = None
@@ -453,7 +453,7 @@ class Outbox:
                     refusal = Refusal(
                         self.stream, lane.partition, number, reason, shed, end - number
                     )
-                    self._tell(lane, refusal)
+                    self._tell(refusal)
 
     def route(self) -> None:
         """Sort what has come in into the lanes."""
@@ -553,11 +553,11 @@ class Outbox:
     def _refuse(self, lane: Lane | None, reason: str) -> None:
         self.counts["unsent"] += 1
         partition = -1 if lane is None else lane.partition
-        self._tell(lane, Refusal(self.stream, partition, -1, reason, unsent=True))
+        self._tell(Refusal(self.stream, partition, -1, reason, unsent=True))
 
-    def _tell(self, lane: Lane | None, refusal: Refusal) -> None:
-        if self.on_refusal is not None and lane is not None:
-            self.on_refusal(lane, refusal)
+    def _tell(self, refusal: Refusal) -> None:
+        if self.on_refusal is not None:
+            self.on_refusal(refusal)
             return
         last = self.refusals[-1] if self.refusals else None
         if last is not None and refusal.shed and _follows(last, refusal):

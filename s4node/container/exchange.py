@@ -377,10 +377,9 @@ class Exchange:
 
     def _tell(self, way: Way) -> None:
         """Tell of events that were refused, or could not be encoded."""
-        if way.dispatches.outbox.refusals:
-            stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
-            for refusal in way.dispatches.outbox.take_refusals():
-                self._on_refused(stage, refusal)
+        stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
+        for refusal in way.dispatches.take_refusals():
+            self._on_refused(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
         """What has been put for others, and is not settled."""

@@ -461,5 +461,32 @@ def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> No
     life.commit([Click(3), Click(4, object())])
     receiver.receive(life)
     assert receiver.taken[0] == [0, 2]
-    assert len(life.outbox.take_refusals()) == 1
+    assert sum(each.count for each in life.dispatches.take_refusals()) == 1
     assert Life(life.database).own == [Click(3)]
+
+
+def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have_it() -> None:
+    life = Life(Database())
+
+    def put_again() -> None:
+        life.dispatches.put(0, [Click(0), Click(1, object()), Click(2), Click(3), Click(4)])
+        assert life.dispatches.take_refusals() == []  # it is known, for a frame was made
+
+    put_again()
+    rows = ways_of(life.database.outbox).get("digits", ())
+    life.changes = Changes()
+    life.dispatches.go_back(life.changes, rows)
+    put_again()
+    life.begin()
+    life.dispatches.put(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
+    life.end(written=False)
+    assert life.dispatches.take_refusals() == []
+    life.begin()
+    life.dispatches.put(0, [Click(12, object()), *(Click(number) for number in range(13, 20))])
+    life.end(written=True)
+    (told,) = life.dispatches.take_refusals()
+    assert (told.count, told.unsent) == (2, True)
+    life.commit()
+    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    life.commit()
+    assert life.dispatches.take_refusals() == []
