@@ -246,3 +246,62 @@ async def test_what_a_task_takes_back_is_not_counted_and_what_it_puts_again_is_c
         assert len(await clicks.flush()) == 1
         await until(lambda: seen(last) == {"joe": [2 * n for n in range(1, 21)]})
         assert unsendable(first) == {("remoteSender", "totals"): 1}
+
+
+class Hop(Event):
+    user: str
+    n: int
+
+
+class Pass(ProcessingElement):
+    clicks: int = 0
+    hops: Stream
+
+    def on_event(self, click: Click) -> None:
+        self.clicks += 1
+        self.hops.put(Hop(click.user, click.n * 2))
+        if click.bad:
+            raise ValueError(click.n)
+
+
+class Arrive(ProcessingElement):
+    hops: int = 0
+
+    def on_event(self, hop: Hop) -> None:
+        self.hops += 1
+
+
+def hopping() -> App:
+    app = App("hopping")
+    first = app.create_pe(Pass)
+    app.create_input_stream("clicks", first, key="user")
+    first.hops = app.create_stream("hops", app.create_pe(Arrive), key="user")
+    return app
+
+
+async def test_what_a_task_has_put_for_itself_comes_or_is_counted_when_it_goes_back(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "skip",
+        "s4.state.folder": str(tmp_path),
+    }
+    with capture_logs() as logs:
+        async with (
+            running(hopping(), settings, partitions=1) as node,
+            Client(node.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([  # behind a failure each event has a commit of its own
+                Click("joe", 1, bad=True), Click("joe", LARGE // 2), Click("joe", 2, bad=True),
+                *(Click("joe", n) for n in range(3, 10)),
+            ])  # fmt: skip
+            assert len(await clicks.flush()) == 2
+            task = node.tasks[0]
+            passed, arrived = (task.instances[pe]["joe"] for pe in ("Pass", "Arrive"))
+            await until(lambda: arrived.hops == 7)  # type: ignore[attr-defined]
+            assert passed.clicks == 8  # type: ignore[attr-defined]
+            assert unsendable(node) == {("sender", "hops"): 1}
+    ((stream, reason),) = told(logs)
+    assert (stream, reason[:25]) == ("hops", "a Hop cannot be encoded: ")

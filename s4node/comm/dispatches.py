@@ -14,6 +14,8 @@ Rules
 - What the task has put for itself waits in its own stage. It is saved with each commit as it is
   then, and given back after a restart. What finds no room there is spilled into rows at once, and
   comes back in order.
+- What of it cannot be saved is in memory only, and is told of when it is lost: the task goes back,
+  or another goes on for it.
 - Of a stream that leads to another app nobody knows the partitions before that has answered. They
   are kept then; what was put before is saved as what the task has put for itself.
 - A way that may be forgotten and made anew has a name of its life beside its rows. Rows of another
@@ -131,6 +133,8 @@ class Dispatches:
         self._refusals: list[Refusal] = []  # to be told
         self._unsent: Refusal | None = None  # of what the commit under way would have held
         self._unsent_since: Refusal | None = None
+        self._unsaved_own: Refusal | None = None  # by the last commit that was written
+        self._unsaving: Refusal | None = None  # by the one under way
         self._cuts_commit = False  # frames are being made of what the commit under way holds
         outbox.on_refusal = self._refused
         outbox.on_settled = self._settled
@@ -223,6 +227,7 @@ class Dispatches:
         self._waiting.clear()
         self._own = list(own)
         self._own_at = 0
+        self._unsaving = None
 
     def encode(self) -> bool:
         """Encode a part of what the commit under way holds; False if nothing of it is left."""
@@ -259,6 +264,13 @@ class Dispatches:
             self.outbox.lanes[at].released = end
         if unsent is not None:
             self._refusals.append(unsent)
+        self._unsaved_own = self._unsaving
+
+    def leave(self) -> None:
+        """What is in memory only is lost: whoever goes on has the rows."""
+        if self._unsaved_own is not None:
+            self._refusals.append(self._unsaved_own)
+            self._unsaved_own = None
 
     def take_refusals(self) -> list[Refusal]:
         """What was refused since the last call, and what could not be sent up to the last commit,
@@ -301,7 +313,11 @@ class Dispatches:
         outbox = self.outbox
         share = self._own[: outbox.max_frame_events]
         del self._own[: outbox.max_frame_events]
-        for events in _encodable(share, outbox):
+        for events in _encoded(share, outbox):
+            if isinstance(events, EventError):
+                refusal = Refusal(outbox.stream, -1, -1, str(events), unsent=True)
+                self._unsaving = _together(self._unsaving, refusal)
+                continue
             self._changes.add(self._row(_OWN, _OWN_AT.pack(self._own_at)), events)
             self._own_at += 1
         self._declare(self._changes.add)
@@ -398,6 +414,7 @@ class Dispatches:
         written; returns what the task has put for itself."""
         self._changes = changes
         rows = self._ours(rows)
+        self.leave()
         self.outbox.cut_back()
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
@@ -567,14 +584,16 @@ def _together(first: Refusal | None, further: Refusal | None) -> Refusal | None:
     return replace(first, count=first.count + further.count)
 
 
-def _encodable(events: list[Any], outbox: Outbox) -> Iterator[bytes]:
-    """Events as frames; one that no frame can hold is in memory only."""
+def _encoded(events: list[Any], outbox: Outbox) -> Iterator[bytes | EventError]:
+    """Events as frames, and why one cannot be in any."""
     if not events:
         return
     try:
         yield outbox.frame(0, events)
-    except EventError:
-        if len(events) > 1:
-            half = len(events) // 2
-            yield from _encodable(events[:half], outbox)
-            yield from _encodable(events[half:], outbox)
+    except EventError as error:
+        if len(events) == 1:
+            yield error
+            return
+        half = len(events) // 2
+        yield from _encoded(events[:half], outbox)
+        yield from _encoded(events[half:], outbox)

@@ -200,6 +200,7 @@ class Exchange:
         rows = ways_of(state.rows(OUTBOX))
         for stream, way in side.ways.items():
             own = way.dispatches.go_back(state.changes, rows.get(stream, ()))
+            self._tell(way)
             if own:
                 side.left[stream] = own
                 side.own_rows = True
@@ -210,6 +211,8 @@ class Exchange:
         """Another container goes on for a task, with the rows of its last commit."""
         side = self._sides.pop(task.partition)
         for name, way in side.ways.items():
+            way.dispatches.leave()
+            self._tell(way)
             self._close(side, name, way)
 
     def resume(self, task: Task) -> None:

@@ -490,3 +490,24 @@ def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have
     assert [each.count for each in life.dispatches.take_refusals()] == [1]
     life.commit()
     assert life.dispatches.take_refusals() == []
+
+
+def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_lost() -> None:
+    life = Life(Database())
+    life.commit([Click(0), Click(1, object()), Click(2), Click(3, object())])
+    life.commit([Click(1, object()), Click(2), Click(3, object())])  # the first was processed
+    life.begin([Click(3, object())])
+    life.end(written=False)
+    assert life.dispatches.take_refusals() == []  # they may come yet
+    rows = ways_of(life.database.outbox)["digits"]
+    life.changes = Changes()
+    assert life.dispatches.go_back(life.changes, rows) == [Click(2)]
+    (told,) = life.dispatches.take_refusals()
+    assert (told.count, told.unsent) == (2, True)
+    assert told.reason.startswith("a Click cannot be encoded: ")
+    life.commit([Click(2), Click(4, object())])
+    life.dispatches.leave()
+    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    life.commit()
+    life.dispatches.leave()
+    assert life.dispatches.take_refusals() == []
