@@ -272,6 +272,14 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def unspillable(app: str, stream: str, why: EventError) -> SpillError:
+    """What stops an app of which an event has to wait on disk and cannot be encoded."""
+    return SpillError(
+        f"an event of stream {stream!r} of app {app!r} finds no room in memory, for the stream "
+        f"feeds itself, and cannot be kept on disk: {why}. Check it where it is put"
+    )
+
+
 def is_signal(error: BaseException) -> bool:
     """Whether it tells code to end, rather than that this has failed; so do groups with such a one.
 

@@ -861,7 +861,8 @@ async def test_what_parallel_handlers_put_and_refuse_is_accounted_for() -> None:
 
 
 def spill_of(folder: Path | None, types: Any = Click) -> Spill:
-    return Spill(App("app").create_input_stream("clicks", key="user", types=types), folder)
+    app = App("app")
+    return Spill(app.name, app.create_input_stream("clicks", key="user", types=types), folder)
 
 
 def drained(spill: Spill) -> dict[int, list[Any]]:
@@ -906,6 +907,19 @@ def test_a_folder_that_takes_nothing_is_named_with_the_setting(tmp_path: Path) -
     with pytest.raises(SpillError, match=r"s4\.spill\.folder") as caught:
         spill.append(EventBatch("clicks", 0, [Click("joe")] * 1000))
     assert str(tmp_path / "missing") in str(caught.value)
+
+
+def test_an_event_that_cannot_be_kept_on_disk_is_named_with_its_stream_and_app() -> None:
+    spill = spill_of(None, types=(Click, Blob))
+    events = [Blob("joe", b""), Click("joe", 7), Click("ann", 2**64), Click("joe", 2**65)] * 200
+    with pytest.raises(SpillError) as caught:
+        spill.append(EventBatch("clicks", 0, events))
+    assert str(caught.value) == (
+        "an event of stream 'clicks' of app 'app' finds no room in memory, for the stream feeds "
+        "itself, and cannot be kept on disk: a Click cannot be encoded: can't serialize ints < "
+        "-2**63 or > 2**64 - 1. Check it where it is put"
+    )
+    spill.close()
 
 
 async def test_a_disk_that_is_full_stops_the_app_with_a_clear_error() -> None:

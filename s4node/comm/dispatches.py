@@ -36,7 +36,7 @@ from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
 from s4node.comm.lane import Kept, Lane
 from s4node.comm.outbox import Outbox, Refusal
-from s4node.errors import EventError, StateError
+from s4node.errors import EventError, StateError, unspillable
 from s4node.schema import EventType, TypeDecl, class_of
 from s4node.state.rows import OUTBOX, Changes, task_row
 
@@ -94,8 +94,8 @@ class Dispatches:
     """The lanes of ``outbox``, which sends what is committed only, with their rows in ``changes``.
 
     ``way`` names them in the database, of which ``read`` gives a row; ``clock`` gives Unix time in
-    ms. ``life`` is that of a way which may be forgotten and made anew. ``bytes`` is what all frames
-    take that are not committed at their receivers.
+    ms. ``life`` is that of a way which may be forgotten and made anew, ``app`` is named in errors.
+    ``bytes`` is what all frames take that are not committed at their receivers.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Dispatches:
         clock: Callable[[], int] = lambda: 0,
         read: Callable[[bytes], bytes | None] = lambda _: None,
         life: str = "",
+        app: str = "",
     ) -> None:
         self.outbox = outbox
         self.bytes = 0
@@ -115,6 +116,7 @@ class Dispatches:
         self._clock = clock
         self._read_row = read
         self._life = life
+        self._app = app
         self._versions: dict[int, TypeDecl] = {}
         self._spilled: deque[tuple[int, int]] = deque()  # rows, and how many events are in each
         self._tail: list[Any] = []
@@ -345,7 +347,8 @@ class Dispatches:
     # -- what finds no room in memory --------------------------------------------------------
 
     def spill(self, events: Sequence[Any]) -> None:
-        """Keep events that the task has put for itself, behind those that are kept already."""
+        """Keep events that the task has put for itself, behind those that are kept already; raises
+        SpillError if one cannot be encoded."""
         self._tail += events
         if len(self._tail) >= _SPILLED:
             self._spill()
@@ -354,7 +357,10 @@ class Dispatches:
         if not self._tail:
             return
         index = self._spilled[-1][0] + 1 if self._spilled else 0
-        data = self.outbox.frame(0, self._tail)
+        try:
+            data = self.outbox.frame(0, self._tail)
+        except EventError as error:
+            raise unspillable(self._app, self.outbox.stream, error) from error
         self._changes.put(self._row(_SPILL, _SPILL_AT.pack(index)), data)
         self._declare(self._changes.put)
         self._spilled.append((index, len(self._tail)))

@@ -273,7 +273,9 @@ class Exchange:
             emitter = self._outputs.senders[stream].emitters[consumer]
         else:
             outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = Dispatches(outbox, state.changes, name, now_ms, state.database.get, life)
+        dispatches = Dispatches(
+            outbox, state.changes, name, now_ms, state.database.get, life, self._app.name
+        )
         own = dispatches.restore(rows)
         if own:
             side.left[stream] = own

@@ -240,7 +240,7 @@ class Pipeline:
         else:
             named = self._config[keys.SPILL_FOLDER]
             folder = full_path(named, keys.SPILL_FOLDER.name) if named else None
-            spill = Spill(self._app.streams[stream], folder)
+            spill = Spill(self._app.name, self._app.streams[stream], folder)
             queue.overflow = spill
             self._spills.append(spill)
 

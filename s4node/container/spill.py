@@ -15,7 +15,7 @@ import struct
 import tempfile
 from pathlib import Path
 
-from s4node.errors import SpillError
+from s4node.errors import EventError, SpillError, unspillable
 from s4node.event import EventBatch, footprint
 from s4node.schema import EventType
 from s4node.stream import Stream
@@ -38,9 +38,10 @@ class _Tail:
 
 
 class Spill:
-    """The waiting batches of one stream, on disk."""
+    """The waiting batches of one stream of ``app``, on disk."""
 
-    def __init__(self, stream: Stream, folder: Path | None) -> None:
+    def __init__(self, app: str, stream: Stream, folder: Path | None) -> None:
+        self._app = app
         self._stream = stream
         self._folder = folder
         self._kinds: list[EventType] = list(stream.types)
@@ -57,7 +58,8 @@ class Spill:
         return self._write_at - self._read_at
 
     def append(self, batch: EventBatch) -> None:
-        """Put a batch behind the others; raises SpillError if the disk takes it not."""
+        """Put a batch behind the others; raises SpillError if the disk takes it not, or an event
+        cannot be encoded."""
         tail = self._tails.get(batch.partition)
         if tail is None:
             tail = self._tails[batch.partition] = _Tail(batch.partition, batch.offered_at)
@@ -80,7 +82,10 @@ class Spill:
         return batch
 
     def _write(self, tail: _Tail) -> None:
-        body = self._encode(tail.events)
+        try:
+            body = self._encode(tail.events)
+        except EventError as error:
+            raise unspillable(self._app, self._stream.name, error) from error
         head = _HEAD.pack(len(body), tail.partition, tail.offered_at, len(tail.events))
         data = memoryview(head + body)
         try:

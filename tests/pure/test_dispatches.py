@@ -14,7 +14,7 @@ from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
 from s4node.comm.dispatches import Dispatches, life_of, ways_of
 from s4node.comm.outbox import Outbox
-from s4node.errors import StateError
+from s4node.errors import SpillError, StateError
 from s4node.schema import EventType
 from s4node.state.rows import OUTBOX, Changes, task_row
 
@@ -79,7 +79,7 @@ class Life:
         rows = ways_of(database.outbox)
         assert rows.keys() <= {"digits"}
         self.dispatches = Dispatches(
-            outbox, self.changes, "digits", read=database.rows.get, life=life
+            outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
         )
         self.own = self.dispatches.restore(rows.get("digits", ()))
         self.leg = outbox.leg(ADDRESS)
@@ -511,3 +511,10 @@ def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_l
     life.commit()
     life.dispatches.leave()
     assert life.dispatches.take_refusals() == []
+
+
+def test_an_event_that_cannot_be_spilled_is_named_with_its_stream_and_app() -> None:
+    life = Life(Database())
+    life.dispatches.spill([Click(1), Click(2, object())])
+    with pytest.raises(SpillError, match=r"stream 'digits' of app 'counts' .* a Click cannot"):
+        life.begin()
