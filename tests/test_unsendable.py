@@ -1,4 +1,4 @@
-"""What an app puts on a stream and no frame can hold: its loss is told and counted."""
+"""What an app puts on a stream and cannot be sent: its loss is told and counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness import running, until
 from structlog.testing import capture_logs
 from test_nodes import nodes
 
-from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream
+from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,6 +168,53 @@ async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_cou
                 assert metric(first, "messages-unsendable") == 2
                 assert metric(first, "totals-messages-unsendable") == 2
     assert told(logs) == [("totals", TOO_LARGE)]
+
+
+class Name(Event):
+    friend: str
+
+
+class Tell(ProcessingElement):
+    out: OutputStream
+
+    def on_event(self, click: Click) -> None:
+        self.out.put(Name("joe"))
+        self.out.put(GenericEvent(friend="joe"))
+        self.out.put(GenericEvent(user=click.user))
+
+
+class Take(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+
+async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() -> None:
+    def telling() -> App:
+        app = App("telling")
+        tell = app.create_pe(Tell)
+        app.create_input_stream("clicks", tell, key="user")
+        tell.out = app.create_output_stream("names")
+        return app
+
+    def taking() -> App:
+        app = App("taking")
+        app.create_input_stream("names", app.create_pe(Take), key="user")
+        return app
+
+    with capture_logs() as logs:
+        async with running(taking(), {"s4.cluster.name": "east"}, partitions=2) as last:
+            consumers = {
+                "s4.stream.names.consumers": "east",
+                "s4.cluster.east.address": last.address,
+            }
+            async with running(telling(), consumers) as first, Client(first.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many([Click("joe"), Click("ann")])
+                await until(lambda: unsendable(first) == {("remoteSender", "names"): 4})
+                assert metric(first, "messages-unsendable") == 4
+    ((stream, reason),) = told(logs)
+    assert stream == "names"
+    assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
 
 
 async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
