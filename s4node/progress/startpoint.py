@@ -3,8 +3,8 @@
 Rules
 - An offset is a whole number from 0 on; each event of a partition has its own, in order. What is
   to be read next is a position: the offset of the next event, which may not exist yet.
-- Its number is one that frames and databases hold: what is greater is told where the startpoint is
-  made or read, not by a start that cannot ask for it.
+- Its number, or time, is one that frames and databases hold: what is none is told where the
+  startpoint is made or read, not by a start that cannot ask for it.
 - A startpoint is a wish; the input turns it into an offset, or says why it cannot.
 """
 
@@ -19,17 +19,15 @@ from s4node.errors import StartpointError
 LARGEST = (1 << 62) - 1
 """The largest offset or time there is: that of the wire."""
 
-Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
-
 I_contra = TypeVar("I_contra", contravariant=True)
 O_co = TypeVar("O_co", covariant=True)
 I = TypeVar("I")  # noqa: E741 - what a visitor is given beside the startpoint
 O = TypeVar("O")  # noqa: E741 - what it makes of it
 
 
-def _check(what: str, number: int) -> None:
-    if abs(number) > LARGEST:
-        raise StartpointError(f"{what} {number} is none; the largest is {LARGEST}")
+def _check(what: str, number: int, least: int) -> None:
+    if not least <= number <= LARGEST:
+        raise StartpointError(f"{what} {number} is none; they go from {least} to {LARGEST}")
 
 
 class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
@@ -71,10 +69,10 @@ class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
     """The first event that was appended at or after ``millis`` (Unix time); else what comes."""
 
-    millis: Number
+    millis: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
     def __post_init__(self) -> None:
-        _check("timestamp", self.millis)
+        _check("timestamp", self.millis, -LARGEST)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         """What the visitor makes of it."""
@@ -84,10 +82,10 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event of this offset."""
 
-    offset: Number
+    offset: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
     def __post_init__(self) -> None:
-        _check("offset", self.offset)
+        _check("offset", self.offset, 0)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         """What the visitor makes of it."""
