@@ -300,6 +300,27 @@ async def test_sessions_on_a_disk_that_took_no_sign_of_life_do_not_end_each_othe
     assert events_of(logs) == ["cannot give signs of life"] * 2
 
 
+async def test_who_seldom_gives_a_sign_of_life_tries_before_it_judges_those_who_often_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        FolderCoordination(folder, session_timeout=60).session("slow") as slow,
+        FolderCoordination(folder, session_timeout=1).session("quick") as quick,
+    ):
+        await trio.sleep(0.3)
+        with monkeypatch.context() as disk:
+
+            def refuse(_: SessionFile) -> None:
+                raise OSError(errno.EROFS, "Read-only file system")
+
+            disk.setattr(SessionFile, "beat", refuse)
+            await until(lambda: quick.doubtful)
+            await trio.sleep(1.5)
+        await until(lambda: not quick.doubtful or quick.lost.is_set())
+        assert not quick.lost.is_set()
+        assert not slow.lost.is_set()
+
+
 async def test_who_can_give_no_sign_of_life_is_in_doubt_before_others_end_its_session(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ Rules
   ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
   folder that may not be entered) is waited out. It is told once, and when it is over.
 - Who gives no sign of life for half its timeout, because it stands still or the disk takes none, is
-  in doubt until it has given one and read that its session is still there. It does not judge by the
-  silence of others either: the same disk may keep them from speaking.
+  in doubt until it has given one and read that its session is still there.
+- Who judges by the silence of others has just spoken: the disk that keeps them from it may be ours.
+  It tries from a while before their time is over, for they need as long to speak again.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.05
 """How often a session looks for changes and for others that died."""
+
+_BEATS = 5
+"""How many signs of life a session gives while its timeout lasts."""
 
 _CLOSING_SECONDS = 2.0
 _SESSIONS = "sessions"
@@ -233,17 +237,21 @@ class FolderSession:
     async def beat(self) -> None:
         """Give signs of life; apart from looking, which may have to wait for others."""
         while not self.lost.is_set():
-            self._asleep = self.doubtful
-            try:
-                self._file.beat()
-            except OSError as error:
-                self._mute = True
-                self._tell("give signs of life", _unusable(self._file.path, error))
-            else:
-                self._mute = False
-                self._beaten = time.monotonic()
-                self._tell("give signs of life", "")
-            await trio.sleep(self.timeout / 5)
+            self._speak()
+            await trio.sleep(self.timeout / _BEATS)
+
+    def _speak(self) -> None:
+        """Give a sign of life, if the disk takes one."""
+        self._asleep = self.doubtful
+        try:
+            self._file.beat()
+        except OSError as error:
+            self._mute = True
+            self._tell("give signs of life", _unusable(self._file.path, error))
+        else:
+            self._mute = False
+            self._beaten = time.monotonic()
+            self._tell("give signs of life", "")
 
     def _tell(self, what: str, trouble: str) -> None:
         """Log once what it cannot do, and that it can again where ``trouble`` is empty."""
@@ -293,14 +301,20 @@ class FolderSession:
         if self._stale:
             await self._read_sessions(now)
             self._stale = False
-        if self._mute:
-            over = [id_ for id_, other in self._others.items() if other.dead_unheard()]
-        else:
-            over = [id_ for id_, other in self._others.items() if other.over(now)]
-        for id_ in over:
+        for id_ in () if self.lost.is_set() else self._over(now):
             await self._attempt(partial(_end_session, self._tree, self._folder, id_))
             self._others.pop(id_).close()
             self._wake()
+
+    def _over(self, now: float) -> list[str]:
+        """The sessions that are to be ended: of those that died, or are silent while we speak."""
+        if not self._mute:
+            over = [id_ for id_, other in self._others.items() if other.over(now)]
+            if any(other.lapse > 1 - 1 / _BEATS for other in self._others.values()):
+                self._speak()
+        if self._mute:
+            over = [id_ for id_, other in self._others.items() if other.dead_unheard()]
+        return over
 
     def _check_folder(self) -> None:
         try:

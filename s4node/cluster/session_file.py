@@ -65,6 +65,11 @@ class SeenFile:
         """Whether the owner is dead, or silent for longer than its timeout."""
         return self.dead() or self._silence(now) > self._timeout
 
+    @property
+    def lapse(self) -> float:
+        """Which part of its timeout the owner was silent when that was asked for last."""
+        return (self._looked - self._since) / self._timeout
+
     def dead_unheard(self) -> bool:
         """Whether the owner is dead; its silence until now will not count, and is not asked for."""
         self._looked = float("-inf")
