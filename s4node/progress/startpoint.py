@@ -19,6 +19,8 @@ from s4node.errors import StartpointError
 LARGEST = (1 << 62) - 1
 """The largest offset or time there is: that of the wire."""
 
+Offset = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
 I_contra = TypeVar("I_contra", contravariant=True)
 O_co = TypeVar("O_co", covariant=True)
 I = TypeVar("I")  # noqa: E741 - what a visitor is given beside the startpoint
@@ -82,7 +84,7 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event of this offset."""
 
-    offset: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+    offset: Offset
 
     def __post_init__(self) -> None:
         _check("offset", self.offset, 0)
