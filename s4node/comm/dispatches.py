@@ -7,15 +7,11 @@ Rules
   anything that came later.
 - A frame may leave when a commit that holds it is written. It stays, and so does its row, until the
   owner of the partition has committed it; the row goes with the sender's next commit.
-- An event that cannot be sent is told of when a commit is written that would have held it: not that
-  of a task which goes back, and which puts it again, or not.
 - An earlier life's frames are sent as they are, under their numbers, and told of by the types that
   they were written with.
 - What the task has put for itself waits in its own stage. It is saved with each commit as it is
   then, and given back after a restart. What finds no room there is spilled into rows at once, and
   comes back in order.
-- What of it cannot be saved is in memory only, and is told of when it is lost: the task goes back,
-  or another goes on for it.
 - Of a stream that leads to another app nobody knows the partitions before that has answered. They
   are kept then; what was put before is saved as what the task has put for itself.
 - A way that may be forgotten and made anew has a name of its life beside its rows. Rows of another
@@ -27,7 +23,6 @@ from __future__ import annotations
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -36,6 +31,7 @@ from s4node.comm import frame as wire
 from s4node.comm.decoder import FrameDecoder
 from s4node.comm.lane import Kept, Lane
 from s4node.comm.outbox import Outbox, Refusal
+from s4node.comm.unsent import Unsent
 from s4node.errors import EventError, StateError, unspillable
 from s4node.schema import EventType, TypeDecl, class_of
 from s4node.state.rows import OUTBOX, Changes, task_row
@@ -132,11 +128,8 @@ class Dispatches:
         self._saved = 0  # of the events that wait for the partitions to be known
         self._learns = not outbox.lanes  # from the answer of who consumes the stream
         self._learned = False
-        self._refusals: list[Refusal] = []  # to be told
-        self._unsent: Refusal | None = None  # of what the commit under way would have held
-        self._unsent_since: Refusal | None = None
-        self._unsaved_own: Refusal | None = None  # by the last commit that was written
-        self._unsaving: Refusal | None = None  # by the one under way
+        self.unsent = Unsent()
+        self._refusals: list[Refusal] = []  # of those who were to get events
         self._cuts_commit = False  # frames are being made of what the commit under way holds
         outbox.on_refusal = self._refused
         outbox.on_settled = self._settled
@@ -221,7 +214,7 @@ class Dispatches:
                 answer = self.outbox.answer.partitions, self.outbox.answer.routing
                 self._changes.put(self._row(_LANES, b""), _encode(answer))
         self._spill()
-        self._unsent, self._unsent_since = self._unsent_since, None
+        self.unsent.begin()
         lanes = self.outbox.lanes
         self._leaving = {at: lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
@@ -229,7 +222,6 @@ class Dispatches:
         self._waiting.clear()
         self._own = list(own)
         self._own_at = 0
-        self._unsaving = None
 
     def encode(self) -> bool:
         """Encode a part of what the commit under way holds; False if nothing of it is left."""
@@ -254,9 +246,8 @@ class Dispatches:
         """The commit has been written, and its frames may leave; or it has failed."""
         self._own = []
         leaving, self._leaving = self._leaving, {}
-        unsent, self._unsent = self._unsent, None
+        self.unsent.end(written=written)
         if not written:
-            self._unsent_since = _together(unsent, self._unsent_since)
             self._waiting |= self._taken.keys()
             self._cut_since |= leaving.keys()
             self._taken.clear()
@@ -264,29 +255,18 @@ class Dispatches:
             return
         for at, end in leaving.items():
             self.outbox.lanes[at].released = end
-        if unsent is not None:
-            self._refusals.append(unsent)
-        self._unsaved_own = self._unsaving
-
-    def leave(self) -> None:
-        """What is in memory only is lost: whoever goes on has the rows."""
-        if self._unsaved_own is not None:
-            self._refusals.append(self._unsaved_own)
-            self._unsaved_own = None
 
     def take_refusals(self) -> list[Refusal]:
-        """What was refused since the last call, and what could not be sent up to the last commit,
-        with the reason of the first."""
-        taken, self._refusals = self._refusals, []
-        return taken
+        """What others have refused since the last call, and what is to be told of what could not be
+        sent to them."""
+        refused, self._refusals = self._refusals, []
+        return refused + self.unsent.taken()
 
     def _refused(self, refusal: Refusal) -> None:
-        if not refusal.unsent:
-            self._refusals.append(refusal)
-        elif self._cuts_commit:
-            self._unsent = _together(self._unsent, refusal)
+        if refusal.unsent:
+            self.unsent.add(refusal, of_commit=self._cuts_commit)
         else:
-            self._unsent_since = _together(self._unsent_since, refusal)
+            self._refusals.append(refusal)
 
     def _cut(self, lane: Lane, count: int, *, of_commit: bool = False) -> None:
         """Make frames of the next ``count`` events that wait in a lane."""
@@ -317,8 +297,7 @@ class Dispatches:
         del self._own[: outbox.max_frame_events]
         for events in _encoded(share, outbox):
             if isinstance(events, EventError):
-                refusal = Refusal(outbox.stream, -1, -1, str(events), unsent=True)
-                self._unsaving = _together(self._unsaving, refusal)
+                self.unsent.add_own(Refusal(outbox.stream, -1, -1, str(events), unsent=True))
                 continue
             self._changes.add(self._row(_OWN, _OWN_AT.pack(self._own_at)), events)
             self._own_at += 1
@@ -420,12 +399,11 @@ class Dispatches:
         written; returns what the task has put for itself."""
         self._changes = changes
         rows = self._ours(rows)
-        self.leave()
+        self.unsent.go_back()
         self.outbox.cut_back()
         for each in (self._waiting, self._taken, self._cut_since, self._leaving, self._rows):
             each.clear()
         self._own.clear()
-        self._unsent = self._unsent_since = None
         self._saved = 0
         self.forget_spilled()
         self._learned = False
@@ -581,13 +559,6 @@ def _data_of(data: bytes) -> wire.Frame:
     if not isinstance(frame, wire.Frame):
         raise StateError(f"a saved frame cannot be read: {frame.reason}")
     return frame
-
-
-def _together(first: Refusal | None, further: Refusal | None) -> Refusal | None:
-    """Both as one, with the reason of the first."""
-    if first is None or further is None:
-        return first or further
-    return replace(first, count=first.count + further.count)
 
 
 def _encoded(events: list[Any], outbox: Outbox) -> Iterator[bytes | EventError]:

@@ -211,7 +211,7 @@ class Exchange:
         """Another container goes on for a task, with the rows of its last commit."""
         side = self._sides.pop(task.partition)
         for name, way in side.ways.items():
-            way.dispatches.leave()
+            way.dispatches.unsent.leave()
             self._tell(way)
             self._close(side, name, way)
 

@@ -506,10 +506,10 @@ def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_l
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.dispatches.leave()
+    life.dispatches.unsent.leave()
     assert [each.count for each in life.dispatches.take_refusals()] == [1]
     life.commit()
-    life.dispatches.leave()
+    life.dispatches.unsent.leave()
     assert life.dispatches.take_refusals() == []
 
 

@@ -31,7 +31,7 @@ PURE = [
     "comm.forwarder", "comm.outgoing",
     "comm.admission", "comm.answers", "comm.durable", "comm.producer_lane", "comm.coalescer",
     "comm.decoder",
-    "comm.dispatches", "comm.reading", "comm.seldom", "comm.subscriber",
+    "comm.dispatches", "comm.reading", "comm.seldom", "comm.subscriber", "comm.unsent",
     "container.gate", "container.chooser", "container.grouper", "container.broadcast",
     "container.mixed",
     "container.binding", "container.intake", "container.model", "container.pace",
