@@ -283,6 +283,54 @@ async def test_an_event_that_is_too_large_to_be_passed_on_counts_where_it_came_t
         assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
 
 
+async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the_app_is(
+    tmp_path: Path,
+) -> None:
+    begun: list[str] = []
+    gates = {words: trio.Event() for words in ("own", "sent")}
+
+    class Held(ProcessingElement):
+        async def on_event(self, click: Click) -> None:
+            begun.append(click.words)
+            await gates[click.words].wait()
+
+    class Echo(ProcessingElement):
+        clicks: Stream
+
+        def on_event(self, click: Click) -> None:
+            self.clicks.put(Click(click.words, "own"))
+
+    def echoing() -> App:
+        app = App("echoing")
+        echo = app.create_pe(Echo)
+        app.create_input_stream("echoes", echo, key="user")
+        echo.clicks = app.create_input_stream("clicks", app.create_pe(Held), key="user")
+        return app
+
+    async with nodes(tmp_path, echoing, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            echoes, stream = await client.stream("echoes"), await client.stream("clicks")
+            stream.read_as()
+            home = stream._outbox._only.partition  # type: ignore[union-attr]
+            here, there = both if home in both[0].tasks else reversed(both)
+            near, far = (
+                next(u for u in USERS if one.partitioner.partition_of(u) in one.tasks)
+                for one in (here, there)
+            )
+            await echoes.send(Click(near, far))
+            await until(lambda: begun == ["own"])
+            await stream.send(JsonText(msgspec.json.encode({"user": far, "words": "sent"})))
+            await until(lambda: there.statistics().inputs["clicks"].forwarded == 2)
+            gates["own"].set()
+            await until(lambda: begun == ["own", "sent"])
+            with trio.move_on_after(0.5) as early:
+                await stream.flush()
+            assert early.cancelled_caught
+            gates["sent"].set()
+            assert await stream.flush() == []
+
+
 async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path) -> None:
     async with nodes(tmp_path, words, 2) as (all_nodes, _):
         async with Client(all_nodes.containers["n0"].address) as client:

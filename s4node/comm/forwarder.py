@@ -55,6 +55,10 @@ class Forwarder:
         self._carried.setdefault(batch.partition, deque()).append(_Carried(batch))
         self.outbox.extend_lane(batch.partition, batch.events)
 
+    def behind(self, partition: int) -> bool:
+        """Whether events for a partition are still on their way."""
+        return bool(self._carried.get(partition))
+
     @property
     def passed_on(self) -> PassedOn:
         """What others count, since the start."""

@@ -68,9 +68,9 @@ class Drain:
         ]
         if self._members is not None:
             found += [
-                f"other members to process {way.unsettled} events of stream {stream!r}"
-                for stream, way in self._members.ways.items()
-                if way.unsettled
+                f"other members to process {unsettled} events of stream {stream!r}"
+                for stream in self._members.ways
+                if (unsettled := self._members.unsettled(stream))
             ]
         for task in self._tasks.values():
             depth = sum(stage.depth for stage in task.backlog.stages.values())

@@ -1,10 +1,10 @@
 """A member's part towards the other members of its app: what goes to their partitions.
 
 Rules
-- Each stream has one way to the others, with a lane for each partition. A lane whose partition has
-  come to us leads to ourselves until what is in it has arrived, so that nothing overtakes it.
-- What came from a producer is done when the owner has ruled on it; what the app itself has put
-  goes through the ``sender`` stage of its stream.
+- Each stream has a way to the others for what the app itself has put, through the ``sender`` stage
+  of the stream. An input has another one, for what came from producers: that is done when the owner
+  has ruled on it. Each way has a lane for each partition. A lane whose partition has come to us
+  leads to ourselves until what is in it has arrived, so that nothing overtakes it.
 - Members that stop together go on taking what they still send each other, until all is quiet.
 """
 
@@ -31,6 +31,9 @@ from s4node.event import EventBatch
 from s4node.executors.policy import SENDER
 from s4node.executors.stage import StageStatistics
 from s4node.stream import InputStream, OutputStream, Stream
+
+_CARRIER = "carrier"
+"""How the names of producers end that carry what others have sent."""
 
 _QUIET_SECONDS = 0.25
 """How long a stopping member goes on taking what the others of its cluster still send to it."""
@@ -76,13 +79,17 @@ class Members:
         self._on_refused = on_refused
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
-                self.ways[stream.name] = self._way(stream)
+                stage = pipeline.sender(stream.name, remote=False)
+                self.ways[stream.name] = Outgoing(stage, self._outbox(stream, self._producer))
+            if isinstance(stream, InputStream):
+                outbox = self._outbox(stream, f"{self._producer}-{_CARRIER}")
+                self._forwarders[stream.name] = Forwarder(outbox)
 
-    def _way(self, stream: Stream) -> Outgoing:
-        """The outbox that carries ``stream`` to the partitions of the other members."""
+    def _outbox(self, stream: Stream, producer: str) -> Outbox:
+        """One that carries ``stream`` to the partitions of the other members."""
         outbox = Outbox(
             stream.name,
-            self._producer,
+            producer,
             self._incarnation,
             types=[kind.cls for kind in stream.types],
             headers={wire.CLUSTER: self._config[settings.CLUSTER_NAME]},
@@ -91,13 +98,12 @@ class Members:
         )
         outbox.open_lanes(self._partitions, wire.ROUTED)
         self.emitter.add(outbox)
-        if isinstance(stream, InputStream):
-            self._forwarders[stream.name] = Forwarder(outbox)
-        return Outgoing(self._pipeline.sender(stream.name, remote=False), outbox)
+        return outbox
 
     def assign(self, view: View, ours: Collection[int]) -> None:
         """Lead the ways to where the partitions are now; ``ours`` are run here."""
-        for way in self.ways.values():
+        ways: list[Outgoing | Forwarder] = [*self.ways.values(), *self._forwarders.values()]
+        for way in ways:
             owners = [
                 "" if partition in ours and not way.behind(partition) else owner
                 for partition, owner in enumerate(view.owners)
@@ -106,9 +112,21 @@ class Members:
 
     # -- events on their way -----------------------------------------------------------------
 
+    def carries(self, stream: str, partition: int) -> bool:
+        """Whether earlier events of producers for a partition of ours are still on their way over
+        the socket."""
+        forwarder = self._forwarders.get(stream)
+        return forwarder is not None and forwarder.behind(partition)
+
     def is_behind(self, stream: str, partition: int) -> bool:
-        """Whether earlier events for a partition of ours are still on their way over the socket."""
+        """The same of what the app has put."""
         return self.ways[stream].behind(partition)
+
+    def unsettled(self, stream: str) -> int:
+        """Events of a stream on which their owners have not ruled."""
+        forwarder = self._forwarders.get(stream)
+        carried = 0 if forwarder is None else forwarder.outbox.unsettled
+        return self.ways[stream].unsettled + carried
 
     def forward(self, batch: EventBatch) -> None:
         """Take what a producer has sent for a partition that another member runs."""
@@ -143,10 +161,9 @@ class Members:
         for way in self.ways.values():
             for refusal in way.outbox.take_refusals():
                 self._on_refused(SENDER, refusal)
-            if way.outbox.error:
-                raise S4Error(
-                    f"stream {way.outbox.stream!r} to the other members: {way.outbox.error}"
-                )
+        for outbox in self.emitter.outboxes:
+            if outbox.error:
+                raise S4Error(f"stream {outbox.stream!r} to the other members: {outbox.error}")
 
     # -- stopping ----------------------------------------------------------------------------
 
@@ -156,7 +173,7 @@ class Members:
             before = partitions.processed
             with trio.move_on_after(_QUIET_SECONDS):
                 await trio.sleep_forever()
-            unsettled = any(way.unsettled for way in self.ways.values())
+            unsettled = any(self.unsettled(stream) for stream in self.ways)
             waiting = not loop.idle or partitions.waiting
             if partitions.processed == before and not waiting and not unsettled:
                 return

@@ -200,7 +200,7 @@ class Partitions:
         partition = batch.partition
         task = self.tasks.get(partition)
         arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
-        if task is not None and (arrived or not self._is_behind(batch.stream, partition)):
+        if task is not None and (arrived or not self._is_carried(batch.stream, partition)):
             task.backlog.offer(batch)
             self._loop.add(task)
         else:
@@ -240,8 +240,13 @@ class Partitions:
             log.warning("events that the app has put were dropped; further ones are only counted",
                         stream=stream, events=count)  # fmt: skip
 
+    def _is_carried(self, stream: str, partition: int) -> bool:
+        """Whether earlier events of producers for a partition of ours are still on their way over
+        the socket."""
+        return self._members is not None and self._members.carries(stream, partition)
+
     def _is_behind(self, stream: str, partition: int) -> bool:
-        """Whether earlier events for a partition of ours are still on their way over the socket."""
+        """The same of what the app has put."""
         return self._members is not None and self._members.is_behind(stream, partition)
 
     def _deliver(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
