@@ -25,7 +25,7 @@ from s4node.errors import CheckpointError, ConfigError
 from s4node.ops.job import Job, Where, find_job, tell_damaged
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
-from s4node.progress.startpoint import Offset
+from s4node.progress.startpoint import Number
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.state import epochs
 from s4node.state.job import progress_of, replace, shipped_to, task_folder
@@ -159,8 +159,8 @@ def _tasks(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
 class _Offset(msgspec.Struct):
     system: str
     stream: str
-    partition: Offset
-    offset: Offset
+    partition: Number
+    offset: Number
 
 
 class _Task(msgspec.Struct):

@@ -19,7 +19,7 @@ from s4node.errors import StartpointError
 LARGEST = (1 << 62) - 1
 """The largest offset or time there is: that of the wire."""
 
-Offset = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 I_contra = TypeVar("I_contra", contravariant=True)
 O_co = TypeVar("O_co", covariant=True)
@@ -71,7 +71,7 @@ class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
     """The first event that was appended at or after ``millis`` (Unix time); else what comes."""
 
-    millis: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+    millis: Number
 
     def __post_init__(self) -> None:
         _check("timestamp", self.millis, -LARGEST)
@@ -84,7 +84,7 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event of this offset."""
 
-    offset: Offset
+    offset: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
     def __post_init__(self) -> None:
         _check("offset", self.offset, 0)
