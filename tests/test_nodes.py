@@ -459,7 +459,8 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
             (staying,) = [one for one in all_nodes.containers.values() if home in one.tasks]
             (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
             there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-            way = staying.members.ways["words" if on_its_way == "inside" else "clicks"]
+            members, name = staying.members, "words" if on_its_way == "inside" else "clicks"
+            way = (members.ways if on_its_way == "inside" else members._forwarders)[name]
             if on_its_way == "forwarded":
                 texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
                 await stream.send_many(texts)
@@ -472,7 +473,7 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
             await until(lambda: len(staying.tasks) == 8)
             may_go.set()
             assert await stream.flush() == []
-            await until(lambda: not way.unsettled)
+            await until(lambda: not members.unsettled(name))
         assert all_nodes.state("Patient") == dict.fromkeys(USERS, 20)
 
 
