@@ -16,7 +16,9 @@ import errno
 import io
 import json
 import os
+import select
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -75,7 +77,9 @@ def discard() -> None:
 class _Output(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # somebody has made it non-blocking
+                select.select([], [self], [])
+            return written
         except OSError as error:
             error.filename = _OUTPUT
             raise
@@ -83,10 +87,10 @@ class _Output(io.FileIO):
 
 class _Messages(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
+        with suppress(OSError):
+            if (written := super().write(data)) is not None:
+                return written
+        return memoryview(data).nbytes
 
 
 def _text(file: io.FileIO, before: TextIO | None) -> TextIO:

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
 
@@ -97,12 +98,15 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
 async def _end_with_reader() -> None:
     """Raises when nobody reads our output any longer, though none comes.
 
-    Only a pipe tells: its writing end becomes readable with an error when its last reader closes.
+    Only a pipe tells: its writing end has an error from when its last reader closes on.
     """
     output = sys.stdout.fileno()
     if stat.S_ISFIFO(os.fstat(output).st_mode):
         await trio.lowlevel.wait_readable(output)
-        raise stdio.unread()
+        poll = select.poll()
+        poll.register(output, 0)
+        if poll.poll(0):  # not where it is open for reading, too, and we read ourselves
+            raise stdio.unread()
 
 
 def _words(value: object) -> str:
