@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from inspect import get_annotations
 from typing import Any
 
@@ -31,6 +32,7 @@ Fields = tuple[tuple[str, str], ...]
 _encode = msgspec.msgpack.Encoder().encode
 _raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _anything = msgspec.msgpack.Decoder().decode
+_scalar = msgspec.msgpack.Decoder(int | float | bool | None).decode
 
 
 class ElementCodec:
@@ -115,11 +117,14 @@ class ElementCodec:
             version, *values = _raw_list(data)
             fields = self.versions[_anything(version)]
             saved = dict(zip((name for name, _ in fields), values, strict=True))
-            plain = {name: _anything(raw) for name, raw in saved.items()}
         except (msgspec.MsgspecError, ValueError, IndexError, TypeError) as error:
             raise self._unread(key, str(error)) from error
         if self._migrate is None or fields == self.fields:
-            return {name: self._value(key, name, raw, plain[name]) for name, raw in saved.items()}
+            return {name: self._value(key, name, raw) for name, raw in saved.items()}
+        try:
+            plain = {name: _anything(raw) for name, raw in saved.items()}
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise self._unread(key, str(error)) from error
         migrated = self._migrate(plain)
         try:
             return {
@@ -131,13 +136,13 @@ class ElementCodec:
                 f"its attributes"
             ) from error
 
-    def _value(self, key: Any, name: str, raw: Any, plain: Any) -> Any:
-        """A value that was saved; ``plain`` is what its bytes say without a type."""
+    def _value(self, key: Any, name: str, raw: Any) -> Any:
+        """A value that was saved."""
         try:
             return self._decoders[name](raw)
         except msgspec.MsgspecError as error:
-            if plain is None or type(plain) in (bool, int, float):
-                return plain
+            with suppress(msgspec.MsgspecError):
+                return _scalar(raw)
             declared = dict(self.fields)[name]
             raise self._unread(
                 key,

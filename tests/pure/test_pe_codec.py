@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from s4node import App, GenericEvent, ProcessingElement
 from s4node.errors import GraphError, StateError
@@ -170,6 +171,25 @@ def test_values_that_are_no_more_than_annotated_otherwise_come_back_as_they_were
     ElementCodec(New, [OLD, version]).restore(restored, data)
     assert (restored.count, restored.name) == (value, value)
     assert (type(restored.count), type(restored.name)) == (type(value), type(value))
+
+
+class Corner(Struct, frozen=True):
+    x: int
+
+
+def test_keys_that_only_their_type_makes_of_bytes_come_back_beside_a_new_attribute() -> None:
+    class Before(ProcessingElement):
+        seen: dict[Corner, int] = {}  # noqa: RUF012
+
+        def on_event(self, event: GenericEvent) -> None: ...
+
+    class After(Before):
+        name: str = "?"
+
+    data = ElementCodec(Before).encode(instance(Before, seen={Corner(1): 2}))
+    restored = instance(After)
+    ElementCodec(After, [ElementCodec(Before).fields]).restore(restored, data)
+    assert (restored.seen, restored.name) == ({Corner(1): 2}, "?")
 
 
 @pytest.mark.parametrize("value", ["5", b"5", [5], {"a": 5}])
