@@ -80,6 +80,7 @@ class Forwarder:
 
     def _refused(self, refusal: Refusal) -> None:
         """The owner did not process events, or one could not be sent at all."""
+        assert refusal.partition >= 0, "what is passed on has a lane from the beginning"
         lane = self.outbox.lanes[refusal.partition]
         if refusal.unsent:
             self._unsent(lane, refusal.reason)

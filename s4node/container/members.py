@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import trio
@@ -190,9 +191,20 @@ class Members:
         return {name: forwarder.passed_on for name, forwarder in self._forwarders.items()}
 
     def statistics(self) -> Iterator[StageStatistics]:
-        """The ``sender`` stages."""
-        for way in self.ways.values():
-            yield way.statistics()
+        """The ``sender`` stages; what is carried for producers waits there, too."""
+        for stream, way in self.ways.items():
+            told = way.statistics()
+            forwarder = self._forwarders.get(stream)
+            if forwarder is None:
+                yield told
+                continue
+            carried = forwarder.outbox
+            yield replace(
+                told,
+                depth=told.depth + carried.pending,
+                bytes=told.bytes + carried.pending_bytes,
+                in_flight=told.in_flight + carried.in_flight,
+            )
 
 
 def told(view: View, address: str) -> wire.Headers:
