@@ -234,6 +234,42 @@ async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
     assert container.statistics().replay.left_out == {}
 
 
+async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_come(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Timed(Counts):
+        def on_init(self) -> None:
+            timed = self.create_pe(SpoilsInTime)
+            timed.set_timer_interval(0.2)
+            self.create_input_stream("clicks", timed, key="user", system="memory")
+
+    async def feed() -> None:
+        while True:
+            system.put("clicks", 0, Click("joe"))
+            await trio.sleep(0.005)
+
+    system.create("clicks", 1)
+    settings["task.commit.ms"] = "20"
+    with pytest.raises(NotSaveable):
+        async with running(Timed(), settings, partitions=1) as container:
+            await feed()
+    assert container.statistics().replay.left_out == {}
+
+
+async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    for n in range(300):
+        system.put("clicks", 0, Click(f"user-{n}", n, n >= 10))
+    settings["task.commit.ms"] = "300"
+    async with running(Counts(AsyncSpoils, 4, 1), settings, partitions=1) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == 300)
+        assert container.statistics().replay.left_out == {"clicks": 290}
+
+
 class SpoilsAtOnce(Count):
     def on_create(self) -> None:
         self.clicks = 2**70
@@ -511,6 +547,40 @@ class Hops(App):
         self.hops = self.create_stream("hops", self.create_pe(Second), key="page")
 
 
+class Late(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Hop) -> None:
+        await trio.lowlevel.checkpoint()
+        self.clicks += 2**70 if event.bad else 1
+
+
+@pytest.mark.parametrize("handlers", [1, 4])
+async def test_what_is_spoiled_behind_a_stream_of_the_app_is_found_before_the_inputs_end(
+    system: MemorySystem, settings: dict[str, str], handlers: int
+) -> None:
+    class Hopping(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(First), key="user", system="memory")
+            self.hops = self.create_stream("hops", self.create_pe(Late), key="page")
+            self.hops.set_parallelism(handlers)
+
+    clicks = fill(system, 300, lambda n: n % 25 == 3)
+    bad = sum(click.bad for click in clicks)
+    for partition in range(2):
+        system.end("clicks", partition)
+    settings |= {"s4.stream.hops.onError": "skip", "task.commit.ms": "5"}
+    async with running(Hopping("hopping"), settings, partitions=2) as container:
+        await container._stopping.wait()
+    assert container.statistics().replay.left_out == {"hops": bad}
+    pages = sum(
+        instance.clicks
+        for task in container.tasks.values()
+        for instance in task.instances["Late"].values()
+    )
+    assert pages == len(clicks) - bad
+
+
 @pytest.mark.parametrize("where", PLACES)
 async def test_events_fail_behind_a_stream_of_the_app_and_nothing_else_counts_twice_or_not_at_all(
     system: MemorySystem, settings: dict[str, str], where: str
@@ -628,6 +698,36 @@ async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
         graveyard.come_back()
         await until(lambda: progress.committed == 3)
         assert counted(container) == {"joe": 2}
+
+
+async def test_so_does_the_commit_before_the_end_of_the_inputs(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    graveyard = fresh("another graveyard")
+    graveyard.create("dead", 1)
+    fill(system, 0, None, partitions=1)
+    system.put("clicks", 0, Click("joe", 0))
+    settings |= {
+        "systems.graveyard.type": "input_systems:memory",
+        "systems.graveyard.address": "another graveyard",
+        "s4.stream.clicks.onError": "dead-letter",
+        "task.dead.letter.stream": "graveyard.dead",
+        "task.commit.ms": "100",
+    }
+    async with running(Counts(), settings) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == 1)
+        graveyard.go_away()
+        system.put("clicks", 0, Click("joe", 1, True))
+        system.end("clicks", 0)
+        await until(lambda: container.tasks[0].letters_wait)
+        await trio.sleep(0.05)  # in which it could commit many times
+        assert progress[0][ssp(0)].committed == 1
+        assert not container.tasks[0].gate.end_told
+        graveyard.come_back()
+        await container._stopping.wait()
+    assert progress[0][ssp(0)].committed == 2
 
 
 # -- what cannot be -------------------------------------------------------------------------------

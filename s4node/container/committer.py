@@ -487,6 +487,8 @@ class Committer:
     async def _written(self, kept: _Kept, what: TaskProgress) -> None:
         """State or offsets, or both, are safe."""
         self.commits += 1
+        if kept.task.isolation is not None:
+            kept.task.isolation.culprits.written()
         offsets, consumed, producers = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
         kept.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(kept.checkpoint)

@@ -405,7 +405,11 @@ class Container:
         self._make_tasks(durable)
         if self.replay is not None:
             self.quiescence = Quiescence(
-                self.loop, self.partitions.tasks, self.replay.committer, self.replay.exchange
+                self.loop,
+                self.partitions.tasks,
+                self.replay.committer,
+                self.replay.exchange,
+                undoes=self.replay.recovery.undoes,
             )
         self.ownership = Ownership(
             app,

@@ -113,6 +113,7 @@ class Culprits:
         self._numbered: dict[str, dict[int, Fault]] = {}
         self._own: dict[str, dict[int, Fault]] = {}
         self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
+        self._going: list[tuple[Place, Fault]] = []  # of its own, by the commit that is written
 
     def add(self, place: Place, fault: Fault) -> None:
         """An event is one of them from now on."""
@@ -168,14 +169,20 @@ class Culprits:
         number = batch.number
         return {i: numbers[n] for i in range(len(batch.events)) if (n := number(i)) in numbers}
 
-    def committed(self) -> None:
-        """A commit is taken: what was left out of the task's own events will not come again."""
+    def taken(self) -> None:
+        """A commit is taken."""
+        self._going += self._gone
         self._gone.clear()
+
+    def written(self) -> None:
+        """It is written: what was left out of the task's own events will not come again."""
+        self._going.clear()
 
     def going_back(self, positions: Mapping[str, int]) -> None:
         """All behind the last commit will come again; ``positions`` are where origins go on."""
-        for place, fault in self._gone:
+        for place, fault in self._going + self._gone:
             self.add(place, fault)
+        self._going.clear()
         self._gone.clear()
         for origin, position in positions.items():
             numbers = self._numbered.get(origin)

@@ -212,7 +212,7 @@ class Isolation:
 
     def committed(self) -> None:
         """A commit is taken."""
-        self.culprits.committed()
+        self.culprits.taken()
         self.examination.taken()
         if self._leash is not None and self._leash.committed():
             self._leash = None

@@ -21,7 +21,8 @@ _LOOK_SECONDS = 0.005
 
 
 class Quiescence:
-    """Of these ``tasks``, which change; only what is durable is waited for."""
+    """Of these ``tasks``, which change; only what is durable is waited for. ``undoes`` is whether
+    tasks may go back."""
 
     def __init__(
         self,
@@ -29,11 +30,14 @@ class Quiescence:
         tasks: Mapping[int, Task],
         committer: Committer,
         exchange: Exchange,
+        *,
+        undoes: bool,
     ) -> None:
         self._loop = loop
         self._tasks = tasks
         self._committer = committer
         self._exchange = exchange
+        self._undoes = undoes
 
     async def wait(self) -> None:
         """Return when no task has anything to do, and all that they have sent each other is
@@ -44,11 +48,11 @@ class Quiescence:
             await trio.sleep(_LOOK_SECONDS)
 
     def arrived(self) -> bool:
-        """Whether nothing is on its way between tasks; if something is, commits are asked for."""
-        if self._exchange.idle:
+        """Whether nothing is on its way between tasks, nor would be if one of them went back;
+        otherwise commits are asked for."""
+        if self._exchange.idle and not self._undoes:
             return True
-        self._ask_commits()
-        return False
+        return not self._ask_commits() and self._exchange.idle
 
     @property
     def _at_rest(self) -> bool:

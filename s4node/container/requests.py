@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from s4node.container.gate import Op
-
 if TYPE_CHECKING:
     from s4node.container.task import Task
 
@@ -108,13 +106,6 @@ class Requests:
             return
         fed = [task for task in self._tasks if task.backlog.fed]
         if fed and all(task.at_end for task in fed) and self._arrived():
-            before = {task: task.before_end for task in fed}
-            for task, op in before.items():
-                if op is Op.COMMIT:
-                    task.want_commit()
-                    self._wake(task)
-            if any(op is not Op.END_OF_STREAM for op in before.values()):
-                return
             for task in fed:
                 if not task.gate.inputs_ended:
                     task.gate.inputs_ended = True

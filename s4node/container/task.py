@@ -210,17 +210,13 @@ class Task:
         waiting = flights.order.ready if closing and flights is not None else self.choose()
         op = self.gate.next_op(waiting, self.backlog.waiting, closing)
         if self.isolation is not None:
+            if op is Op.END_OF_STREAM:
+                op = self.isolation.recovery.before_end(self)
             if op is Op.PROCESS and not self.isolation.may:
                 return Op.NOTHING
             if op is Op.COMMIT and self.letters_wait:
                 return Op.NOTHING
-        return self.before_end if op is Op.END_OF_STREAM else op
-
-    @property
-    def before_end(self) -> Op:
-        """What is done before the end of the inputs is told: END_OF_STREAM if nothing is."""
-        isolation = self.isolation
-        return Op.END_OF_STREAM if isolation is None else isolation.recovery.before_end(self)
+        return op
 
     @property
     def _closes_ranks(self) -> bool:
@@ -302,7 +298,7 @@ class Task:
         if self.isolation is not None:
             self.isolation.begins(batch, len(events))
             if events and self.isolation.examination.looks:
-                self.processor.check(batch.stream, events[0])
+                self.processor.check(batch.stream, events[0])  # what could not be saved before it
         return batch, events
 
     def finish(self, op: Op, result: int) -> None:
@@ -349,6 +345,7 @@ class Task:
                 self.requests.finished(self)
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
+        self._heed_spoils()
 
     def want_commit(self) -> None:
         """Commit as soon as it may be; the caller wakes the loop."""
@@ -390,6 +387,8 @@ class Task:
         """A handler has returned, and is about to land: apply the bounds of what is in memory, if
         nothing else is left to do or too much is there."""
         assert self.flights is not None
+        if self._spoils(flight.batch, flight.index) is not None:
+            return  # it goes back for this; what cannot be saved stays where it is looked for
         order = self.flights.order
         alone = False
         while not alone:  # others may land meanwhile, and leave it to this one
@@ -414,6 +413,7 @@ class Task:
                 failure = found
         if failure is not None:
             self._give_way(failure)
+        self._heed_spoils()
         if self.broken:
             flights.end(flight)
             self.gate.end(Op.PROCESS)
@@ -515,18 +515,27 @@ class Task:
             place = batch.position(index)
             failure = ProcessingError(self.app.name, error.pe, error.key, place, error)
             failure.at = batch, index
+            self.isolation.examination.found()
             return failure
         return None
 
-    def spoiled(self, error: NotSaveable) -> None:
-        """What was done since the last commit cannot be saved; raises what stops the app.
+    def _heed_spoils(self) -> None:
+        """If something has left memory that cannot be saved, go back before it is missed."""
+        if self._changes is not None and self._changes.spoiled is not None:
+            self.spoiled(self._changes.spoiled, of_commit=False)
+
+    def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> None:
+        """What the last commit has, or what was done since, cannot be saved; raises what stops the
+        app.
 
         It is done again, and looked at event by event until it is known which it is due to.
         """
         if self.broken:  # it goes back anyway
             return
         isolation = self.isolation
-        if isolation is None or not isolation.recovery.undoes or not isolation.examination.begins():
+        if isolation is None or not isolation.recovery.undoes:
+            raise error
+        if not isolation.examination.begins(of_commit=of_commit):
             raise error
         isolation.recovery.searches(self, error)
         self.broken = self.backlog.closed = True

@@ -34,9 +34,8 @@ class Keeper(Protocol):
         """Those of these that are in memory are about to change."""
         ...
 
-    def evict(self, key: Key | None) -> bool:
-        """The key's instance is about to leave memory; False if it has to stay, for nowhere else
-        is what it holds."""
+    def evict(self, key: Key | None) -> None:
+        """The key's instance is about to leave memory."""
         ...
 
     def forget(self, key: Key | None) -> None:
@@ -183,16 +182,17 @@ class BoundedInstances(Instances):
         for instance in islice((each for each in oldest if each.key not in in_use), beyond):
             if self.keeper is None:
                 self.remove(instance)
-            elif self.keeper.evict(instance.key):
-                self._drop(instance)
+            else:
+                self._evict(self.keeper, instance)
 
     def crowded(self, in_use: int) -> bool:
         """Whether to ``shrink`` while so many are in use."""
         size = self.prototype.cache_size
         return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
 
-    def _drop(self, instance: PE) -> None:
+    def _evict(self, keeper: Keeper, instance: PE) -> None:
         """Let go of an instance that is kept elsewhere."""
+        keeper.evict(instance.key)
         del self[instance.key]
         self._used.pop(instance.key, None)
         if self.gone is not None:

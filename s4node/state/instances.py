@@ -6,8 +6,8 @@ Rules
 - What is touched is noted by key group. A commit takes the touched instances as they are and
   encodes them in slices between batches, a group after the other and in order: sorted rows are
   written ten times as fast as others. One that is about to be touched again is encoded before that.
-- What leaves the cache is encoded at once; it is read again when its key comes back. What cannot be
-  stays, until a commit says so.
+- What leaves the cache is encoded at once; it is read again when its key comes back. If it cannot
+  be, the changes are spoiled, and whose task it is goes back before anything else.
 - Handlers in threads touch instances beside all of this. They only append to the lists, and here a
   list changes no further than it was looked at.
 - The one instance of a singleton has no key, and its row is in the task's own group.
@@ -66,7 +66,6 @@ class SavedInstances:
         self._left = 0  # of those, the ones that have left memory since
         self._leaving = Lock()
         self._left_at_most = _MANY
-        self._spoiled: NotSaveable | None = None  # of the commit, met before its turn
         self._saving = object()  # what bear those that a commit has not encoded yet,
         self._unsaved: list[list[Any]] = []  # which are among these, the first group last
         self._live = live
@@ -125,7 +124,6 @@ class SavedInstances:
                 self._unsaved.append(instances)
                 del touched[group][: len(instances)]
         self._left = 0
-        self._spoiled = None
         self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
@@ -133,8 +131,8 @@ class SavedInstances:
 
         Raises NotSaveable for one that cannot be, whenever it was to be encoded.
         """
-        if self._spoiled is not None:
-            raise self._spoiled
+        if self._changes.spoiled is not None:
+            raise self._changes.spoiled
         encoded = 0
         while self._unsaved:
             if encoded >= limit:
@@ -152,22 +150,19 @@ class SavedInstances:
             self._changes.add_all(list(map(_row_of, mine)), self._codec.encode_all(mine))
         return len(mine)
 
-    def evict(self, key: Key | None) -> bool:
-        """The key's instance leaves the cache: keep its state; False if that cannot be, so that it
-        has to stay. It is still in ``live``."""
+    def evict(self, key: Key | None) -> None:
+        """The key's instance leaves the cache: keep its state. It is still in ``live``."""
         self.stored = True
         instance: Any = self._live.get(key)
         if instance._mark is self.mark:
             try:
                 self._changes.put(self._row(key), self._codec.encode(instance))
-            except NotSaveable:  # due to some event before this one: for the commit to say
-                return False
+            except NotSaveable as error:  # due to an event that may have been long ago
+                self._changes.spoiled = error
             self._leaves(instance)
         elif self._changes.leaving:  # what a commit has encoded is not found before it is written
-            if not self._commit(instance):
-                return False
+            self._commit(instance)
             instance._mark = None
-        return True
 
     def forget(self, key: Key | None) -> None:
         """The key's instance is removed, and its state with it. It is still in ``live``."""
@@ -192,15 +187,12 @@ class SavedInstances:
             self._left = 0
             self._left_at_most = max(_MANY, sum(map(len, self._touched.values())))
 
-    def _commit(self, instance: Any) -> bool:
-        """Encode an instance of the commit under way now, before it is touched again; False if that
-        cannot be, which the commit will say."""
+    def _commit(self, instance: Any) -> None:
+        """Encode an instance of the commit under way now, before it is touched again."""
         try:
             self._changes.add(self._row(instance.key), self._codec.encode(instance))
         except NotSaveable as error:
-            self._spoiled = error
-            return False
-        return True
+            self._changes.spoiled = error
 
     def _place(self, instance: Any) -> None:
         """Have an instance know where it is saved, and where it is noted when it is touched."""

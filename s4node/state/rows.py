@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
+from s4node.errors import NotSaveable
 from s4node.keys import KEY_GROUPS, Hasher, crc32
 from s4node.state import ordered
 
@@ -74,7 +75,7 @@ def with_text_rows(
 class Changes:
     """What has changed since the last commit: a value for each row, None where it is gone."""
 
-    __slots__ = ("_dirty", "_leaving", "_rows", "_values", "bytes", "leaving")
+    __slots__ = ("_dirty", "_leaving", "_rows", "_values", "bytes", "leaving", "spoiled")
 
     def __init__(self) -> None:
         self._dirty: dict[bytes, bytes | None] = {}
@@ -83,6 +84,7 @@ class Changes:
         self._values: list[bytes] = []  # long pause of the garbage collector
         self.leaving = False  # a commit is under way
         self.bytes = 0
+        self.spoiled: NotSaveable | None = None  # what has changed cannot be saved: no commit helps
 
     def __len__(self) -> int:
         return len(self._dirty)

@@ -27,7 +27,7 @@ def test_behind_a_commit_that_fails_all_is_looked_at_that_is_done_again() -> Non
     examination.did(10)
     examination.taken()
     examination.did(5)
-    assert examination.begins()
+    assert examination.begins(of_commit=True)
     examination.did(3)  # which were under way
     after = successor(examination)
     looked = 0
@@ -41,11 +41,11 @@ def test_where_all_was_looked_at_no_event_is_to_blame() -> None:
     examination = Examination()
     examination.did(10)
     examination.taken()
-    assert examination.begins()
+    assert examination.begins(of_commit=True)
     after = successor(examination)
     after.did(10)
     after.taken()
-    assert not after.begins()
+    assert not after.begins(of_commit=True)
 
 
 def test_a_commit_of_no_events_has_none_to_blame() -> None:
@@ -53,14 +53,14 @@ def test_a_commit_of_no_events_has_none_to_blame() -> None:
     examination.did(10)
     examination.taken()
     examination.taken()
-    assert not examination.begins()
+    assert not examination.begins(of_commit=True)
 
 
 def test_behind_an_event_that_was_found_the_search_goes_on_and_comes_to_its_end() -> None:
     examination = Examination()
     examination.did(10)
     examination.taken()
-    assert examination.begins()
+    assert examination.begins(of_commit=True)
     finds = successor(examination)
     finds.did(3)
     after = successor(finds)  # of the one that went back for it
@@ -68,6 +68,29 @@ def test_behind_an_event_that_was_found_the_search_goes_on_and_comes_to_its_end(
     after.did(1000)
     assert not after.looks
     assert not successor(after).looks
+
+
+def test_what_comes_again_by_time_is_looked_for_ever_longer_until_none_is_to_blame() -> None:
+    """Something spoils what is saved each 1,000 events, whatever they are; commits are of 10."""
+    examination, goings_back = Examination(), 0
+    while True:
+        for at in range(10, 1001, 10):
+            examination.did(10)
+            if at < 1000:
+                examination.taken()
+        examination.taken()
+        if not examination.begins(of_commit=True):
+            return
+        examination = successor(examination)
+        goings_back += 1
+        assert goings_back < 10
+
+
+def test_what_was_done_since_the_last_commit_is_to_blame_for_what_leaves_before_the_next() -> None:
+    examination = Examination()
+    examination.did(5)
+    assert not examination.begins(of_commit=True)
+    assert examination.begins(of_commit=False)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(0, 400))
@@ -96,7 +119,7 @@ def test_a_search_finds_the_event_or_says_that_there_is_none(
         if not spoiled:
             assert culprit >= sum(slices) or culprit < at
             return
-        assert examination.begins()
+        assert examination.begins(of_commit=True)
         examination = successor(examination)
         goings_back += 1
         assert goings_back <= 2

@@ -172,8 +172,7 @@ class Kept:
 
     def touch(self, _keys: Any) -> None: ...
 
-    def evict(self, _key: Any) -> bool:
-        return True
+    def evict(self, _key: Any) -> None: ...
 
 
 def test_what_a_slice_has_not_read_is_not_read_beside_handlers() -> None:

@@ -62,9 +62,8 @@ class Memory:
     def forget(self, key: Any) -> None:
         self.rows.pop(key, None)
 
-    def evict(self, key: Any) -> bool:
+    def evict(self, key: Any) -> None:
         self.rows[key] = self.codec.encode(self.live[key])
-        return True
 
 
 class Life:
