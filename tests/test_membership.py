@@ -107,7 +107,27 @@ async def test_who_is_alone_owns_everything(tmp_path: Path) -> None:
             epochs=(1, 1, 1, 1),
             mine=frozenset({0, 1, 2, 3}),
             members=("tcp://a",),
+            origin=a.view.origin,
         )
+        assert a.view.origin
+
+
+async def test_epochs_count_in_one_origin_until_the_app_is_removed(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
+        await until(lambda: a.view.epoch == b.view.epoch == 1)
+        origin = a.view.origin
+        await a.membership.leave()
+        await owners([b], "bbbb")
+        assert b.view.epoch > 1
+        assert b.view.origin == origin
+        await b.membership.leave()
+        # b may still be claiming what it was given in its last epoch, in the name of that origin
+        async with FolderCoordination(tmp_path).session("remover") as session:
+            await Registry(session).remove_app("east", "count")
+    async with seat(tmp_path, "a") as again:
+        await owners([again], "aaaa")
+        assert again.view.epoch == 1
+        assert again.view.origin not in ("", origin)
 
 
 async def test_nothing_is_shared_out_before_the_expected_members_are_there(tmp_path: Path) -> None:

@@ -54,10 +54,15 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """The owners of all partitions, in order. Epoch 0 is before the first assignment."""
+    """The owners of all partitions, in order. Epoch 0 is before the first assignment.
+
+    ``origin`` names the line of assignments in which the epochs count: an app that was removed and
+    deployed anew begins another one.
+    """
 
     epoch: int = 0
     owners: tuple[Owner, ...] = ()
+    origin: str = ""
 
 
 def assign(
@@ -94,7 +99,7 @@ def assign(
             owners.append(Owner(member.name, member.address, member.session, epoch))
     if tuple(owners) == before.owners:
         return before
-    return Assignment(epoch, tuple(owners))
+    return Assignment(epoch, tuple(owners), before.origin)
 
 
 def _active(
@@ -184,7 +189,7 @@ def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignme
     owners = list(assignment.owners)
     for partition, heir in heirs.items():
         owners[partition] = Owner(heir.name, heir.address, heir.session, epoch)
-    return Assignment(epoch, tuple(owners))
+    return Assignment(epoch, tuple(owners), assignment.origin)
 
 
 def has_living_owner(assignment: Assignment | None, members: Sequence[Member]) -> bool:

@@ -19,11 +19,13 @@ import contextlib
 import math
 import os
 import socket
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from s4node.cluster.assignment import (
@@ -190,7 +192,9 @@ class Membership:
         before = group.assignment
         members = self._equals(group)
         after = assign(self._info.partitions, members, before and before.value, self._containers)
-        if before is not None and after is before.value:
+        if before is None:
+            after = msgspec.structs.replace(after, origin=uuid.uuid4().hex)
+        elif after is before.value:
             return False
         with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see
             await self.registry.write_assignment(self.app, after, before and before.version)
@@ -266,7 +270,15 @@ class Membership:
             owners = enumerate(assignment.owners)
             mine = frozenset(index for index, owner in owners if owner.key == self._key)
             owed = mine & self._owed(group).keys()
-            view = View(group.epoch, group.owners, group.epochs, mine, group.addresses, owed)
+            view = View(
+                group.epoch,
+                group.owners,
+                group.epochs,
+                mine,
+                group.addresses,
+                owed,
+                assignment.origin,
+            )
         else:
             view = replace(self._nothing, members=group.addresses)
         if view != self.view:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import urllib.parse
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
@@ -291,16 +290,6 @@ class Registry:
     async def assignment(self, app: AppId) -> Found[Assignment] | None:
         """The app's assignment with its version, or None before the first one."""
         return await self._get(_assignment(app), Assignment)
-
-    async def origin(self, app: AppId) -> str:
-        """What names this life of the app's coordination, in which its epochs count."""
-        path = f"{_app(app)}/origin"
-        with contextlib.suppress(EntryExists):
-            await self.session.create(path, uuid.uuid4().hex.encode())
-        entry = await self.session.get(path)
-        if entry is None:
-            raise CoordinationError(f"app {str(app)!r} was removed while it was running")
-        return entry.data.decode()
 
     async def write_assignment(
         self, app: AppId, assignment: Assignment, version: int | None

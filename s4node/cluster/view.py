@@ -17,7 +17,7 @@ class View:
     ``epochs`` says since which epoch each partition has had its owner, ``mine`` are the partitions
     of the member itself, ``members`` the addresses of all that live, spares included, the oldest
     first. ``epoch`` 0: nothing is assigned yet. ``owed`` are those of ``mine`` that the member
-    should hand over, if it can.
+    should hand over, if it can. ``origin`` names the assignments in which the epochs count.
     """
 
     epoch: int
@@ -26,6 +26,7 @@ class View:
     mine: frozenset[int]
     members: tuple[str, ...]
     owed: frozenset[int] = frozenset()
+    origin: str = ""
 
     @classmethod
     def alone(cls, partitions: int) -> View:

@@ -171,7 +171,8 @@ class Ownership:
         models = [self._model.tasks[each] for each in partitions]
         gained = [self._partitions.make(one.index, one.name, one.ssps) for one in models]
         if self._replay is not None:
-            await self._replay.claim(gained, await self._origin(), view.epochs)
+            origin = self._incarnation if self._membership is None else view.origin
+            await self._replay.claim(gained, origin, view.epochs)
         await self._lifecycle.reached(Step.READERS)
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
@@ -189,12 +190,6 @@ class Ownership:
         if gained and self._members is not None:
             log.info("owns partitions", app=self._app.name, node=self._node,
                      partitions=partitions, epoch=view.epoch)  # fmt: skip
-
-    async def _origin(self) -> str:
-        """Who gave us our partitions."""
-        if self._membership is None:
-            return self._incarnation
-        return await self._membership.registry.origin(self._membership.app)
 
     async def _start(self, task: Task) -> None:
         self.closings[task] = self._lifecycle.closes(f"task {task.name}", task.close)
