@@ -337,6 +337,9 @@ def _from_json_object(raw: Any) -> GenericEvent:
     return GenericEvent.of(_json_map_decoder.decode(raw))
 
 
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
     if not (isinstance(cls, type) and issubclass(cls, Event)):
         raise EventError(
@@ -348,7 +351,23 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
         fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
+    _check_defaults(cls)
     return _name(cls), fields
+
+
+def _check_defaults(cls: type) -> None:
+    """Raise EventError for a default that whoever gets the event could not read."""
+    for field in msgspec.structs.fields(cls):
+        if type(field.default) in _PLAIN:
+            try:
+                msgspec.msgpack.decode(_encoder.encode(field.default), type=field.type)
+            except msgspec.ValidationError as error:
+                fix = "write `| None` behind its type" if field.default is None else "mend either"
+                raise EventError(
+                    f"event type {cls.__name__}: field {field.name!r} has the default "
+                    f"{field.default!r}, which is not of its type, so nobody could read the event: "
+                    f"{error}; {fix}"
+                ) from error
 
 
 def _name(cls: type) -> str:

@@ -250,6 +250,14 @@ def test_fields_that_cannot_be_told_apart_are_refused_by_name() -> None:
         EventType(Torn)
 
 
+@pytest.mark.parametrize(("kind", "default"), [(str, None), (int, 0.5), (int, "0"), (bool, 0)])
+def test_a_default_that_nobody_could_read_is_refused_by_name(kind: Any, default: Any) -> None:
+    body = {"__module__": __name__, "__annotations__": {"user": str, "note": kind}, "note": default}
+    cls = type(Event)("Sloppy", (Event,), body)
+    with pytest.raises(EventError, match=f"Sloppy: field 'note' has the default {default!r}"):
+        EventType(cls)
+
+
 def test_an_annotation_that_does_not_exist_is_refused_by_name() -> None:
     class Lost(Event):
         item: Nowhere  # type: ignore[name-defined]  # noqa: F821
