@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,6 +213,33 @@ def test_a_type_that_cannot_be_saved_is_refused_at_the_start() -> None:
 
     with pytest.raises(GraphError, match=r"attribute lock is <class 'complex'>"):
         ElementCodec(Bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "plain"),
+    [
+        (dict[str, int], defaultdict(int), "dict"),
+        (dict[str, int], Counter(), "dict"),
+        (dict[str, int], OrderedDict(), "dict"),
+        (list[int], type("Stack", (list,), {})(), "list"),
+        (set[int], type("Bag", (set,), {})(), "set"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_default_that_would_come_back_as_another_type_is_refused_at_the_start(
+    kind: Any, default: Any, plain: str
+) -> None:
+    body = {
+        "__module__": __name__,
+        "__annotations__": {"seen": kind},
+        "seen": default,
+        "on_event": Old.on_event,
+    }
+    cls = type(ProcessingElement)("Lossy", (ProcessingElement,), body)
+    name = type(default).__name__
+    said = f"PE class Lossy: attribute seen is a {name}, and would come back .* as a plain {plain};"
+    with pytest.raises(GraphError, match=f"{said} give it a {plain} as its default"):
+        ElementCodec(cls)
 
 
 @pytest.mark.parametrize("name", ["version", "_version", "row", "i", "encode", "at_0", "at_1"])
