@@ -57,16 +57,30 @@ class ProcessingError(S4Error):
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None where no instance was
     reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` is the batch that
-    the event is in, and its index there; None where it was no event.
+    the event is in, and its index there; None where it was no event. What is not raised
+    ``of_event`` cannot be left out.
     """
 
     at: tuple[object, int] | None = None
 
-    def __init__(self, app: str, pe: str, key: object, position: str, cause: BaseException) -> None:
+    def __init__(
+        self,
+        app: str,
+        pe: str,
+        key: object,
+        position: str,
+        cause: BaseException,
+        *,
+        of_event: bool = True,
+    ) -> None:
+        place, leave_out = position, ""
+        if of_event:
+            place = f"event at {position}"
+            leave_out = ", or have s4.stream.<stream>.onError leave such events out"
         super().__init__(
             f"{pe} of app {app!r} raised {described(cause)}; "
-            f"key {key!r}, event at {position}. The app stops here: mend the handler, catch the "
-            f"exception in it, or have s4.stream.<stream>.onError leave such events out"
+            f"key {key!r}, {place}. The app stops here: mend the handler"
+            f"{',' if of_event else ' or'} catch the exception in it{leave_out}"
         )
         self.app = app
         self.pe = pe

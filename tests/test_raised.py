@@ -87,7 +87,8 @@ async def test_whatever_a_pe_raises_fails_the_app_and_names_everything(
         await run_until_it_fails(counting(kind, RAISED[what]), "ann", "bob", "cid")
     error = caught.value
     assert (error.app, error.key, error.__cause__) == ("counts", "bob", RAISED[what])
-    assert f"of app 'counts' raised {what}; key 'bob', event at " in str(error)
+    place = f"{kind} in " if kind in ("on_time", "on_remove") else "event at "
+    assert f"of app 'counts' raised {what}; key 'bob', {place}" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])

@@ -724,6 +724,8 @@ async def test_a_pe_that_raises_fails_the_app_and_names_everything(kind: str) ->
     assert isinstance(error.__cause__, ZeroDivisionError)
     for part in ("'counts'", type(pe).__name__, "'bob'", position, "ZeroDivisionError: three"):
         assert part in str(error)
+    assert (".onError" in str(error)) is (kind != "on_time")  # which has no event to leave out
+    assert (f"event at {position}" in str(error)) is (kind != "on_time")
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -748,6 +750,7 @@ async def test_on_remove_that_raises_fails_the_app_and_names_the_instance(kind: 
     with pytest.raises(ProcessingError) as caught:
         await run_until_it_fails(app, [Click("ann"), Click("bob")])
     assert (caught.value.pe, caught.value.key) == (kind.title(), "ann")
+    assert ".onError" not in str(caught.value)  # there is no event to leave out
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

@@ -373,6 +373,7 @@ class Elements:
             pe.key if pe is not None else None,
             f"{hook} in partition {self._partition}",
             error,
+            of_event=False,
         )
 
     # -- life --------------------------------------------------------------------------------
