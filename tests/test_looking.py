@@ -68,6 +68,19 @@ def test_a_key_is_taken_as_scan_shows_it_in_text_and_in_json(s4: S4, key: str) -
     assert "nothing is kept of '[[[" in err
 
 
+def test_a_row_is_a_line_whatever_is_in_its_key(s4: S4, job: Path) -> None:
+    folder = task_folder(job, "Partition 0")
+    database = epochs.claim(folder, epochs.epochs_of(folder)[0] + 1, Database)
+    state = TaskState(database, crc32)
+    state.store(StoreSpec("texts", str, int)).put("two\nlines\x1b[31m", 1)
+    state.begin_commit({})
+    state.write()
+    state.end_commit(written=True)
+    state.close()
+    quoted = "Partition 0  texts  two\\nlines\\x1b[31m  1\n"
+    assert s4("state scan notes --table texts") == (0, quoted, "")
+
+
 def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -> None:
     place = task_folder(job, "Partition 1") / "1"
     (place / "CURRENT").write_bytes(b"MANIFEST-9999\n")

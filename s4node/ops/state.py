@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from s4node.config import Config
-from s4node.errors import StateError, StoreCorrupt
+from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.keys import crc32
 from s4node.ops.job import find_job, tell_damaged
 from s4node.state import epochs
@@ -97,4 +97,5 @@ def _show(task: str, table: str, key: Any, value: Any, *, as_json: bool) -> None
     if as_json:
         print(json.dumps({"task": task, "table": table, "key": key, "value": value}, default=str))
     else:
-        print(f"{task}  {table}  {'-' if key is None else key}  {plain}")
+        shown = "-" if key is None else on_one_line(str(key))  # a row is a line
+        print(f"{task}  {table}  {shown}  {plain}")
