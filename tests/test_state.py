@@ -17,6 +17,7 @@ import trio.testing
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
 from kept import kept_positions
+from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import GraphError, TaskFenced
@@ -558,6 +559,55 @@ def test_a_store_that_cannot_be_is_refused_with_the_graph() -> None:
     app.create_store("counts", key=str, value=int)
     with pytest.raises(GraphError, match="has a store 'counts' already"):
         app.create_store("counts", value=str)
+
+
+# -- state that is there and is not used ----------------------------------------------------------
+
+
+class Tapped(App):
+    """Counts what programs send, durable or not as the settings say."""
+
+    def __init__(self) -> None:
+        super().__init__("tapped")
+        self.counts: dict[Any, int] = {}
+        self.created: list[Any] = []
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Count), key="user", types=Click)
+
+
+async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_without(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told(**more: str) -> list[Any]:
+        with capture_logs() as logs:
+            async with running(Tapped(), settings | more):
+                pass
+        return [log for log in logs if log["log_level"] == "warning"]
+
+    durable = {"s4.stream.clicks.grade": "durable"}
+    assert await told() == []  # nothing was ever kept
+    assert await told(**durable) == []
+    (warning,) = await told()
+    assert "keeps nothing with these settings, and has kept state by others" in warning["event"]
+    assert warning["app"] == "tapped"
+    assert warning["folder"] == str(Path(settings["s4.state.folder"]) / "default" / "tapped")
+    assert warning["fix"] == (
+        "set s4.stream.clicks.grade = durable as before, or remove the folder"
+    )
+    assert await told(**durable) == []
+    # who keeps nothing needs no folder that can be looked at
+    assert await told(**{"s4.state.folder": "~nobody-of-this-name/x"}) == []
+    looked = []
+
+    def denied(path: Path) -> bool:
+        looked.append(path.name)
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", denied)
+        assert await told() == []
+    assert "tasks" in looked
 
 
 # -- s4 state -------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ from s4node.container.producers import Producers
 from s4node.container.quiescence import Quiescence
 from s4node.container.readers import Readers
 from s4node.container.refusals import Refusals
-from s4node.container.replay import Replay, check_live, kind_of
+from s4node.container.replay import Replay, check_live, kind_of, tell_left
 from s4node.container.statistics import ContainerStatistics
 from s4node.container.task import Task
 from s4node.container.task_settings import TaskSettings
@@ -192,8 +192,10 @@ class Container:
             return
         if self.replay is not None:
             graph.check_kept(app)
-        elif app.stores:
-            graph.refuse_stores(app)
+        else:
+            if app.stores:
+                graph.refuse_stores(app)
+            tell_left(app, config, self._job_name)
         counts = self.replay.counts if self.replay is not None else {}
         self.model = model_of(config, kind_of(app), self._inputs(), counts)
         app.partitions = len(self.model.tasks)

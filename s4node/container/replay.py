@@ -34,6 +34,7 @@ from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
 from s4node.event import LIVE, GenericEvent
 from s4node.keys import Partitioner, crc32, hasher_named
+from s4node.logger import get_logger
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Request
 from s4node.progress.presence import Presence
@@ -44,6 +45,8 @@ from s4node.stream import InputStream, OutputStream
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
 from s4node.systems.system import SystemStreamPartition
+
+log = get_logger("s4node.container")
 
 
 class Replay:
@@ -314,6 +317,22 @@ class Replay:
         if letter.offset < 0:
             place += f" {crc32(letter.raw):08x}"
         return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
+
+
+def tell_left(app: App, config: Config, name: str) -> None:
+    """Warn where an app that keeps nothing has kept state under ``name`` by other settings: a
+    setting that was forgotten loses nothing on disk, but all begins anew."""
+    try:
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        if not (folder / "tasks").is_dir():
+            return
+    except (ConfigError, OSError):  # who keeps nothing needs no such folder
+        return
+    streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
+    log.warning("the app keeps nothing with these settings, and has kept state by others: it "
+                "begins without that", app=app.name, folder=str(folder),
+                fix=f"set {streams} as before, or remove the folder" if streams
+                else "declare its inputs as before, or remove the folder")  # fmt: skip
 
 
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
