@@ -610,6 +610,27 @@ async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_
     assert "tasks" in looked
 
 
+class Renamed(Count):
+    """Another class than that of which there is state."""
+
+
+async def test_state_of_a_pe_class_that_is_gone_is_told_once_at_the_start(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 2)
+    for partition in range(2):
+        system.put("clicks", partition, Click("joe"), Click("ann"))
+    first = Counting()
+    async with running(first, settings, partitions=2):
+        await until(lambda: set(first.counts) == {"joe", "ann"})
+    for pe, gone in ((Count, []), (Renamed, ["Count"]), (Count, ["Renamed"])):
+        with capture_logs() as logs:
+            async with running(Counting(pe), settings, partitions=2):
+                pass
+        said = [log["pes"] for log in logs if "no longer has is kept, and not used" in log["event"]]
+        assert said == ([gone] if gone else [])
+
+
 # -- s4 state -------------------------------------------------------------------------------------
 
 

@@ -167,6 +167,7 @@ class Committer:
         self._wake = wake
         self._tasks: dict[int, _Kept] = {}
         self._finishing = False
+        self._unused: set[str] = set()  # PEs of which that was told
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
         self._encoding = trio.Lock()
@@ -243,9 +244,18 @@ class Committer:
         assert task.isolation is not None
         task.isolation.watch(kept.under_way)
         task.keep(state, self._changes_bytes)
+        self._tell_unused(state.unused())
         left = await self._in_thread(state.rows, OUTBOX)
         self._exchange.open(task, state, claim.fence, left)
         return kept.checkpoint
+
+    def _tell_unused(self, pes: Iterable[str]) -> None:
+        """Say, once for all tasks, that a PE class was renamed or removed and its state was not."""
+        new = sorted(set(pes) - self._unused)
+        if new:
+            self._unused.update(new)
+            log.warning("state of PE classes that the app no longer has is kept, and not used",
+                        pes=new, folder=str(self._folder))  # fmt: skip
 
     def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
         """Raise CheckpointError where a task has been set back, and others cannot go back."""

@@ -142,6 +142,11 @@ class TaskState:
         )  # fmt: skip
         return saved
 
+    def unused(self) -> list[str]:
+        """The PEs that have a table here and that nobody has asked for."""
+        pes = [name.removeprefix("pe ") for name in self.tables if name.startswith("pe ")]
+        return [name for name in pes if name not in self.instances]
+
     def meta(self, name: str) -> Any:
         """A fact about the task as a whole; None where it was never set."""
         data = self.database.get(task_row(META, name.encode()))
