@@ -153,8 +153,9 @@ class ProcessingElement(metaclass=ElementType):
     def set_pe_cache(self, max_size: int = 0, idle_seconds: float = 0) -> None:
         """Keep at most ``max_size`` instances in a partition, and none unused for so long.
 
-        The least recently used go first. 0 leaves that bound out. Bounds are applied between
-        batches. Without a store the state of what goes is gone; ``on_remove`` is called.
+        Give one of them or both; a bound of 0 is left out. They are applied between batches. What
+        goes is removed, and its ``on_remove`` called. Where state is kept, the least recently used
+        beyond ``max_size`` only leave memory, and what is not in memory is never idle.
         """
         self._prototype.set_cache(max_size, idle_seconds)
 

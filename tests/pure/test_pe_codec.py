@@ -63,6 +63,39 @@ def test_the_bytes_on_disk_never_change() -> None:
     )
 
 
+class Loose(ProcessingElement):
+    some: list = []  # type: ignore[type-arg]  # noqa: RUF012
+    named: dict = {}  # type: ignore[type-arg]  # noqa: RUF012
+    parts: tuple = ()  # type: ignore[type-arg]
+    thing: Any = None
+    pairs: list[tuple[str, int]] = []  # noqa: RUF012
+    places: dict[str, Place] = {}  # noqa: RUF012
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+
+def test_what_containers_hold_comes_back_as_it_is_annotated_or_as_msgpack_has_it() -> None:
+    place, plain = Place("Y", {1}), {"city": "Y", "seen": [1]}
+    saved = instance(
+        Loose,
+        some=[("a", 1), {2}, place],
+        named={"a": ("b", 1), "place": place},
+        parts=(("a", 1), place),
+        thing={3},
+        pairs=[("a", 1)],
+        places={"x": place},
+    )
+    other = instance(Loose)
+    codec = ElementCodec(Loose)
+    codec.restore(other, codec.encode(saved))
+
+    assert other.some == [["a", 1], [2], plain]
+    assert other.named == {"a": ["b", 1], "place": plain}
+    assert other.parts == (["a", 1], plain)
+    assert other.thing == [3]
+    assert (other.pairs, other.places) == ([("a", 1)], {"x": place})
+
+
 class Old(ProcessingElement):
     count: int = 0
     name: str = "?"
