@@ -24,6 +24,12 @@ GENERIC = "GenericEvent"
 
 _BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
 
+_SHOWN = 100  # characters of a JSON text
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be. It has no errors of its own for
+text that is not UTF-8, and for what is nested too deeply."""
+
 FieldDecl: TypeAlias = tuple[str, str, bool]
 """A field's name, its type in words, and whether it must be present."""
 
@@ -156,7 +162,7 @@ class EventType:
 
     def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return each(self.name, _json_list_decoder.decode(body), self._from_json)
+        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
 
     def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """As decode, but bad events become None and are listed; raises if it is no array."""
@@ -194,7 +200,7 @@ class OpenType:
 
     def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return each(self.name, _json_list_decoder.decode(body), self._from_json)
+        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
 
     def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
         """As decode, but bad events become None and are listed; raises if it is no array."""
@@ -333,6 +339,19 @@ def each(
     return events, refusals
 
 
+def each_text(
+    name: str, texts: Sequence[Any], decode: Callable[[Any], Any]
+) -> tuple[list[Any], Refusals]:
+    """As each, for JSON: who sent it finds the line by its text, of which the beginning is told."""
+    events, refusals = each(name, texts, decode)
+    return events, [(index, f"{why}, in {_begun(texts[index])}") for index, why in refusals]
+
+
+def _begun(text: Any) -> str:
+    shown = bytes(text).decode(errors="replace")
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
 def _from_json_object(raw: Any) -> GenericEvent:
     return GenericEvent.of(_json_map_decoder.decode(raw))
 
@@ -361,6 +380,11 @@ def _check_defaults(cls: type) -> None:
         if type(field.default) in _PLAIN:
             try:
                 msgspec.msgpack.decode(_encoder.encode(field.default), type=field.type)
+            except (OverflowError, UnicodeEncodeError) as error:
+                raise EventError(
+                    f"event type {cls.__name__}: field {field.name!r} has the default "
+                    f"{field.default!r}, which cannot be encoded: {error}; give it another"
+                ) from error
             except msgspec.ValidationError as error:
                 fix = "write `| None` behind its type" if field.default is None else "mend either"
                 raise EventError(

@@ -264,6 +264,10 @@ async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path)
         pass
     manifest = tmp_path / "clicks" / "stream.json"
     whole = manifest.read_text()
+    manifest.write_bytes(whole.encode().replace(b"clicks", b"clicks\xff"))
+    with pytest.raises(StoreError, match=r"stream.json cannot be read .*; put back a copy of it"):
+        async with open_log(LogSettings(tmp_path)):
+            pass
     for text, says in [
         (whole.replace('"partitions": 2', '"partitions": 3'), "has 2 partition files where its"),
         (whole.replace('"format": 1', '"format": 2'), "has format 2"),

@@ -308,9 +308,12 @@ async def test_any_text_can_be_a_name(tmp_path: Path, name: str) -> None:
         assert await one.metadata(name) == (b"x", 0)
 
 
-async def test_an_entry_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b'{"name": 7}', b'{"name": "\xff"}', b"[" * 100_000])
+async def test_an_entry_that_cannot_be_read_is_told_with_its_place(
+    tmp_path: Path, data: bytes
+) -> None:
     async with registry(tmp_path) as one:
-        await one.session.create("/clusters/east", b'{"name": 7}')
+        await one.session.create("/clusters/east", data)
         with pytest.raises(CoordinationError) as caught:
             await one.cluster("east")
     assert "the entry '/clusters/east' cannot be read" in str(caught.value)

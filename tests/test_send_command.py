@@ -45,6 +45,7 @@ async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Pa
         b'{"user": "\xff\xfe", "n": 3}\n'
         b'{"user": "ann", "n": 4} trailing\n'
         b'{"user": "ann", "n": 5, "unknown": 1}\n'
+        b'{"us\xffer": "ann", "n": 6}\n'
         b'{"n": 1, "user": ' + b"[" * 50_000 + b"\n"
         b'  {"n": 50, "user": "ann"}  \r\n'
         b'{"user": "ann", "n": 25}'
@@ -58,9 +59,11 @@ async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Pa
             "line 4 is no JSON object: ",
             "line 8 is no JSON object: ",
             "line 10 is no JSON object: ",
+            "line 11 is no JSON object: ",
             "Click does not decode: Expected `int`, got `str` - at `$.n`",
             "Click does not decode: Object missing required field `n`",
             "Click does not decode: Object contains unknown field `unknown`",
+            ', in {"user": "ann", "n": 5, "unknown": 1}\n',
         ):
             assert told in done.stderr
         assert "Traceback" not in done.stderr

@@ -27,6 +27,7 @@ import trio
 from s4node.cluster import package
 from s4node.errors import NodeUnreachable, S4Error, described, leaves
 from s4node.logger import get_logger
+from s4node.schema import UNREADABLE
 
 log = get_logger("s4node.admin")
 
@@ -216,7 +217,7 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
             return
         try:
             ask = _asks.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             await conversation.say(Failed(f"this is nothing that a node is asked: {error}"))
             return
         body: bytes | None = b""
@@ -284,7 +285,7 @@ class Caller:
             raise NodeUnreachable(f"node {self.node!r} has gone while it was asked; see its log")
         try:
             answer = _answers.decode(line)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise NodeUnreachable(
                 f"node {self.node!r} answers what cannot be read ({error}); use the nodes' version "
                 f"of s4node"

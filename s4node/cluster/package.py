@@ -29,6 +29,7 @@ import msgspec
 
 from s4node.errors import PackageError, described
 from s4node.kinds import is_file_name
+from s4node.schema import UNREADABLE
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
@@ -176,7 +177,7 @@ def decode(data: bytes) -> Package:
         manifest = msgspec.json.decode(files.pop(MANIFEST), type=Manifest)
     except KeyError:
         raise _no_package(f"it has no {MANIFEST}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _no_package(f"its {MANIFEST} cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise PackageError(

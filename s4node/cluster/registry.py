@@ -32,6 +32,7 @@ import trio
 
 from s4node.cluster.assignment import Assignment, Member
 from s4node.errors import CoordinationError, EntryExists, EntryNotEmpty, NameTaken, NoEntry
+from s4node.schema import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -457,7 +458,7 @@ class Registry:
 def _found(path: str, entry: Entry, kind: type[T]) -> Found[T]:
     try:
         value = msgspec.json.decode(entry.data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CoordinationError(
             f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
             f"written it: run one version, or delete it"

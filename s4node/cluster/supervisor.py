@@ -31,6 +31,7 @@ from s4node.cluster.restarts import LOOK_SECONDS, Action, Limits, Phase, Restart
 from s4node.config import Config
 from s4node.errors import ContainerFailed
 from s4node.logger import get_logger
+from s4node.schema import UNREADABLE
 
 log = get_logger("s4node.supervisor")
 
@@ -221,7 +222,7 @@ class ContainerProcess:
                     self._heard(lifeline.from_container(text))
         except trio.BrokenResourceError:
             pass
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, *UNREADABLE) as error:
             self.failure = lifeline.Failed(f"it said what is no message: {error}")
             assert self._process is not None
             self._process.kill()

@@ -45,7 +45,7 @@ from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.log.ledger import Entry, Known, Ledger, Plan
 from s4node.log.retention import Held, Keep, Row, cut
-from s4node.schema import TypeDecl
+from s4node.schema import UNREADABLE, TypeDecl
 
 FORMAT = 1
 """The version of the files; one with a higher one is refused."""
@@ -532,7 +532,7 @@ def _told(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None
         raise NotTaken(
             f"{path} cannot be looked at ({error}); see to its disk and rights"
         ) from error
-    except (msgspec.MsgspecError, TypeError) as error:
+    except (*UNREADABLE, TypeError) as error:
         raise _corrupt(path, str(error), trim) from error
 
 

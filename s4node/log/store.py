@@ -60,7 +60,7 @@ from s4node.log.retention import Keep
 from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
 from s4node.logger import get_logger
 from s4node.paths import full_path
-from s4node.schema import TypeDecl
+from s4node.schema import UNREADABLE, TypeDecl
 from s4node.systems.system import Bounds
 
 log = get_logger("s4node.log")
@@ -620,7 +620,7 @@ def _manifest(path: Path) -> StreamSettings:
                 f"the newer s4node that wrote it"
             )
         settings = msgspec.json.decode(text, type=StreamSettings)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (*UNREADABLE, KeyError, TypeError) as error:
         raise StoreError(f"{path} cannot be read ({error}); put back a copy of it") from error
     if settings.name != path.parent.name:
         raise StoreError(

@@ -27,6 +27,7 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.startpoint import Number
 from s4node.progress.store import ProgressStore, now_ms
+from s4node.schema import UNREADABLE
 from s4node.state import epochs
 from s4node.state.job import progress_of, replace, shipped_to, task_folder
 from s4node.state.shipping import depot_of
@@ -179,7 +180,7 @@ def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
         document = msgspec.json.decode(data, type=_Document)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{file} is not what s4 checkpoint export prints: {error}") from error
     if document.format != _FORMAT:
         raise ConfigError(

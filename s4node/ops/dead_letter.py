@@ -28,7 +28,15 @@ from s4node.errors import ConfigError, S4Error, on_one_line
 from s4node.event import LIVE, GenericEvent
 from s4node.ops.job import find_job
 from s4node.ops.serve import exit_status
-from s4node.schema import GENERIC, EventType, JsonText, OpenType, TypeDecl, fingerprint_of
+from s4node.schema import (
+    GENERIC,
+    UNREADABLE,
+    EventType,
+    JsonText,
+    OpenType,
+    TypeDecl,
+    fingerprint_of,
+)
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.registry import Systems
 from s4node.systems.system import InputBatch, System, SystemStreamPartition
@@ -72,7 +80,7 @@ class Letter(NamedTuple):
         kind = EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
         try:
             return kind.decode(self.letter.raw)[0].attributes
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None
 
 

@@ -25,7 +25,7 @@ from s4node.comm.client import Client, ClientStream
 from s4node.comm.outbox import Refusal
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.ops.serve import exit_status
-from s4node.schema import JsonText
+from s4node.schema import UNREADABLE, JsonText
 
 _SHOWN = 20
 _CHUNK = 1 << 16
@@ -113,7 +113,7 @@ class Sending:
             return None
         try:
             self._decoder.decode(text)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             self._bad += 1
             if self._bad <= _SHOWN:
                 print(f"line {self._line} is no JSON object: {error}", file=sys.stderr)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from s4node.errors import S4Error
+from s4node.schema import UNREADABLE
 
 _PATIENCE_SECONDS = 2.0
 
@@ -142,7 +143,7 @@ class SqliteFile:
         """JSON that was written here."""
         try:
             return msgspec.json.decode(text)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (*UNREADABLE, TypeError) as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> S4Error:

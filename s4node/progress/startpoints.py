@@ -23,6 +23,7 @@ from s4node.faults import passing
 from s4node.progress.fan_out import Fanned, Place, Request, fan_out, without
 from s4node.progress.sqlite_file import Form, SqliteFile
 from s4node.progress.startpoint import Startpoint
+from s4node.schema import UNREADABLE
 
 FILE = "startpoints.sqlite"
 
@@ -155,7 +156,7 @@ class StartpointStore(SqliteFile):
     def _read(self, body: str) -> Request:
         try:
             return msgspec.json.decode(body, type=Request)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (*UNREADABLE, TypeError) as error:
             raise self._damaged(error) from error
 
 

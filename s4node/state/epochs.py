@@ -35,6 +35,7 @@ import msgspec
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.faults import passing
 from s4node.logger import get_logger
+from s4node.schema import UNREADABLE
 from s4node.state.database import DAMAGED, Database, empty
 
 log = get_logger("s4node.state")
@@ -287,7 +288,7 @@ def kept_of(folder: Path) -> list[KeptCheckpoint]:
         try:
             data = (folder / match[0] / _DONE).read_bytes()
             about = msgspec.json.decode(data, type=_About)
-        except (OSError, msgspec.DecodeError):  # it was not finished, or is being removed
+        except (OSError, *UNREADABLE):  # it was not finished, or is being removed
             continue
         found.append(KeptCheckpoint(int(match[1]), int(match[2]), about.commit, about.kept_ms))
     return sorted(found, reverse=True)

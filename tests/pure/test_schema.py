@@ -164,6 +164,14 @@ def test_the_fingerprint_is_the_first_8_bytes_of_a_sha_256() -> None:
     assert fingerprint_of("Click", fields) == 0x45D1C255D4D52FAD
 
 
+@pytest.mark.parametrize(("kind", "default"), [(int, 2**64), (float, 10**25), (str, "\ud800")])
+def test_a_default_that_no_event_can_hold_is_refused_by_name(kind: Any, default: Any) -> None:
+    body = {"__module__": __name__, "__annotations__": {"user": str, "note": kind}, "note": default}
+    cls = type(Event)("Vast", (Event,), body)
+    with pytest.raises(EventError, match=r"Vast: field 'note' has the default .* cannot be encod"):
+        EventType(cls)
+
+
 def test_the_fingerprint_depends_on_name_order_and_types_but_not_on_defaults() -> None:
     fields = (("a", "int", True), ("b", "str", True))
     numbers = {
@@ -526,15 +534,27 @@ def test_json_objects_become_generic_events() -> None:
 
 
 def test_json_culprits_are_refused_by_index_and_reason() -> None:
-    body = b'[{"user": "joe"}, {"user": 5}, {}, {"user": "a", "extra": 1}, ["joe"], {"user": "z"}]'
+    body = b'[{"user": "joe"}, {"user": 5}, {}, {"user": "a", "b": 1}, ["joe"], {"user": "z"}]'
     events, refusals = EventType(Click).decode_json(body)
     assert events == [Click("joe"), None, None, None, None, Click("z")]
     assert refusals == [
-        (1, "Click does not decode: Expected `str`, got `int` - at `$.user`"),
-        (2, "Click does not decode: Object missing required field `user`"),
-        (3, "Click does not decode: Object contains unknown field `extra`"),
-        (4, "Click does not decode: Expected `object`, got `array`"),
+        (1, 'Click does not decode: Expected `str`, got `int` - at `$.user`, in {"user": 5}'),
+        (2, "Click does not decode: Object missing required field `user`, in {}"),
+        (
+            3,
+            'Click does not decode: Object contains unknown field `b`, in {"user": "a", "b": 1}',
+        ),
+        (4, 'Click does not decode: Expected `object`, got `array`, in ["joe"]'),
     ]
+
+
+def test_of_a_long_json_text_the_beginning_is_told() -> None:
+    _, refusals = EventType(Click).decode_json(b'[{"age": 5, "user": "' + b"a" * 1000 + b'"}]')
+    (_, why) = refusals[0]
+    (_, shown) = why.split(", in ")
+    assert shown.startswith('{"age": 5, "user": "aaaa')
+    assert shown.endswith("a...")
+    assert len(shown) == 100 + len("...")
 
 
 def test_json_reads_keyword_only_renamed_and_checked_events() -> None:
@@ -545,7 +565,7 @@ def test_json_reads_keyword_only_renamed_and_checked_events() -> None:
     )
     events, refusals = EventType(Checked).decode_json(b'[{"percent": 101}, {"percent": 1}]')
     assert events == [None, Checked(1)]
-    assert refusals == [(0, "Checked does not decode: more than all of it")]
+    assert refusals == [(0, 'Checked does not decode: more than all of it, in {"percent": 101}')]
 
 
 def test_each_json_event_gets_a_mutable_default_of_its_own() -> None:
