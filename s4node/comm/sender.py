@@ -4,13 +4,16 @@ Rules
 - Each consuming cluster has a stage of its own. By default it blocks: while it is full for one
   cluster, tasks that emit pause and sources wait, and nothing is dropped.
 - Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
-  sources wait for the first consumer where one may come.
+  sources wait for the first consumer where one may come. What one has not ruled on when it goes is
+  counted as shed, and what it was sent stays counted.
 - Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -20,6 +23,8 @@ from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.outgoing import Mark, Outgoing
 from s4node.errors import EventError, WouldBlock
 from s4node.executors.stage import Stage, StageStatistics
+
+_GONE = "its consumer has gone"
 
 
 class RemoteSender:
@@ -42,6 +47,7 @@ class RemoteSender:
         self.sent = 0
         self.unheard = 0
         self._routes: dict[str, tuple[Emitter, Outgoing]] = {}
+        self._gone: dict[str, StageStatistics] = {}  # what is counted of consumers that have gone
         self._make_stage = make_stage
         self._on_room = on_room
         self._on_refused = on_refused
@@ -62,10 +68,18 @@ class RemoteSender:
 
     def disconnect(self, consumer: str) -> int:
         """``consumer`` gets nothing more; returns how many events it had not ruled on."""
+        counted = self.statistics()[consumer]
         emitter, outgoing = self._routes.pop(consumer)
         emitter.remove(outgoing.outbox)
+        left = outgoing.unsettled
+        shed = Counter(counted.shed)
+        if left:
+            shed[_GONE] += left
+        self._gone[consumer] = replace(
+            counted, depth=0, bytes=0, capacity=0, max_bytes=0, in_flight=0, shed=dict(shed)
+        )
         self._make_room()
-        return outgoing.unsettled
+        return left
 
     @property
     def emitters(self) -> dict[str, Emitter]:
@@ -120,8 +134,15 @@ class RemoteSender:
         return max((outgoing.pressure for _, outgoing in self._routes.values()), default=0.0)
 
     def statistics(self) -> dict[str, StageStatistics]:
-        """The stage of each consumer."""
-        return {name: outgoing.statistics() for name, (_, outgoing) in self._routes.items()}
+        """The stage of each consumer, also of those that have gone."""
+        found = dict(self._gone)
+        for name, (_, outgoing) in self._routes.items():
+            told, before = outgoing.statistics(), self._gone.get(name)
+            if before is not None:
+                shed = dict(Counter(told.shed) + Counter(before.shed))
+                told = replace(told, admitted=told.admitted + before.admitted, shed=shed)
+            found[name] = told
+        return found
 
     @property
     def unsettled(self) -> dict[str, int]:

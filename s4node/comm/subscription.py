@@ -25,7 +25,7 @@ from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.comm.silence import why_silent
 from s4node.comm.socket import host_and_port
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
-from s4node.progress.startpoint import Startpoint, Upcoming
+from s4node.progress.startpoint import Startpoint, Upcoming, check_places, startpoint_of
 
 WINDOW_BYTES = 16_777_216
 """The most bytes of events that a node sends ahead of a reader."""
@@ -36,6 +36,16 @@ class Place(NamedTuple):
 
     partition: int
     offset: int
+
+
+def _checked(start: Startpoint | Mapping[int, int] | None) -> Startpoint | Mapping[int, int]:
+    """Where to begin; raises StartpointError for what is no such place."""
+    if start is None:
+        return Upcoming()
+    if isinstance(start, Mapping):
+        check_places(start)
+        return start
+    return startpoint_of(start)
 
 
 class Subscription:
@@ -59,7 +69,7 @@ class Subscription:
         self.stream = stream
         self._address = address
         self._types = types
-        self._start = Upcoming() if start is None else start
+        self._start = _checked(start)
         self._timeout = timeout
         self._window = queue_size
         self._arrived: deque[Arrived | Lost] = deque()

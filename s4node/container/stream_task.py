@@ -39,7 +39,7 @@ from s4node.errors import (
 from s4node.event import LIVE, EventBatch, handled
 from s4node.metrics.registry import MetricsRegistry
 from s4node.pe.instances import Instances
-from s4node.progress.startpoint import Specific, Startpoint
+from s4node.progress.startpoint import Startpoint, startpoint_of
 from s4node.routing import key_failure
 from s4node.stream import OutputStream, Stream, emitted
 from s4node.systems.system import SystemStreamPartition
@@ -143,8 +143,7 @@ class Context:
     def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
         """Begin to read an input of this task at an offset, or another Startpoint, whatever was
         saved; the container checks it when ``init`` has ended."""
-        start = Specific(offset) if isinstance(offset, int) else offset
-        self.starts[SystemStreamPartition(*ssp)] = start
+        self.starts[SystemStreamPartition(*ssp)] = startpoint_of(offset)
 
 
 class StreamTaskProcessor:

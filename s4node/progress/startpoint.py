@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
@@ -28,6 +29,8 @@ O = TypeVar("O")  # noqa: E741 - what it makes of it
 
 
 def _check(what: str, number: int, least: int) -> None:
+    if type(number) is not int:
+        raise StartpointError(f"{what} {number!r} is a {type(number).__name__}; give an int")
     if not least <= number <= LARGEST:
         raise StartpointError(f"{what} {number} is none; they go from {least} to {LARGEST}")
 
@@ -95,6 +98,28 @@ class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
 
 
 Startpoint = Oldest | Upcoming | Timestamp | Specific
+
+
+def startpoint_of(start: object) -> Startpoint:
+    """A startpoint, or that of an offset; raises StartpointError for anything else."""
+    if isinstance(start, int):
+        return Specific(start)
+    if not isinstance(start, Startpoint):
+        shown = repr(start) if isinstance(start, type) else f"{start!r} ({type(start).__name__})"
+        raise StartpointError(
+            f"{shown} is no place to begin at; give an offset (an int), or Oldest(), Upcoming(), "
+            f"Timestamp(millis) or Specific(offset)"
+        )
+    return start
+
+
+def check_places(start: Mapping[int, int]) -> None:
+    """Raise StartpointError for what is no dict of offsets by partition."""
+    if not start:
+        raise StartpointError("a dict of offsets by partition names no partition")
+    for partition, offset in start.items():
+        _check("partition", partition, 0)
+        _check(f"partition {partition}: offset", offset, 0)
 
 
 class _Words:
