@@ -154,6 +154,64 @@ def test_a_wrong_key_or_value_is_refused_by_name(kept: Kept) -> None:
         kept.store.put("joe", None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (Profile, {"name": 3}, "the value of 'joe' is no Profile: Expected `str`, got `int`"),
+        (
+            Profile,
+            msgspec.structs.replace(Profile("Joe"), name=3),
+            "the value of 'joe' is no Profile: Expected `str`, got `int`",
+        ),
+        (int, 1.5, "the value of 'joe' is no int: Expected `int`, got `float`"),
+        (dict[str, int], {"a": "b"}, r"is no dict\[str, int\]: Expected `int`, got `str`"),
+        (bool, 1, "is no bool: Expected `bool`, got `int`"),
+    ],
+)
+def test_what_could_not_be_read_again_is_refused_when_it_is_put(
+    tmp_path: Path, kind: Any, value: Any, told: str
+) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("profiles", str, kind))
+    with pytest.raises(StateError, match=told):
+        kept.store.put("joe", value)
+    with pytest.raises(StateError, match=told):
+        kept.store.put_many({"joe": value})
+    assert kept.store.get("joe") is None
+    kept.database.close()
+
+
+def test_what_is_nearly_of_the_type_is_put(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("ratios", str, float))
+    kept.store.put("joe", 2)
+    assert kept.store.get("joe") == 2.0
+    anything = Kept(tmp_path / "another", StoreSpec("anything", str, Any))
+    anything.store.put("joe", {"a": [1, None]})
+    assert anything.store.get("joe") == {"a": [1, None]}
+    kept.database.close()
+    anything.database.close()
+
+
+@pytest.mark.parametrize("ttl", [0.0, 60.0])
+def test_a_value_that_no_longer_fits_is_named_with_its_key(tmp_path: Path, ttl: float) -> None:
+    first = Kept(tmp_path / "task", StoreSpec("profiles", str, dict, ttl))
+    first.store.put_many({"ann": {"name": "Ann"}, "joe": {"name": 3}})
+    first.commit()
+    now: KeyValueStore[str, Profile] = KeyValueStore(
+        StoreSpec("profiles", str, Profile, ttl), FIRST_TABLE, first.database, Changes(), crc32
+    )
+    told = "store 'profiles' holds a value for 'joe' that is no Profile: Expected `str`"
+    assert now.get_many(["ann"]) == {"ann": Profile("Ann")}
+    for read in (
+        lambda: now.get("joe"),
+        lambda: now.get_many(["ann", "joe"]),
+        lambda: list(now.all()),
+        lambda: list(now.range("a", "z")),
+    ):
+        with pytest.raises(StateError, match=told):
+            read()
+    first.database.close()
+
+
 def test_a_value_of_an_older_class_gets_the_new_fields_defaults(tmp_path: Path) -> None:
     first = Kept(tmp_path / "task", StoreSpec("profiles", str, dict))
     first.store.put("joe", {"name": "Joe"})

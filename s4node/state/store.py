@@ -5,7 +5,8 @@ Rules
   the last commit back, with the positions of the inputs that belong to it.
 - A key is a ``str``, an ``int``, ``bytes``, or a tuple of those. Rows of a tuple key lie together
   by its first part, in order: ``range(("joe", 1), ("joe", 9))`` reads just those.
-- Values are what msgspec encodes, of the declared type. None is no value: delete the key instead.
+- Values are what msgspec encodes, of the declared type: what could not be read again is refused
+  when it is put. None is no value: delete the key instead.
 - Safe from all threads in which the task's own methods run.
 - With a time to live, what was put that long ago is gone, whether or not it was read since.
 - A row says itself whether it ends: so a store may be given a time to live, and what was put before
@@ -19,6 +20,7 @@ import heapq
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, get_origin
 
 import msgspec
@@ -35,6 +37,7 @@ V = TypeVar("V")
 _EXPIRY = struct.Struct(">Q")
 _NO_EXPIRY = 1 << 56  # a value that begins as smaller numbers do, with 0, is the one byte of a 0
 _LONGEST = 1e12  # seconds to live, which keeps the time of an end below that
+_PLAIN = (str, int, float, bool, bytes)
 _MISSING = object()
 
 
@@ -95,6 +98,9 @@ class KeyValueStore(Generic[K, V]):
         self._now = now
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
+        # what is of one of these types comes back as it is; anything else is tried when it is put
+        self._plain = next((each for each in _PLAIN if each is spec.value), None)
+        self._words = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
         self._ttl_ms = max(1, int(min(spec.ttl, _LONGEST) * 1000)) if spec.ttl else 0
         # the time at which rows have to end to be over; None where no row has an end
         self._over: Callable[[], float] | None = None
@@ -115,23 +121,21 @@ class KeyValueStore(Generic[K, V]):
         data: Any = self._changes.find(row, _MISSING)
         if data is _MISSING:
             data = self._rows.get(row)
-        value = self._value(data)
+        value = self._value(key, data)
         return default if value is None else value
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """The values of those keys that have one, in one reading."""
         row_of = self._row
-        value_of = self._decode if self._over is None else self._value
         rows = {key: row_of(key) for key in keys}
-        found = self._found(list(rows.values()))
-        try:
-            return {
-                key: value
-                for key, data in zip(rows, found, strict=True)
-                if data is not None and (value := value_of(data)) is not None
-            }
-        except msgspec.MsgspecError as error:
-            raise self._unreadable(error) from error
+        found = zip(rows, self._found(list(rows.values())), strict=True)
+        there = [(key, data) for key, data in found if data is not None]
+        if self._over is None:
+            decode = self._decode
+            with suppress(msgspec.MsgspecError):  # told below, with its key
+                return {key: decode(data) for key, data in there}
+        values = ((key, self._value(key, data)) for key, data in there)
+        return {key: value for key, value in values if value is not None}
 
     def _found(self, rows: list[bytes]) -> list[bytes | None]:
         """What the rows hold, changes included."""
@@ -237,11 +241,18 @@ class KeyValueStore(Generic[K, V]):
             raise StateError(
                 f"store {self.spec.name!r}: the value of {key!r} cannot be kept: {error}"
             ) from error
+        if type(value) is not self._plain:
+            try:
+                self._decode(data)
+            except msgspec.MsgspecError as error:
+                raise StateError(
+                    f"store {self.spec.name!r}: the value of {key!r} is no {self._words}: {error}"
+                ) from error
         if self._ttl_ms:
             return _EXPIRY.pack(int(self._now() * 1000) + self._ttl_ms) + data
         return data
 
-    def _value(self, data: Any) -> V | None:
+    def _value(self, key: K, data: Any) -> V | None:
         if data is None:
             return None
         if self._over is not None and (data := in_time(data, self._over())) is None:
@@ -249,23 +260,21 @@ class KeyValueStore(Generic[K, V]):
         try:
             return self._decode(data)
         except msgspec.MsgspecError as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> StateError:
-        return StateError(
-            f"store {self.spec.name!r} holds a value that is no {self.spec.value}: {error}; "
-            f"fields may only be appended, with defaults"
-        )
+            raise StateError(
+                f"store {self.spec.name!r} holds a value for {key!r} that is no {self._words}: "
+                f"{error}; fields may only be appended, with defaults"
+            ) from error
 
     def _run(self, group: int, first: bytes, last: bytes) -> Iterator[tuple[bytes, K, V]]:
         begin = prefix(group, self._table)
         start, end = begin + first, begin + last
         changed = self._changes.between(start, end)
         for row, data in merged(self._rows.scan(start, end), changed):
-            value = self._value(data)
+            encoded = row[PREFIX_BYTES:]
+            key = self._key_of(encoded)
+            value = self._value(key, data)
             if value is not None:
-                encoded = row[PREFIX_BYTES:]
-                yield encoded, self._key_of(encoded), value
+                yield encoded, key, value
 
     def _filled(self) -> Iterator[int]:
         """The groups that may hold rows of the store, in order."""
