@@ -199,6 +199,40 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
         client.abandon()
 
 
+async def test_a_further_sigterm_lets_what_drains_come_to_its_end(folder: Path) -> None:
+    """Some tools send it to the process and to its group."""
+    (folder / "slow.py").write_text(STUCK.format(kind="async def", wait="await trio.sleep(1)"))
+    async with node_process("slow.py", cwd=folder) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send(Click("ann", 1))
+        await until(lambda: node.stdout == ["began"])
+        for _ in range(3):
+            node.signal(signal.SIGTERM)
+            await trio.sleep(0.1)
+        assert await node.wait() == 0
+        assert "at once" not in node.errors
+        assert clicks.counts["admitted"] == 1
+        client.abandon()
+
+
+async def test_a_handler_that_never_gives_way_is_ended_when_the_time_for_draining_is_over(
+    folder: Path,
+) -> None:
+    (folder / "stuck.py").write_text(STUCK.format(kind="def", wait="time.sleep(1000)"))
+    soon = ("-p", "task.shutdown.ms=300")
+    async with node_process("stuck.py", *soon, cwd=folder) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send(Click("ann", 1))
+        await until(lambda: node.stdout == ["began"])
+        node.signal(signal.SIGTERM)
+        with trio.fail_after(20):
+            assert await node.wait() == 130
+        assert "s4: a handler does not give way, and the time for draining is over: stopped at" in (
+            node.errors
+        )
+        client.abandon()
+
+
 # -- failing --------------------------------------------------------------------------------------
 
 

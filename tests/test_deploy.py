@@ -269,6 +269,20 @@ async def test_settings_go_along_with_the_app(folder: Path) -> None:
         assert f"counter {second['version']} is deployed to shop already" in again.stderr
 
 
+async def test_other_sources_or_settings_under_the_version_that_runs_are_refused(
+    folder: Path,
+) -> None:
+    async with node(folder, "one"):
+        file = write_app(folder, "counter", "v1")
+        await deploy(folder, file, "--version", "1")
+        again = await s4_of(folder, "deploy", file, "--version", "1")
+        assert "counter 1 is deployed to shop already" in again.stderr
+        told = "version 1 of counter runs already, with other sources or settings; give these"
+        for others in ((file, "-p", "s4.app.word=x"), (write_app(folder, "counter", "v2"),)):
+            refused = await s4_of(folder, "deploy", *others, "--version", "1", ok=False)
+            assert told in refused.stderr
+
+
 async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
@@ -931,6 +945,10 @@ async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
         told = (await s4_of(folder, "status")).stdout
         assert "waiting to restart  1, owned by nobody" in told
         assert "failing on one ended because: " in told
+        again = await s4_of(folder, "deploy", "failing.py", ok=False)
+        assert "is deployed to shop already, and no container of it runs; s4 status says" in (
+            again.stderr
+        )
 
 
 async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_there_is_any(

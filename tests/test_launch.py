@@ -105,12 +105,17 @@ async def test_the_setting_says_how_many_containers_share_them_and_the_option_wi
         await until(lambda: sum(" at tcp://" in line for line in process.stderr) == 3)
 
 
-async def test_containers_with_nothing_to_do_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "tasks"), [((), "1 task"), (("--partitions", "2"), "2 tasks")]
+)
+async def test_containers_with_nothing_to_do_are_refused(
+    tmp_path: Path, partitions: tuple[str, ...], tasks: str
+) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)
-    three = ("-p", "job.container.count=3", "--partitions", "2")
+    three = ("-p", "job.container.count=3", *partitions)
     done = await run_s4("run", "counter.py", *three, "--listen", ANY_PORT, cwd=tmp_path)
     assert done.returncode == 2
-    assert "job.container.count = 3, but the app has 2 tasks, and some containers would" in (
+    assert f"job.container.count = 3, but the app has {tasks}, and some containers would" in (
         done.stderr
     )
 

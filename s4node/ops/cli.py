@@ -274,7 +274,7 @@ def _launch(parsed: argparse.Namespace, config: Config, count: int) -> int:
     from s4node.config import CLUSTER_NAME, CLUSTER_PARTITIONS
     from s4node.ops.launch import Launched, launch
 
-    if config.origin(CLUSTER_PARTITIONS) == "default":
+    if parsed.nodes and config.origin(CLUSTER_PARTITIONS) == "default":
         config = config.with_({CLUSTER_PARTITIONS.name: str(count)})
 
     def announce(done: Launched) -> None:

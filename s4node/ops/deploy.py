@@ -25,7 +25,14 @@ from s4node import config as settings
 from s4node.cluster import admin
 from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.node import store_folder
-from s4node.cluster.package import MAX_BYTES, Package, Store, digest_of
+from s4node.cluster.package import (
+    MAX_BYTES,
+    Package,
+    Store,
+    content_version,
+    decode,
+    digest_of,
+)
 from s4node.cluster.registry import RUNNING, STOPPING, AppId, AppInfo, Found, NodeInfo, Registry
 from s4node.config import Config
 from s4node.errors import (
@@ -34,6 +41,7 @@ from s4node.errors import (
     DeployFailed,
     EntryExists,
     NoEntry,
+    PackageError,
     S4Error,
 )
 from s4node.paths import is_folder
@@ -133,6 +141,7 @@ class _Deployment:
     def __init__(self, registry: Registry, config: Config, package: Package, data: bytes) -> None:
         self._registry = registry
         self._config = config
+        self._package = package
         self._manifest = package.manifest
         self._data = data
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
@@ -149,9 +158,15 @@ class _Deployment:
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
         if before and (before.value.version, before.value.state) == (manifest.version, RUNNING):
-            tell(f"{app} {manifest.version} is deployed to {cluster} already")
+            self._check_same(before.value.package)
             members = await registry.members(self._id)
             at = {member.value.node: member.value.address for member in members.values()}
+            if not at:
+                raise DeployFailed(
+                    f"{app} {manifest.version} is deployed to {cluster} already, and no container "
+                    f"of it runs; s4 status says why"
+                )
+            tell(f"{app} {manifest.version} is deployed to {cluster} already")
             return Deployed(app, cluster, manifest.version, partitions, manifest.version, at)
         try:
             ready = await self._switch(nodes, before, partitions)
@@ -162,6 +177,20 @@ class _Deployment:
         at = {name: answer.address for name, answer in ready.items()}
         old = before.value.version if before else ""
         return Deployed(app, cluster, manifest.version, partitions, old, at)
+
+    def _check_same(self, deployed: str) -> None:
+        """Raise DeployFailed where what runs under this version is something else."""
+        try:
+            package = decode(packages_of(self._config).get(deployed))
+        except PackageError:  # nobody can tell any more
+            return
+        content = content_version(package.manifest, package.files)
+        if content != content_version(self._manifest, self._package.files):
+            app, version = self._manifest.name, self._manifest.version
+            raise DeployFailed(
+                f"version {version} of {app} runs already, with other sources or settings; give "
+                f"these another --version, or leave it out"
+            )
 
     async def _switch(
         self, nodes: dict[str, NodeInfo], before: Found[AppInfo] | None, partitions: int

@@ -1,8 +1,10 @@
 """Runs a container as a process: signals, logs, exit status.
 
 Rules
-- SIGTERM and the first Ctrl-C stop in order (drain within ``task.shutdown.ms``); a second one
-  stops at once, and says so.
+- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``); Ctrl-C behind that
+  stops at once, and says so. A further SIGTERM is the same request: tools send it twice.
+- A handler that never gives way keeps the process from all of that. So it is ended from outside of
+  the loop, also when the time for draining is over.
 - Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
   Only errors of standard output itself are taken for this, whatever the process is for.
 - Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
@@ -12,10 +14,12 @@ Rules
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -31,10 +35,13 @@ from s4node.ops import logging, stdio
 from s4node.ops.trace import cause_trace
 
 _AT_ONCE_SECONDS = 1.0
-_CUT_SHORT = (
-    b"s4: stopped at once, before all was drained; what was not committed is processed again where "
+_STUCK_SECONDS = 5.0
+_UNDRAINED = (
+    b"stopped at once, before all was drained; what was not committed is processed again where "
     b"its input can be read again, and is lost otherwise\n"
 )
+_CUT_SHORT = b"s4: " + _UNDRAINED
+_STUCK = b"s4: a handler does not give way, and the time for draining is over: " + _UNDRAINED
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
@@ -76,7 +83,7 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
         tune_gc(config)
         on_ready(container)
 
-    return await run_until_signal(container, ready)
+    return await run_until_signal(container, ready, config[settings.TASK_SHUTDOWN_MS])
 
 
 class Running(Protocol):
@@ -93,11 +100,14 @@ class Running(Protocol):
         ...
 
 
-async def run_until_signal(what: Running, on_ready: Callable[[], None]) -> int:
-    """Run it until it ends or a signal stops it; returns the exit status."""
+async def run_until_signal(
+    what: Running, on_ready: Callable[[], None], seconds: float = math.inf
+) -> int:
+    """Run it until it ends or a signal stops it, for which it has so many seconds; returns the exit
+    status."""
     status = 130
     async with trio.open_nursery() as nursery:
-        with stop_on_signals(what.stop, nursery.cancel_scope):
+        with stop_on_signals(what.stop, nursery.cancel_scope, seconds):
             nursery.start_soon(_announce, what.ready, on_ready)
             await what.run()
             status = 0
@@ -120,27 +130,29 @@ def tune_gc(config: Config) -> None:
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[], None], scope: trio.CancelScope) -> Iterator[None]:
-    """Let the first signal ``stop`` in order, and the second cancel ``scope``.
+def stop_on_signals(
+    stop: Callable[[], None], scope: trio.CancelScope, seconds: float = math.inf
+) -> Iterator[None]:
+    """Let the first signal ``stop`` in order, and Ctrl-C behind that cancel ``scope``.
 
-    A handler that never gives way keeps trio from hearing of it, so the second signal also ends
-    the process from a thread of its own, unless it has ended by itself.
+    A handler that never gives way keeps trio from hearing of it, so the process also ends by
+    threads of their own, unless it has ended by itself: after Ctrl-C behind the first signal, and
+    where the loop stands still when so many seconds are over.
     """
     token = trio.lowlevel.current_trio_token()
-    count = 0
+    stopping = cut = False
 
     def heard(number: int, _frame: object) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
+        nonlocal stopping, cut
+        if not stopping:
+            stopping = True
             token.run_sync_soon(_stop, stop, number)
-        elif count == 2:
+            _after(seconds, _end_if_stuck, token)
+        elif number == signal.SIGINT and not cut:
+            cut = True
             token.run_sync_soon(scope.cancel)
-            end = threading.Timer(_AT_ONCE_SECONDS, os._exit, (130,))
-            end.daemon = True
-            end.start()
-            with suppress(OSError):
-                os.write(2, _CUT_SHORT)  # not print: the signal may have come amid one
+            _after(_AT_ONCE_SECONDS, os._exit, 130)
+            _write(_CUT_SHORT)
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -152,6 +164,34 @@ def stop_on_signals(stop: Callable[[], None], scope: trio.CancelScope) -> Iterat
 
 def _stop(stop: Callable[[], None], number: int) -> None:
     if sys.stderr.isatty():
+        again = "once more" if number == signal.SIGINT else "Ctrl-C"
         name = signal.Signals(number).name
-        print(f"\n{name}: draining; once more to stop at once", file=sys.stderr)
+        print(f"\n{name}: draining; {again} to stop at once", file=sys.stderr)
     stop()
+
+
+def _after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
+    """Call it after so many seconds in a thread of its own, which keeps nobody from ending."""
+    if seconds < threading.TIMEOUT_MAX:
+        timer = threading.Timer(seconds, function, arguments)
+        timer.daemon = True
+        timer.start()
+
+
+def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
+    """End the process once trio answers no more."""
+    while True:
+        alive = threading.Event()
+        try:
+            token.run_sync_soon(alive.set)
+        except trio.RunFinishedError:
+            return
+        if not alive.wait(_STUCK_SECONDS):
+            _write(_STUCK)
+            os._exit(130)
+        time.sleep(_AT_ONCE_SECONDS)
+
+
+def _write(text: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, text)  # not print: the signal may have come amid one

@@ -203,14 +203,18 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 def bottleneck_of(rows: Iterable[Row]) -> str:
-    """Which stage all others wait for, in words; empty where none is full."""
-    full = [row for row in rows if row.executor == "block" and row.fullest >= FULL]
+    """Which stage all others wait for, in words, or else which one drops; empty where none is full.
+
+    One that throttles is full by its rate.
+    """
+    full = [row for row in rows if row.executor != "throttle" and row.fullest >= FULL]
     if not full:
         return ""
-    worst = max(full, key=lambda row: (_rank(row), row.fullest))
+    worst = max(full, key=lambda row: (row.executor != "shed", _rank(row), row.fullest))
+    drops = ", and drops" if worst.executor == "shed" else ""
     return (
-        f"{worst.stage} {worst.stream!r} of app {worst.app!r} is {worst.fullest:.0%} full: what "
-        f"comes after it is too slow"
+        f"{worst.stage} {worst.stream!r} of app {worst.app!r} is {worst.fullest:.0%} full{drops}: "
+        f"what comes after it is too slow"
     )
 
 

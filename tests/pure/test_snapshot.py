@@ -130,10 +130,15 @@ def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
         ([stage("stream", "clicks", 99), stage("stream", "words", 85)], "stream 'words'"),
         ([stage("deserializer", "clicks", 100), stage("stream", "clicks", 90)], "stream 'clicks'"),
         ([stage("remoteSender", "out", 90), stage("stream", "words", 100)], "remoteSender 'out'"),
-        ([stage("stream", "clicks", 100, executor="shed")], ""),
+        ([stage("stream", "clicks", 100, executor="shed")], "is 100% full, and drops: what comes"),
+        (
+            [stage("stream", "words", 100, executor="shed"), stage("stream", "clicks", 90)],
+            "stream 'clicks'",
+        ),
+        ([stage("sender", "clicks", 100, executor="throttle")], ""),
     ],
 )
-def test_the_bottleneck_is_the_full_blocking_stage_furthest_downstream(
+def test_the_bottleneck_is_the_full_blocking_stage_furthest_downstream_or_else_one_that_drops(
     stages: list[dict[str, Any]], words: str
 ) -> None:
     found = bottleneck_of(rows_of([told(*stages)]))
