@@ -79,7 +79,7 @@ class ProcessingError(S4Error):
             leave_out = ", or have s4.stream.<stream>.onError leave such events out"
         super().__init__(
             f"{pe} of app {app!r} raised {described(cause)}; "
-            f"key {key!r}, {place}. The app stops here: mend the handler"
+            f"key {key!r}, {place}. The app stops here: {_mending(pe, cause)}"
             f"{',' if of_event else ' or'} catch the exception in it{leave_out}"
         )
         self.app = app
@@ -87,6 +87,15 @@ class ProcessingError(S4Error):
         self.key = key
         self.position = position
         self.__cause__ = cause
+
+
+def _mending(pe: str, cause: BaseException) -> str:
+    """What to do about what a handler has raised."""
+    _, undeclared, rest = described(cause).partition(f"{pe!r} object has no attribute '")
+    if not isinstance(cause, AttributeError) or not undeclared:
+        return "mend the handler"
+    name = rest.partition("'")[0]
+    return f"mend the handler (what a PE keeps is declared in its class, as '{name}: int = 0')"
 
 
 class TaskError(ProcessingError):

@@ -20,7 +20,7 @@ import msgspec
 
 from s4node.app import App
 from s4node.errors import GraphError, KeyFinderError
-from s4node.pe.codec import ElementCodec
+from s4node.pe.codec import ElementCodec, check_defaults
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import BoundedInstances, Instances
 from s4node.pe.prototype import HandlerTable, Prototype
@@ -55,9 +55,10 @@ def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
 def check_kept(app: App) -> None:
     """Raise one GraphError with every PE whose state cannot be saved."""
     problems = []
-    for prototype, _ in app.prototypes.values():
+    for prototype, element in app.prototypes.values():
         try:
             ElementCodec(prototype.cls)
+            check_defaults(prototype.cls, {n: getattr(element, n) for n in prototype.cls._state})
         except GraphError as error:
             problems.append(str(error))
     _raise(app, problems)

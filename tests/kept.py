@@ -50,6 +50,16 @@ def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def kept_rows(app: Path, store: str) -> dict[Any, Any]:
+    """What the tasks of an app keep in a store, as of the last commits."""
+    found: dict[Any, Any] = {}
+    for folder in app.glob("tasks/*"):
+        if epochs.epochs_of(folder):
+            with epochs.copied(folder) as database:
+                found.update(Look(TaskState(database, crc32)).store(store))
+    return found
+
+
 def kept_producers(app: Path) -> dict[str, dict[Producer, KeptProducer]]:
     """How far producers are committed, by task."""
     found = {}

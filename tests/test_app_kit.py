@@ -525,6 +525,16 @@ def test_a_handler_s_own_exception_is_raised_with_its_place() -> None:
             test.send("clicks", Click("ann"))
 
 
+def test_who_sets_what_the_class_does_not_declare_is_told_how_to() -> None:
+    class Undeclared(Count):
+        def on_create(self) -> None:
+            self.total = 0
+
+    told = r"mend the handler \(.* is declared in its class, as 'total: int = 0'\), catch"
+    with AppTest(counting(cls=Undeclared)) as test, pytest.raises(ProcessingError, match=told):
+        test.send("clicks", Click("joe"))
+
+
 # --- what a wrong test is told -------------------------------------------------------------------
 
 

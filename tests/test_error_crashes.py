@@ -143,6 +143,41 @@ app = Outputs("outputs", Tell)
 """
 )
 
+HOPS = (
+    COMMON
+    + """
+    pass
+
+class Hop(Event):
+    page: str
+
+class Clicks(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.hops.put(Hop(event.what))
+
+class Pages(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Hop) -> None:
+        self.clicks += 1
+        if os.path.exists("hold"):
+            os.remove("hold")
+            await trio.sleep_forever()
+        if os.path.exists("kills"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Clicks), key="user", system="log")
+        self.hops = self.create_stream("hops", self.create_pe(Pages), key="page")
+
+app = Counts("counts")
+"""
+)
+
 APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
 
 
@@ -177,7 +212,7 @@ class Bench:
 
     def run(self, app: str, **more: str) -> list[str]:
         path = self.folder / "app.py"
-        path.write_text(OUTPUTS if app == "outputs" else APPS[app])
+        path.write_text({"outputs": OUTPUTS, "hops": HOPS, **APPS}[app])
         return ["run", str(path), *self.settings(**more)]
 
     async def append(self, clicks: list[Click]) -> None:
@@ -283,9 +318,54 @@ async def test_what_kills_stops_the_container_where_nobody_says_anything_and_can
                 assert await process.wait() == 1
             assert "the process was killed 3 times while this event was processed" in process.errors
             assert "(log.clicks[" in process.errors
+            assert "started, also with a handler that was mended" in process.errors
             assert "s4.stream.clicks.onError = skip" in process.errors
         async with s4_process(*it.run("elements"), cwd=tmp_path) as process:
             await until(lambda: it.counted() == it.truth())
+
+
+def page_beside(user: str) -> str:
+    """A page whose hops are the own events of the task that has the user's clicks."""
+    home = Partitioner(2).partition_of
+    return next(f"page-{n}" for n in range(99) if home(f"page-{n}") == home(user))
+
+
+async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_are_not(
+    tmp_path: Path,
+) -> None:
+    kills, page = tmp_path / "kills", page_beside("joe")
+    skip = {"s4.stream.hops.onError": "skip"}
+    async with bench(tmp_path) as it:
+        kills.touch()
+        await it.append([Click("joe", 1, page)])
+        for _ in range(3):
+            async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        kills.unlink()
+        for count in (1, 2, 3):
+            async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:
+                if count > 1:
+                    await it.append([Click("joe", count, page)])
+                await until(lambda count=count: it.counted().get("joe") == count)
+                process.signal(signal.SIGTERM)
+                assert await process.wait() == 0
+            assert it.counted() == {"joe": count} | ({page: count - 1} if count > 1 else {})
+
+
+async def test_equal_events_of_a_task_s_own_are_innocent_where_each_was_under_way_at_one_death(
+    tmp_path: Path,
+) -> None:
+    hold, page = tmp_path / "hold", page_beside("joe")
+    async with bench(tmp_path) as it:
+        for count in range(1, 5):
+            hold.touch()
+            async with s4_process(*it.run("hops"), cwd=tmp_path) as process:
+                await it.append([Click("joe", count, page)])
+                await until(lambda: not hold.exists())
+                await process.kill()
+            async with s4_process(*it.run("hops"), cwd=tmp_path) as process:
+                await until(lambda count=count: it.counted() == {"joe": count, page: count})
+                await process.kill()
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -10,22 +10,28 @@ from typing import Any
 
 import pytest
 import trio
+from failing import (
+    PLACES,
+    AsyncCount,
+    Click,
+    Count,
+    Counts,
+    counted,
+    fill,
+    letters,
+    processed,
+    ssp,
+    truth,
+)
 from harness import running, until
 from input_systems import dies, fresh
-from kept import kept_instances
+from kept import kept_instances, kept_rows
 
-from s4node import App, Client, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.container.container import Container
-from s4node.errors import ConfigError, NotSaveable, ProcessingError
+from s4node.errors import ConfigError, ProcessingError
 from s4node.keys import Partitioner
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import InputBatch, SystemStreamPartition
-
-
-class Click(Event):
-    user: str
-    number: int = 0
-    bad: bool = False
 
 
 @pytest.fixture
@@ -33,121 +39,10 @@ def settings(settings: dict[str, str]) -> dict[str, str]:
     return {**settings, "s4.stream.clicks.onError": "skip"}
 
 
-def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
-    return SystemStreamPartition("memory", stream, partition)
-
-
-def fill(system: MemorySystem, count: int, bad: Any, partitions: int = 2) -> list[Click]:
-    """Events, each in the partition of its key."""
-    system.create("clicks", partitions)
-    home = Partitioner(partitions)
-    clicks = [Click(f"user-{n % 17}", n, bad(n)) for n in range(count)]
-    for click in clicks:
-        system.put("clicks", home.partition_of(click.user), click)
-    return clicks
-
-
-def truth(clicks: list[Click]) -> Counter[str]:
-    return Counter(click.user for click in clicks if not click.bad)
-
-
-async def letters(system: MemorySystem, stream: str = "dead") -> list[GenericEvent]:
-    """All that is in a stream of one partition."""
-    bounds = await system.bounds(ssp(0, stream))
-    reader = await system.open(ssp(0, stream), 0, [GenericEvent])
-    found: list[GenericEvent] = []
-    while len(found) < bounds.upcoming:
-        batch = await reader.read()
-        assert isinstance(batch, InputBatch)
-        batch.load()
-        found += batch.events
-    return found
-
-
-async def processed(container: Container, system: MemorySystem, partitions: int = 2) -> None:
-    """Return when all that is in the clicks was processed."""
-    assert container.replay is not None
-    progress = container.replay.consumers.progress
-    for partition in range(partitions):
-        end = (await system.bounds(ssp(partition))).upcoming
-
-        def done(partition: int = partition, end: int = end) -> bool:
-            mine = progress.get(partition, {}).get(ssp(partition))
-            return mine is not None and mine.safe >= end
-
-        await until(done)
-
-
 # -- PEs ------------------------------------------------------------------------------------------
 
 
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1  # which must not stay
-        if event.bad:
-            raise ValueError(f"click {event.number} is bad")
-
-
-class AsyncCount(ProcessingElement):
-    clicks: int = 0
-
-    async def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        await trio.lowlevel.checkpoint()
-        if event.bad:
-            raise ValueError(f"click {event.number} is bad")
-
-
-class Spoils(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 2**70 if event.bad else 1  # which only a commit finds
-
-
-class AsyncSpoils(ProcessingElement):
-    clicks: int = 0
-
-    async def on_event(self, event: Click) -> None:
-        await trio.lowlevel.checkpoint()
-        self.clicks += 2**70 if event.bad else 1
-
-
-class Counts(App):
-    def __init__(
-        self, pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0
-    ) -> None:
-        super().__init__("counts")
-        self._pe = pe
-        self._handlers = handlers
-        self._cache = cache
-
-    def on_init(self) -> None:
-        element = self.create_pe(self._pe)
-        if self._cache:
-            element.set_pe_cache(self._cache)
-        stream = self.create_input_stream("clicks", element, key="user", system="memory")
-        stream.set_parallelism(self._handlers)
-
-
-def counted(container: Container) -> Counter[str]:
-    return Counter({
-        key: instance.clicks
-        for task in container.tasks.values()
-        for instances in task.instances.values()
-        for key, instance in instances.items()
-    })  # fmt: skip
-
-
 PES = [(Count, 1), (AsyncCount, 1), (Count, 4), (AsyncCount, 4)]
-PLACES = {
-    "the first": lambda n: n == 0,
-    "the last": lambda n: n == 499,
-    "some": lambda n: n % 41 == 7,
-    "many in a row": lambda n: 100 <= n < 160,
-}
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -171,200 +66,6 @@ async def test_what_pes_count_is_the_truth_without_the_events_at_which_they_fail
             system.put("clicks", Partitioner(2).partition_of(click.user), click)
         await processed(container, system)
         assert counted(container) == truth(clicks + more)
-
-
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize(
-    ("pe", "handlers", "cache"),
-    [(Spoils, 1, 0), (Spoils, 1, 3), (AsyncSpoils, 1, 0), (Spoils, 4, 0), (AsyncSpoils, 4, 3)],
-)
-async def test_events_are_left_out_that_leave_what_cannot_be_saved(
-    system: MemorySystem,
-    settings: dict[str, str],
-    pe: type[ProcessingElement],
-    handlers: int,
-    cache: int,
-    where: str,
-) -> None:
-    clicks = fill(system, 500, PLACES[where])
-    settings["task.commit.ms"] = "20"
-    async with running(Counts(pe, handlers, cache), settings, partitions=2) as container:
-        assert container.replay is not None
-        progress = container.replay.consumers.progress
-        ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
-        await until(lambda: [progress[n][ssp(n)].committed for n in range(2)] == ends)
-        assert container.statistics().replay.left_out == {
-            "clicks": sum(click.bad for click in clicks)
-        }
-    async with running(Counts(pe), settings, partitions=2) as container:
-        more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
-        for click in more:
-            system.put("clicks", Partitioner(2).partition_of(click.user), click)
-        await processed(container, system)
-        assert counted(container) == truth(clicks + more)
-
-
-async def test_where_events_may_not_be_left_out_the_app_ends_by_what_cannot_be_saved(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 50, lambda n: n == 20)
-    del settings["s4.stream.clicks.onError"]
-    with pytest.raises(NotSaveable, match=r"Spoils 'user-3' cannot be saved: .*ints"):
-        async with running(Counts(Spoils), settings | {"task.commit.ms": "20"}, partitions=2):
-            await trio.sleep_forever()
-
-
-class SpoilsInTime(Count):
-    def on_time(self) -> None:
-        self.clicks = 2**70
-
-
-async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(SpoilsInTime)
-            timed.set_timer_interval(0.05)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
-
-    fill(system, 50, lambda _: False, partitions=1)
-    settings["task.commit.ms"] = "20"
-    with pytest.raises(NotSaveable):
-        async with running(Timed(), settings, partitions=1) as container:
-            await trio.sleep_forever()
-    assert container.statistics().replay.left_out == {}
-
-
-async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_come(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(SpoilsInTime)
-            timed.set_timer_interval(0.2)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
-
-    async def feed() -> None:
-        while True:
-            system.put("clicks", 0, Click("joe"))
-            await trio.sleep(0.005)
-
-    system.create("clicks", 1)
-    settings["task.commit.ms"] = "20"
-    with pytest.raises(NotSaveable):
-        async with running(Timed(), settings, partitions=1) as container:
-            await feed()
-    assert container.statistics().replay.left_out == {}
-
-
-async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    system.create("clicks", 1)
-    for n in range(300):
-        system.put("clicks", 0, Click(f"user-{n}", n, n >= 10))
-    settings["task.commit.ms"] = "300"
-    async with running(Counts(AsyncSpoils, 4, 1), settings, partitions=1) as container:
-        assert container.replay is not None
-        progress = container.replay.consumers.progress
-        await until(lambda: progress[0][ssp(0)].committed == 300)
-        assert container.statistics().replay.left_out == {"clicks": 290}
-
-
-class SpoilsAtOnce(Count):
-    def on_create(self) -> None:
-        self.clicks = 2**70
-
-    def on_event(self, event: Click) -> None: ...
-
-
-async def test_what_a_start_has_spoiled_ends_the_app_and_leaves_no_event_out(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    class Single(App):
-        def on_init(self) -> None:
-            single = self.create_pe(SpoilsAtOnce)
-            single.set_singleton()
-            self.create_input_stream("clicks", single, system="memory")
-
-    fill(system, 50, lambda _: False, partitions=1)
-    settings["task.commit.ms"] = "20"
-    with pytest.raises(NotSaveable, match="SpoilsAtOnce None cannot be saved"):
-        async with running(Single("single"), settings, partitions=1) as container:
-            await trio.sleep_forever()
-    assert container.statistics().replay.left_out == {}
-
-
-async def test_timers_that_spoil_nothing_do_not_hinder_the_search(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    class Ticks(Spoils):
-        def on_time(self) -> None: ...
-
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(Ticks)
-            timed.set_timer_interval(0.005)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
-
-    fill(system, 500, lambda n: n == 20, partitions=1)
-    settings["task.commit.ms"] = "20"
-    async with running(Timed(), settings, partitions=1) as container:
-        assert container.replay is not None
-        progress = container.replay.consumers.progress
-        await until(lambda: progress[0][ssp(0)].committed == 500)
-        assert container.statistics().replay.left_out == {"clicks": 1}
-
-
-class Stack(ProcessingElement):
-    numbers: list[int] = []  # noqa: RUF012
-
-    def on_event(self, event: Click) -> None:
-        if event.bad:
-            self.numbers.append(2**70)
-        elif event.number < 0:
-            self.numbers.pop(0)
-        else:
-            self.numbers.append(event.number)
-
-
-async def test_what_cannot_be_saved_is_not_forgotten_by_a_cache_and_nobody_else_is_to_blame(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    class Stacks(App):
-        def on_init(self) -> None:
-            stack = self.create_pe(Stack)
-            stack.set_pe_cache(1)
-            self.create_input_stream("clicks", stack, key="user", system="memory")
-
-    system.create("clicks", 1)
-    others = [Click(f"user-{n}", n) for n in range(5000)]
-    clicks = [Click("joe", 1), Click("joe", 2, bad=True), *others, Click("joe", -1)]
-    for click in clicks:
-        system.put("clicks", 0, click)
-    settings["task.commit.ms"] = "500"  # by then others have had its place in the cache
-    async with running(Stacks("stacks"), settings, partitions=1) as container:
-        assert container.replay is not None
-        progress = container.replay.consumers.progress
-        await until(lambda: progress[0][ssp(0)].committed == len(clicks))
-        assert container.statistics().replay.left_out == {"clicks": 1}
-
-
-async def test_inputs_that_end_are_saved_before_that_is_told(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    clicks = fill(system, 500, PLACES["some"])
-    for partition in range(2):
-        system.end("clicks", partition)
-    async with running(Counts(Spoils), settings, partitions=2) as container:
-        assert container.replay is not None
-        await container._stopping.wait()  # by itself, for all inputs have ended
-    progress = container.replay.consumers.progress
-    ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
-    assert [progress[n][ssp(n)].committed for n in range(2)] == ends
-    assert counted(container) == truth(clicks)
-    assert container.statistics().replay.left_out == {"clicks": sum(c.bad for c in clicks)}
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -603,6 +304,73 @@ async def test_events_fail_behind_a_stream_of_the_app_and_nothing_else_counts_tw
         firsts = Counter(click.user for click in every)
         seconds = Counter(f"page-{click.number % 11}" for click in every if not click.bad)
         await until(lambda: counted(container) == firsts + seconds)
+
+
+class Sums:
+    """Counts what comes, and tells pages when nothing more does."""
+
+    def init(self, config: Any, context: Any) -> None:
+        self.counts = context.store("counts")
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        event = envelope.message
+        key = event.page if isinstance(event, Hop) else event.user
+        self.counts.put(key, self.counts.get(key, 0) + 1)
+        if event.bad:
+            raise ValueError(f"{key} is bad")
+
+    def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
+        for number in range(5):
+            collector.send("hops", Hop(f"page-{number}", bad=number == 2))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_what_is_put_at_the_end_of_the_inputs_comes_once_but_for_that_which_fails(
+    system: MemorySystem, settings: dict[str, str], partitions: int
+) -> None:
+    class Summing(TaskApp):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", key="user", types=Click, system="memory")
+            self.create_stream("hops", key="page", types=Hop)
+            self.create_store("counts", key=str, value=int)
+
+    settings["s4.stream.hops.onError"] = "skip"
+    clicks = fill(system, 20, lambda _: False, partitions)
+    for partition in range(partitions):
+        system.end("clicks", partition)
+    async with running(Summing("summing", Sums), settings, partitions=partitions) as container:
+        await container._stopping.wait()
+    assert container.statistics().replay.left_out == {"hops": partitions}
+    pages = Counter({f"page-{number}": partitions for number in (0, 1, 3, 4)})
+    folder = Path(settings["s4.state.folder"]) / "default" / "summing"
+    assert kept_rows(folder, "counts") == truth(clicks) + pages
+
+
+async def test_equal_events_behind_a_stream_of_the_app_are_each_left_out(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Twice(First):
+        def on_event(self, event: Click) -> None:
+            super().on_event(event)
+            self.app.hops.put(Hop(f"page-{event.number % 11}", event.number, event.bad))
+
+    class Hopping(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Twice), key="user", system="memory")
+            self.hops = self.create_stream("hops", self.create_pe(Second), key="page")
+
+    settings |= {"s4.stream.hops.onError": "skip", "task.commit.ms": "50"}
+    clicks = fill(system, 20, lambda n: n in (3, 4), partitions=1)
+    async with running(Hopping("hopping"), settings, partitions=1) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == len(clicks))
+    assert container.statistics().replay.left_out == {"hops": 4}
+    kept = kept_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
+    pages = Counter(f"page-{click.number % 11}" for click in clicks if not click.bad)
+    assert {key: state["clicks"] for key, state in kept.items()} == (
+        Counter(click.user for click in clicks) + pages + pages
+    )
 
 
 # -- what producers send --------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import trio
+from failing import Click, counted, fill, ssp, truth
 from harness import free_port, until
-from test_errors import Click, Store, Stores, counted, fill, ssp, stored, truth
+from test_errors import Store, Stores, stored
 from test_nodes import Nodes, nodes
 
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp

@@ -15,10 +15,11 @@ from input_systems import dies, fresh
 from kept import keep_positions, kept_positions
 
 from s4node import App, GenericEvent, ProcessingElement
-from s4node.errors import CheckpointError, TaskFenced
+from s4node.errors import CheckpointError, StateError, TaskFenced
 from s4node.keys import Partitioner, hasher_named
 from s4node.progress.startpoint import Oldest
 from s4node.progress.store import FILE
+from s4node.state.database import Database
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import TaskApp
@@ -241,6 +242,11 @@ async def test_a_task_says_in_init_where_it_begins_whatever_was_committed(
         (ssp("clicks", 0), 6, "offset 6"),
         (ssp("views", 0), 0, "does not read it; it reads memory.clicks"),
         (SystemStreamPartition("live", "clicks", 0), Oldest(), "no live input stream"),
+        (ssp("clicks", 0), "5", r"'5' \(str\) is no place to begin at; give an offset \(an int\)"),
+        (ssp("clicks", 0), None, r"None \(NoneType\) is no place to begin at"),
+        (ssp("clicks", 0), 7.5, r"7.5 \(float\) is no place to begin at"),
+        (ssp("clicks", 0), True, "offset True is a bool; give an int"),
+        (ssp("clicks", 0), Oldest, "Oldest'> is no place to begin at"),
     ],
 )
 async def test_a_start_that_cannot_be_stops_the_container(
@@ -283,7 +289,7 @@ async def test_a_commit_that_a_task_asks_for_covers_exactly_the_event_at_which_i
     notes = Notes()
     with dies(StopTest):
         async with running(writing(notes, "clicks", make=Committing), settings) as container:
-            await until(lambda: notes.count == 5 and container.replay.committer.commits == 1)
+            await until(lambda: notes.count == 5 and container.replay.committer.commits == 2)
             written.append(kept(settings)["Partition 0"])
             raise StopTest
     assert written == [{"memory.clicks[0]": 3}]
@@ -301,7 +307,7 @@ async def test_what_was_processed_since_the_last_commit_is_replayed_and_nothing_
     notes = Notes()
     with dies(StopTest):
         async with running(writing(notes, "clicks", make=Committing), settings) as container:
-            await until(lambda: notes.count == 5 and container.replay.committer.commits == 1)
+            await until(lambda: notes.count == 5 and container.replay.committer.commits == 2)
             raise StopTest
     again = Notes()
     async with running(writing(again, "clicks"), settings):
@@ -327,7 +333,7 @@ async def test_progress_is_committed_every_so_often(
 async def test_where_an_input_begins_is_committed_so_that_a_crash_before_any_event_skips_none(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    settings |= {"systems.memory.samza.offset.default": "upcoming", "task.commit.ms": "10"}
+    settings |= {"systems.memory.samza.offset.default": "upcoming"}  # and a commit each minute
     system.create("clicks", 1)
     system.put("clicks", 0, event(0))
     notes = Notes()
@@ -336,9 +342,36 @@ async def test_where_an_input_begins_is_committed_so_that_a_crash_before_any_eve
             await until(lambda: kept(settings)["Partition 0"] == {"memory.clicks[0]": 1})
             raise StopTest
     system.put("clicks", 0, event(1))
-    async with running(writing(notes, "clicks"), settings):
-        await until(lambda: notes.count == 1)
-    assert notes.by_task == {"Partition 0": [("clicks", 0, 1)]}
+    for _ in range(2):  # also what was processed, for nothing of it was committed
+        notes = Notes()
+        with dies(StopTest):
+            async with running(writing(notes, "clicks"), settings):
+                await until(lambda: notes.count == 1)  # noqa: B023 - it is this turn's
+                raise StopTest
+        assert notes.by_task == {"Partition 0": [("clicks", 0, 1)]}
+
+
+async def test_no_event_is_processed_before_it_is_kept_where_its_input_begins(
+    system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
+    system.create("clicks", 2)
+    for partition in range(2):
+        system.put("clicks", partition, event(0))
+    notes = Notes()
+    written, broken = Database.write, True
+
+    def write(self: Database, rows: list[bytes], values: list[bytes | None]) -> int:
+        if broken:
+            raise StateError("the disk is full")
+        return written(self, rows, values)
+
+    monkeypatch.setattr(Database, "write", write)
+    async with running(writing(notes, "clicks"), settings, partitions=2) as container:
+        await until(lambda: container.replay.committer.failures > 4)
+        assert notes.count == 0
+        broken = False
+        await until(lambda: notes.count == 2)
 
 
 async def test_progress_is_committed_where_other_tasks_have_processed_all_that_was_read(

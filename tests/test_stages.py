@@ -317,6 +317,36 @@ async def test_bytes_bound_what_waits_and_nothing_is_lost() -> None:
         assert len(door.seen) == 301
 
 
+async def test_handlers_that_put_much_go_few_beyond_the_capacity_however_quick_the_others_are() -> (
+    None
+):
+    class Fan(ProcessingElement):
+        def on_event(self, click: Click) -> None:
+            for n in range(1000):
+                self.app.parts.put(Click(f"user-{n % 7}", n))
+
+    class Count(ProcessingElement):
+        def on_event(self, click: Click) -> None:
+            self.app.counted += 1
+
+    class Fans(App):
+        def on_init(self) -> None:
+            self.counted = 0
+            self.parts = self.create_stream("parts", self.create_pe(Count), key="user")
+            self.create_input_stream("clicks", self.create_pe(Fan), key="user")
+
+    app = Fans("fans")
+    async with running(app, {"s4.stream.workQueueSize": "100"}) as node:
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click("first")] * 3)  # then quick ones
+            await clicks.flush()
+            await clicks.send_many([Click(f"user-{n}") for n in range(1000)])
+            await clicks.flush()
+        await until(lambda: app.counted == 1_003_000)
+        assert stage_of(node, "stream", "parts").highest < 60_000  # what some steps put
+
+
 async def test_bytes_of_frames_that_hold_a_single_event_are_bounded_as_well() -> None:
     door = Door()
     limit = 100_000

@@ -302,6 +302,28 @@ async def test_an_app_whose_state_cannot_be_saved_does_not_start(
             pass
 
 
+class Listing(ProcessingElement):
+    seen: dict[str, int] = {}  # noqa: RUF012
+
+    def on_event(self, event: Click) -> None:
+        self.seen[event.user] += 1
+
+
+async def test_a_default_that_the_prototype_was_given_is_checked_as_that_of_the_class(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Lists(App):
+        def on_init(self) -> None:
+            listing = self.create_pe(Listing)
+            listing.seen = Counter()
+            self.create_input_stream("clicks", listing, key="user", system="memory")
+
+    system.create("clicks", 1)
+    with dies(GraphError, match=r"PE class Listing: attribute seen is a Counter, .* plain dict"):
+        async with running(Lists("lists"), settings):
+            pass
+
+
 class Timed(ProcessingElement):
     ticks: int = 0
 
@@ -469,7 +491,7 @@ async def test_stores_go_back_to_the_last_commit_with_the_offsets(
     async with crashing(tallying(), threaded) as container:
         system.put("words", 0, *words("a", "b"), *words("a", commit=True), *words("a", "c"))
         await until(lambda: container.processed == 5)
-        await until(lambda: container.replay.committer.commits >= 1)
+        await until(lambda: container.replay.committer.commits >= 2)  # the first before any event
         assert stored(settings) == {"a": 2, "b": 1}
     async with running(tallying(), threaded) as container:
         await until(lambda: container.processed == 2)
@@ -483,10 +505,12 @@ async def test_a_store_goes_on_when_its_time_to_live_is_given_and_taken_away(
 
     async def live(word: str, ttl: float) -> dict[str, int]:
         async with running(tallying(ttl=ttl), settings) as container:
-            system.put("words", 0, *words("a", commit=True))
-            await until(lambda: container.replay.committer.commits == 1)
-            system.put("words", 0, *words(word, commit=True))
-            await until(lambda: container.replay.committer.commits == 2)
+            committer, progress = container.replay.committer, container.replay.consumers.progress
+            await until(lambda: any(each.committed is not None for each in progress[0].values()))
+            for each in ("a", word):
+                before = committer.commits
+                system.put("words", 0, *words(each, commit=True))
+                await until(lambda before=before: committer.commits > before)
         return stored(settings, ttl)
 
     assert await live("x", 0) == {"a": 1, "x": 1}
@@ -501,7 +525,7 @@ async def test_a_task_commits_early_when_much_has_changed(
     bound = {**settings, "s4.state.changesBytes": "1024"}
     async with crashing(tallying(), bound) as container:
         system.put("words", 0, *words(*("x" * 100 + str(n) for n in range(100))))
-        await until(lambda: container.replay.committer.commits >= 1)
+        await until(lambda: container.replay.committer.commits >= 2)  # the first before any event
         assert len(stored(settings)) >= 9
 
 

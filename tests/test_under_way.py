@@ -41,6 +41,19 @@ def test_a_process_that_ends_by_itself_leaves_only_the_suspects_that_it_had(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_task_s_own_events_are_suspected_until_somebody_says_that_they_are_committed(
+    tmp_path: Path,
+) -> None:
+    hops = "hops (put by the task itself)"
+    first = enter(tmp_path, 1, {})
+    first.begin(hops, 7, 7)
+    second = enter(tmp_path, 2, {})
+    assert second.suspects == [Suspect(hops, 7, 7)]
+    second.acquit(second.suspects)
+    second.begin(hops, 7, 7)  # another one that is equal
+    assert enter(tmp_path, 3, {}).suspects == [Suspect(hops, 7, 7, 1)]
+
+
 def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     slots = [first.take() for _ in range(SLOTS)]
@@ -50,6 +63,33 @@ def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path
             first.begin(CLICKS, slot, slot, slot)
     for slot in slots:
         first.give(slot)
+    assert enter(tmp_path, 2, {}).suspects == []
+
+
+@pytest.mark.parametrize("damage", [b"{", b'[["log.clicks\xff[0]"', b"[" * 100_000])
+def test_suspects_that_cannot_be_read_are_none(tmp_path: Path, damage: bytes) -> None:
+    first = enter(tmp_path, 1, {})
+    first.begin(CLICKS, 10, 19)
+    first.close([Suspect(CLICKS, 10, 19)])
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage)
+    assert enter(tmp_path, 2, {}).suspects == []
+
+
+def test_origins_have_long_names_but_for_those_that_no_slot_holds(tmp_path: Path) -> None:
+    first = enter(tmp_path, 1, {})
+    long, longer = f"views[0]@{'ü' * 498}", f"views[0]@{'ü' * 499}"
+    first.begin(long, 7, 7, first.take())
+    first.begin(longer, 8, 8, first.take())
+    first.begin(longer, 9, 9, first.take())
+    assert enter(tmp_path, 2, {}).suspects == [Suspect(long, 7, 7)]
+
+
+def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
+    first = enter(tmp_path, 1, {})
+    first.begin(CLICKS, 10, 19)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[: SLOTS * 256])
     assert enter(tmp_path, 2, {}).suspects == []
 
 

@@ -498,7 +498,7 @@ class Committer:
         """State or offsets, or both, are safe."""
         self.commits += 1
         if kept.task.isolation is not None:
-            kept.task.isolation.culprits.written()
+            kept.task.isolation.written()
         offsets, consumed, producers = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
         kept.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(kept.checkpoint)

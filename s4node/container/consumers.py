@@ -8,7 +8,8 @@ Rules
 - A reader is asked only while there is room with every task that its events may go to, so a slow
   task bounds what is kept for it.
 - Where an input goes on: where the task's ``init`` said; else at the startpoint that was asked for;
-  else at its checkpoint; else where the settings say. It is told once a stream.
+  else at its checkpoint; else where the settings say. It is told once a stream, and committed
+  before the first event is read: a crash must not make another place of what was upcoming.
 - A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
   are right already; of others the task that reads them sends on what is not its own.
 - Reading stops at once when the container stops; what was read goes to its tasks.
@@ -75,6 +76,10 @@ class Tasks(Protocol):
         """A task of this container may have something to do."""
         ...
 
+    def commit_soon(self, partition: int) -> None:
+        """Have the task of a partition of this container commit as soon as it may."""
+        ...
+
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task of this container has been given all that an input will ever hold."""
         ...
@@ -130,6 +135,11 @@ class _Feed:
     def stale(self) -> bool:
         """Whether what was read is not to be given to the tasks any more."""
         return self.anew
+
+
+def _is_kept(taker: _Taker) -> bool:
+    """Whether the task's checkpoint, or else its startpoint, has a place for the input."""
+    return taker.progress.committed is not None or bool(taker.progress.startpoint)
 
 
 class Consumers:
@@ -256,6 +266,7 @@ class Consumers:
             taker.progress.committed = before.committed
             taker.progress.startpoint = before.startpoint
             self.progress[new.partition][taker.ssp] = taker.progress
+            self._want_kept(taker)
             feed = self._feeds.get(taker.ssp)
             if feed is not None and new.partition in feed.takers:
                 system = self._systems[taker.ssp.system]
@@ -287,10 +298,22 @@ class Consumers:
                     taker.progress.committed = taker.kept
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
                 self._begun[taker.task.partition].append(taker)
+            await self._keep_begin(takers)
+            for taker in takers:
                 self._join(taker, system)
                 await self._bootstrap(taker, system)
         self._beginning = [each for each in self._beginning if each not in takers]
         self.released()  # there may be no turn for long
+
+    async def _keep_begin(self, takers: list[_Taker]) -> None:
+        """Return when it is committed where each of these begins."""
+        for taker in takers:
+            self._want_kept(taker)
+        await self.wait(lambda: all(_is_kept(taker) for taker in takers))
+
+    def _want_kept(self, taker: _Taker) -> None:
+        if not _is_kept(taker):
+            self._tasks.commit_soon(taker.task.partition)
 
     async def _bootstrap(self, taker: _Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""

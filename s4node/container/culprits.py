@@ -2,7 +2,7 @@
 
 Rules
 - An event is known by where it came from and its number there. One that the task itself has put has
-  no number: its bytes stand for it, and it is left out once.
+  no number: its bytes stand for it, and of equal ones as many are left out as have failed.
 - A culprit is left out when its batch is loaded, before anything of the batch is processed. Its
   number counts as done.
 - What was left out is forgotten when no going back can come to it any more.
@@ -21,7 +21,7 @@ from s4node.comm.producer_lane import shortened
 from s4node.container.letters import letter, raw_of
 from s4node.errors import NotSaveable, ProcessingError, described
 from s4node.event import LIVE, EventBatch, GenericEvent
-from s4node.progress.suspects import DEATHS
+from s4node.progress.suspects import DEATHS, OWN
 
 MAX_TRACE = 2000
 """Characters of a traceback in a dead letter; its end says most."""
@@ -47,10 +47,6 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return self.origin if self.own else f"{self.origin}:{self.number}"
-
-
-OWN = " (put by the task itself)"
-"""How the origins of a task's own events end."""
 
 
 class Fault(NamedTuple):
@@ -111,14 +107,14 @@ class Culprits:
     def __init__(self) -> None:
         self.unsafe = 0  # letters of what was left out that are not safe yet
         self._numbered: dict[str, dict[int, Fault]] = {}
-        self._own: dict[str, dict[int, Fault]] = {}
+        self._own: dict[str, dict[int, list[Fault]]] = {}  # one for each of those that are equal
         self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
         self._going: list[tuple[Place, Fault]] = []  # of its own, by the commit that is written
 
     def add(self, place: Place, fault: Fault) -> None:
         """An event is one of them from now on."""
         if place.own:
-            self._own.setdefault(place.origin, {})[place.number] = fault
+            self._own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
             return
         numbers = self._numbered.setdefault(place.origin, {})
         numbers[place.number] = fault
@@ -127,7 +123,7 @@ class Culprits:
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
         """Take culprits out of a batch that has just been loaded; returns those that were in it."""
-        faults = self._of(batch)
+        faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
         found: list[LeftOut] = []
@@ -138,8 +134,7 @@ class Culprits:
             behind = index - len(found)
             found.append(LeftOut(place, behind, batch.stream, fault.reason, letter))
             if place.own:
-                del self._own[place.origin][place.number]
-                self._gone.append((place, faults[index]))
+                self._gone.append((place, fault))
         left = [index for index in range(len(batch.events)) if index not in faults]
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
@@ -149,21 +144,22 @@ class Culprits:
         batch.events = [batch.events[index] for index in left]
         return found
 
-    def _of(self, batch: EventBatch) -> dict[int, Fault]:
-        """Those in a batch, by their index."""
-        if batch.receipt is None:
-            own = self._own.get(origin_of(batch))
-            if not own:
-                return {}
-            found: dict[int, Fault] = {}
-            seen = set()
+    def _taken_from(self, batch: EventBatch) -> dict[int, Fault]:
+        """Those in a batch of the task's own, by their index; they are none any more."""
+        own = self._own.get(origin_of(batch))
+        found: dict[int, Fault] = {}
+        if own:
             for index, event in enumerate(batch.events):
                 digest = _digest(event)
-                if digest in own and digest not in seen:
-                    seen.add(digest)
-                    found[index] = own[digest]
-            return found
-        numbers = self._numbered.get(batch.receipt.origin)
+                if digest in own:
+                    found[index] = own[digest].pop(0)
+                    if not own[digest]:
+                        del own[digest]
+        return found
+
+    def _of(self, batch: EventBatch) -> dict[int, Fault]:
+        """Those in a batch of others, by their index."""
+        numbers = self._numbered.get(origin_of(batch))
         if not numbers:
             return {}
         number = batch.number

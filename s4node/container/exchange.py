@@ -71,7 +71,7 @@ class _Side:
         self.unclaimed: dict[str, Unclaimed] = {}  # of ways to consumers that are not there yet
         self.left: dict[str, list[Any]] = {}
         self.own_rows = False
-        self.processed = 0
+        self.moved = 0  # events that the task had processed and put when a commit began
         self.life: str = state.meta(_LIFE) or ""
 
 
@@ -194,7 +194,7 @@ class Exchange:
         never leaves."""
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
-        side.processed, side.left = 0, {}
+        side.moved, side.left = 0, {}
         if side.life and not state.meta(_LIFE):
             state.set_meta(_LIFE, side.life)
         rows = ways_of(state.rows(OUTBOX))
@@ -417,7 +417,7 @@ class Exchange:
             return False
         if any(way.dispatches.changed for way in side.ways.values()):
             return True
-        return task.processed != side.processed and (side.own_rows or bool(task.own()))
+        return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
 
     def begin(self, task: Task) -> None:
         """A commit of a task begins: all that it has put until now is part of it."""
@@ -432,7 +432,7 @@ class Exchange:
         for stream, way in side.ways.items():
             way.dispatches.begin(own.get(stream, ()))
         side.own_rows = bool(own)
-        side.processed = task.processed
+        side.moved = _moved(task)
 
     def encode(self, task: Task) -> bool:
         """Encode a part of what belongs to the commit; False if nothing of it is left."""
@@ -450,7 +450,7 @@ class Exchange:
         if side is None:
             return
         if not written:
-            side.processed = -1
+            side.moved = -1
         leaves = written and self.leaves(task)
         if leaves:
             passing("outbox.release")
@@ -461,6 +461,11 @@ class Exchange:
             self._tell(way)  # nobody answers where nothing is left to send
         if leaves:
             passing("outbox.released")
+
+
+def _moved(task: Task) -> int:
+    """Another number whenever what waits of the task's own may be another."""
+    return task.processed + task.sent
 
 
 def _is_near(emitter: Emitter, lane: Lane) -> bool:

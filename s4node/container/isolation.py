@@ -67,6 +67,7 @@ class Isolation:
     """That of ``task``, by ``recovery``."""
 
     __slots__ = (
+        "_end_taken",
         "_leash",
         "_most",
         "_suspects",
@@ -74,6 +75,7 @@ class Isolation:
         "_under_way",
         "_untold",
         "culprits",
+        "end_written",
         "examination",
         "recovery",
     )
@@ -82,6 +84,8 @@ class Isolation:
         self.recovery = recovery
         self.culprits = Culprits()
         self.examination = Examination()
+        self.end_written = False  # a commit has what the task has done at the end of its inputs
+        self._end_taken = False
         self._task = task
         self._most = task.gate.max_concurrency
         self._leash: Leash | None = None
@@ -102,6 +106,7 @@ class Isolation:
     def succeeds(self, before: Isolation) -> None:
         """This is of the task that takes the place of one that has failed."""
         self.culprits = before.culprits
+        self.end_written = before.end_written
         self._leash = Leash()
         self._under_way = before._under_way
         self._suspect(before.suspects)
@@ -123,6 +128,10 @@ class Isolation:
         """A batch is about to be processed."""
         found = self.culprits.leave_out(batch)
         if found:
+            if self._suspects is not None:
+                for one in found:
+                    if one.place.own:  # in no order; of others' the next that is processed says so
+                        self._suspects.passed(*one.place)
             self.recovery.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
@@ -132,6 +141,9 @@ class Isolation:
 
     def taken(self) -> None:
         """A commit is about to be taken."""
+        self._end_taken = self._task.gate.end_told
+        if self._suspects is not None:
+            self._suspects.taken(waits=bool(self._task.own()))
         left = []
         for untold in self._untold:
             batch, one, stream = untold
@@ -182,7 +194,7 @@ class Isolation:
             self._under_way.end()
         if self._suspects is not None:
             if count:
-                self._suspects.passed(origin_of(batch), batch.number(batch.at + count - 1))
+                self._suspects.passed(*place_of(batch, batch.at + count - 1))
             self.recovery.turns(self._task, begins=False)
 
     def takes_off(self, flight: Flight) -> None:
@@ -216,9 +228,20 @@ class Isolation:
         self.examination.taken()
         if self._leash is not None and self._leash.committed():
             self._leash = None
-        if self._suspects is not None and self._suspects.committed():
+
+    def written(self) -> None:
+        """The commit is written."""
+        self.culprits.written()
+        self.end_written = self._end_taken
+        if self._suspects is None:
+            return
+        own = [one for one in self._suspects.written() if one.own]
+        if own and self._under_way is not None:
+            self._under_way.acquit(own)
+        if not self._suspects.left:
             self._suspects = None
             self._task.gate.max_concurrency = self._most
+            self.recovery.turns(self._task, begins=False)
 
 
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:

@@ -231,12 +231,12 @@ class EventLoop:
                 continue
             ready.append(task)
             self.step_began = now
-            pace = task.pace
-            count = take(task, op, min(pace.events, budget), spawn)
+            pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
+            count = take(task, op, min(pace.events(kind), budget), spawn)
             budget -= count
             ended = time.perf_counter()
             if op is Op.PROCESS:
-                pace.took(count, ended - now)
+                pace.took(kind, count, ended - now)
             now = ended
             if now - began > self._max_seconds:
                 break

@@ -11,7 +11,8 @@ Rules
 - The first failure of a stream is told, the others are counted. Each event that kills is told
   once, however often its task comes to it again.
 - Where tasks may go back, the end of the inputs waits until all before it is written; behind it
-  nothing would be read again.
+  nothing would be read again. What a task does at the end is committed before anything else, and it
+  is not told of it again when it goes back behind that.
 """
 
 from __future__ import annotations
@@ -132,9 +133,9 @@ class Recovery:
         why = f"{KILLS.reason} ({place})"
         if said == FAIL:
             raise EventKills(
-                f"{why}. The container stops here: mend the handler, or set "
-                f"s4.stream.{stream}.onError = skip to leave the event out, or dead-letter to keep "
-                f"it in task.dead.letter.stream"
+                f"{why}. The container stops here, as often as it is started, also with a handler "
+                f"that was mended; set s4.stream.{stream}.onError = skip to leave the event out, "
+                f"or dead-letter to keep it in task.dead.letter.stream and send it again from there"
             )
         if (task.partition, place) not in self._killers:
             self._killers.add((task.partition, place))
@@ -151,12 +152,15 @@ class Recovery:
         return False
 
     def turns(self, task: Task, *, begins: bool) -> None:
-        """Such a task begins to process, or has ended."""
-        self._turn = task if begins else None
-        if not begins:
-            waiting, self._waiting = self._waiting, set()
-            for partition in waiting:
-                self._wake(partition)
+        """Such a task begins to process; or has ended, or has no suspects any more."""
+        if begins:
+            self._turn = task
+            return
+        if self._turn is task:
+            self._turn = None
+        waiting, self._waiting = self._waiting, set()
+        for partition in waiting:
+            self._wake(partition)
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:

@@ -100,11 +100,11 @@ class Steps:
             return done
         began = time.perf_counter()
         task.finish(op, task.run(op, limit))
-        self._took(task, op, time.perf_counter() - began)
+        self._took(task, op, limit, time.perf_counter() - began)
         return limit if op is Op.TIMER else 1
 
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
-        began = time.perf_counter()
+        began, stream = time.perf_counter(), task.stream
         try:
             if mode is Mode.THREAD:
                 threads = self._limiter(None, self._threads)
@@ -119,13 +119,14 @@ class Steps:
         seconds = time.perf_counter() - began
         task.finish(op, result)
         if op is Op.PROCESS:
-            task.pace.took(result, seconds)
+            task.pace.took(stream, result, seconds)
         else:
-            self._took(task, op, seconds)
+            self._took(task, op, limit, seconds)
         self._wake(task)
 
-    def _took(self, task: Task, op: Op, seconds: float) -> None:
+    def _took(self, task: Task, op: Op, limit: int, seconds: float) -> None:
         task.took(op, seconds)
+        task.pace.learn(op.value, limit, seconds)
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and not task.slow_window:
             task.slow_window = True

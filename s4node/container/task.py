@@ -247,6 +247,12 @@ class Task:
         self._look(flights)
         return flights.order.ready
 
+    @property
+    def stream(self) -> str:
+        """The stream of the batch at hand; empty if there is none."""
+        batch = self.backlog.at_hand
+        return "" if batch is None else batch.stream
+
     def mode(self, op: Op) -> Mode:
         """How the next step is run."""
         if op is Op.PROCESS:
@@ -297,8 +303,8 @@ class Task:
             events = events[batch.at : batch.at + limit]
         if self.isolation is not None:
             self.isolation.begins(batch, len(events))
-            if events and self.isolation.examination.looks:
-                self.processor.check(batch.stream, events[0])  # what could not be saved before it
+            if events:
+                self._check(batch.stream, events[0])  # what could not be saved before it
         return batch, events
 
     def finish(self, op: Op, result: int) -> None:
@@ -342,6 +348,8 @@ class Task:
             elif op is Op.TIMER and not result:
                 gate.timer_due = True
             elif op is Op.END_OF_STREAM:
+                if self.isolation is not None and self.isolation.recovery.undoes:
+                    gate.commit_due = True  # before anything that comes of it can fail
                 self.requests.finished(self)
         if self.processor.asked.any:
             self.requests.take(self, self.processor.asked.taken())
@@ -379,8 +387,7 @@ class Task:
             if self.isolation is not None:
                 self.isolation.takes_off(flight)
             self.processor.begins(flight)
-            if self.isolation is not None and self.isolation.examination.looks:
-                self.processor.check(flight.batch.stream, flight.event)
+            self._check(flight.batch.stream, flight.event)
         return flight
 
     async def tidy(self, flight: Flight) -> None:
@@ -507,17 +514,21 @@ class Task:
 
     def _spoils(self, batch: EventBatch, index: int) -> ProcessingError | None:
         """The failure of an event that has left what cannot be saved, where that is looked at."""
-        if self.isolation is None or not self.isolation.examination.looks:
-            return None
         try:
-            self.processor.check(batch.stream, batch.events[index])
+            self._check(batch.stream, batch.events[index])
         except NotSaveable as error:
+            assert self.isolation is not None
             place = batch.position(index)
             failure = ProcessingError(self.app.name, error.pe, error.key, place, error)
             failure.at = batch, index
             self.isolation.examination.found()
             return failure
         return None
+
+    def _check(self, stream: str, event: Any) -> None:
+        """Raise NotSaveable where what an event is for cannot be saved, if that is looked at."""
+        if self.isolation is not None and self.isolation.examination.looks:
+            self.processor.check(stream, event)
 
     def _heed_spoils(self) -> None:
         """If something has left memory that cannot be saved, go back before it is missed."""
@@ -571,6 +582,7 @@ class Task:
         assert before.isolation is not None
         self.isolation.succeeds(before.isolation)
         self.processed, self.sent = before.processed, before.sent
+        self.gate.end_told = self.isolation.end_written
         self._begins = True
 
     def tell(self, stream: Stream, event: Any) -> None:

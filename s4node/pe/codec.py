@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import get_annotations
 from typing import Any
@@ -46,8 +46,7 @@ class ElementCodec:
     def __init__(self, cls: type[ProcessingElement], versions: Sequence[Fields] = ()) -> None:
         self._name = cls.__name__
         self._types = _types_of(cls)
-        for name, default in cls._state.items():
-            _check_default(cls, name, default)
+        check_defaults(cls, cls._state)
         self.fields: Fields = tuple(
             (name, _words(cls, name, kind)) for name, kind in self._types.items()
         )
@@ -185,15 +184,17 @@ def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in cls._state}
 
 
-def _check_default(cls: type[ProcessingElement], name: str, default: Any) -> None:
-    """Refuse what would come back as another type, and so only fail after a restart."""
-    for plain in (dict, list, set):
-        if isinstance(default, plain) and type(default) is not plain:
-            raise GraphError(
-                f"PE class {cls.__name__}: attribute {name} is a {type(default).__name__}, and "
-                f"would come back from its state as a plain {plain.__name__}; give it a "
-                f"{plain.__name__} as its default"
-            )
+def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) -> None:
+    """Refuse what would come back as another type, and so only fail after a restart; ``defaults``
+    are those of the class, or of its prototype."""
+    for name, default in defaults.items():
+        for plain in (dict, list, set):
+            if isinstance(default, plain) and type(default) is not plain:
+                raise GraphError(
+                    f"PE class {cls.__name__}: attribute {name} is a {type(default).__name__}, and "
+                    f"would come back from its state as a plain {plain.__name__}; give it a "
+                    f"{plain.__name__} as its default"
+                )
 
 
 def _words(cls: type[ProcessingElement], name: str, kind: Any) -> str:

@@ -5,7 +5,9 @@ Rules
   suspects; a range in one that was known before has one death more than that.
 - Suspects are processed one by one, and nothing of the other suspects beside them: so with the
   second death the very event is known, and with the third it is convicted.
-- A suspect that is committed is none.
+- A suspect is none when a commit is written that covers it: all up to a number, of what is read in
+  order. Of a task's own events, which have no order, it is the very one that was processed; or any
+  that can no longer be known, for a commit finds nothing waiting of what the task has put.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ ALL = (1 << 64) - 1
 
 MAX_SUSPECTS = 256
 
+OWN = " (put by the task itself)"
+"""How the origins of a task's own events end."""
+
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):
     """The numbers from ``first`` to ``last`` of an origin; the process was killed at them so many
@@ -31,6 +36,11 @@ class Suspect(msgspec.Struct, frozen=True, array_like=True):
     first: int
     last: int
     deaths: int = 1
+
+    @property
+    def own(self) -> bool:
+        """Whether the task itself has put it."""
+        return self.origin.endswith(OWN)
 
     @property
     def convicted(self) -> bool:
@@ -62,34 +72,39 @@ def after_death(
 
 
 class Suspects:
-    """Those of a task, while it runs."""
+    """Those of a task, while it runs. ``left`` are those that no written commit covers."""
 
     def __init__(self, suspects: Iterable[Suspect]) -> None:
-        self._left = list(suspects)
+        self.left = list(suspects)
         self._passed: set[Suspect] = set()
-
-    @property
-    def left(self) -> list[Suspect]:
-        """Those that are not committed."""
-        return self._left
+        self._committing: set[Suspect] = set()
 
     def alone(self, origin: str, numbers: Iterable[int]) -> int:
         """How many of these numbers, from the first on, may be processed together."""
         count = 0
         for number in numbers:
-            if any(one.has(origin, number) for one in self._left):
+            if any(one.has(origin, number) for one in self.left):
                 return count or 1
             count += 1
         return count
 
     def passed(self, origin: str, number: int) -> None:
-        """All numbers of an origin up to this one are done."""
-        self._passed.update(
-            one for one in self._left if one.origin == origin and one.last <= number
-        )
+        """All numbers of an origin up to this one are done; of the task's own events this one."""
+        for one in self.left:
+            if one.origin == origin and (one.last == number if one.own else one.last <= number):
+                self._passed.add(one)
 
-    def committed(self) -> bool:
-        """A commit has what is done; whether none is left."""
-        self._left = [one for one in self._left if one not in self._passed and one.last != ALL]
+    def taken(self, *, waits: bool) -> None:
+        """A commit has what is done; ``waits`` is whether any of the task's own events do."""
+        self._committing |= self._passed
+        self._committing.update(
+            one for one in self.left if one.own and (one.last == ALL or not waits)
+        )
         self._passed.clear()
-        return not self._left
+
+    def written(self) -> list[Suspect]:
+        """It is written; returns those that are none any more."""
+        gone = [one for one in self.left if one in self._committing]
+        self.left = [one for one in self.left if one not in self._committing]
+        self._committing.clear()
+        return gone

@@ -5,14 +5,15 @@ Rules
   is written without a call of the system, and is there when the process is killed.
 - It is there only while the task runs: who finds that of an earlier owner knows that he was killed,
   or may be alive and out of date. It has the owner's epoch in its name, so two never share one.
-- Suspects are kept until they are committed, whatever ends the process.
+- Suspects are kept until they are committed, whatever ends the process. Of others' events the next
+  owner finds that by their numbers; of the task's own nothing else tells.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,11 +21,13 @@ import msgspec
 
 from s4node.errors import StateError
 from s4node.progress.suspects import Suspect, after_death
+from s4node.schema import UNREADABLE
 
 SLOTS = 64
-"""Ranges that are told apart; of what is under way beyond that nothing is known."""
+"""Ranges that are told apart; of what is under way beyond that nothing is known, nor of what comes
+from where the name is longer than a slot."""
 
-_ORIGIN_BYTES = 238
+_ORIGIN_BYTES = 1006
 _SLOT = struct.Struct(f"<HQQ{_ORIGIN_BYTES}s")
 _BUSY = struct.Struct("<HQQ")
 _NONE = bytes(2)
@@ -53,9 +56,10 @@ class UnderWay:
         if self._named[slot] == origin:
             _BUSY.pack_into(self._map, at, self._lengths[slot], first, last)
             return
-        name = origin.encode()[:_ORIGIN_BYTES]
-        self._named[slot], self._lengths[slot] = origin, len(name)
-        _SLOT.pack_into(self._map, at, len(name), first, last, name)
+        name = origin.encode()
+        length = len(name) if len(name) <= _ORIGIN_BYTES else 0
+        self._named[slot], self._lengths[slot] = origin, length
+        _SLOT.pack_into(self._map, at, length, first, last, name)
 
     def end(self, slot: int = 0) -> None:
         """They have ended."""
@@ -79,6 +83,12 @@ class UnderWay:
             self._suspects_path.write_bytes(msgspec.json.encode(left))
         else:
             self._suspects_path.unlink(missing_ok=True)
+
+    def acquit(self, suspects: Collection[Suspect]) -> None:
+        """A commit that is written covers these, or nothing of them can be known any more."""
+        self.suspects = [one for one in self.suspects if one not in suspects]
+        with suppress(OSError):  # they are suspected for longer then
+            self.keep(self.suspects)
 
     def close(self, suspects: Iterable[Suspect]) -> None:
         """The process ends by itself, with these suspects left."""
@@ -119,7 +129,7 @@ def _epochs(folder: Path) -> set[int]:
 def _known(path: Path) -> list[Suspect]:
     try:
         return _decode(path.read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return []
 
 
@@ -129,8 +139,9 @@ def _under_way(path: Path) -> list[Suspect]:
     except FileNotFoundError:
         return []
     found = []
-    for at in range(0, len(data) - _SLOT.size + 1, _SLOT.size):
-        length, first, last, origin = _SLOT.unpack_from(data, at)
+    if len(data) != _SLOT.size * SLOTS:  # another version's
+        return []
+    for length, first, last, origin in _SLOT.iter_unpack(data):
         if 0 < length <= _ORIGIN_BYTES:
             found.append(Suspect(origin[:length].decode(errors="replace"), first, last))
     return found

@@ -103,6 +103,17 @@ def test_an_event_of_the_task_s_own_is_left_out_once_until_that_is_taken_back() 
     assert left(7) == [7]
 
 
+def test_of_equal_events_of_the_task_s_own_as_many_are_left_out_as_have_failed() -> None:
+    culprits = Culprits()
+    hops = EventBatch("hops", 0, [Click(7), Click(7), Click(7)])
+    for left in (2, 1, 0):  # one after the other fails, with no commit in between
+        culprits.add(place_of(hops, 0), FAULT)
+        culprits.going_back({})
+        batch = EventBatch("hops", 0, list(hops.events))
+        assert len(culprits.leave_out(batch)) == 3 - left
+        assert batch.events == hops.events[:left]
+
+
 def test_culprits_below_the_last_commit_are_forgotten() -> None:
     culprits = Culprits()
     for number in (3, 5):

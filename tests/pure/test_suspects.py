@@ -47,11 +47,14 @@ def test_what_is_committed_is_suspected_no_more() -> None:
 
     suspects = Suspects(known)
     suspects.passed("log.clicks[0]", 4)
-    assert suspects.left == known
-    assert not suspects.committed()
-    assert suspects.left == [Suspect("log.views[0]", 4, 4, 2)]
+    suspects.taken(waits=False)
     suspects.passed("log.views[0]", 7)
-    assert suspects.committed()
+    assert suspects.left == known  # for that commit may fail
+    assert suspects.written() == [Suspect("log.clicks[0]", 4, 4, 2)]
+    assert suspects.left == [Suspect("log.views[0]", 4, 4, 2)]
+    suspects.taken(waits=False)
+    suspects.written()
+    assert suspects.left == []
 
 
 def test_suspects_are_processed_one_by_one_and_the_others_together() -> None:
@@ -62,7 +65,26 @@ def test_suspects_are_processed_one_by_one_and_the_others_together() -> None:
     assert suspects.alone("log.views[0]", range(5, 20)) == 15
 
 
+HOPS = "hops (put by the task itself)"
+
+
 def test_of_the_task_s_own_events_all_are_suspected_until_the_next_commit() -> None:
-    suspects = Suspects([Suspect("hops (put by the task itself)", 0, ALL)])
-    assert suspects.alone("hops (put by the task itself)", (0,)) == 1
-    assert suspects.committed()
+    suspects = Suspects([Suspect(HOPS, 0, ALL)])
+    assert suspects.alone(HOPS, (0,)) == 1
+    suspects.taken(waits=True)
+    assert suspects.written() == [Suspect(HOPS, 0, ALL)]
+    assert suspects.left == []
+
+
+def test_an_event_of_the_task_s_own_is_none_when_it_or_all_of_them_are_committed() -> None:
+    seven, nine = Suspect(HOPS, 7, 7), Suspect(HOPS, 9, 9)
+    suspects = Suspects([seven, nine])
+    suspects.passed(HOPS, 9)  # which says nothing of the other
+    suspects.taken(waits=True)
+    assert suspects.written() == [nine]
+    suspects.passed(HOPS, 8)
+    suspects.taken(waits=True)
+    assert suspects.written() == []
+    suspects.taken(waits=False)  # it was put anew, as another one
+    assert suspects.written() == [seven]
+    assert suspects.left == []

@@ -375,11 +375,13 @@ class Turns:
 
     def __init__(self) -> None:
         self.mine = True
+        self.taken = False
 
     def may(self, _task: Task) -> bool:
         return self.mine
 
-    def turns(self, _task: Task, *, begins: bool) -> None: ...
+    def turns(self, _task: Task, *, begins: bool) -> None:
+        self.taken = begins
 
 
 def test_a_commit_that_waits_for_suspects_waits_for_their_turn() -> None:
@@ -397,6 +399,23 @@ def test_a_commit_that_waits_for_suspects_waits_for_their_turn() -> None:
     turns.mine = True
     machine.finish()
     assert (len(machine.user.began), machine.commits) == (3, [(3, 0)])
+
+
+def test_a_task_whose_last_suspect_is_committed_beside_an_event_gives_its_turn_back() -> None:
+    machine = Machine(by_key=True, concurrency=2, async_commit=True, whole=True)
+    turns = Turns()
+    isolation = machine.task.isolation = Isolation(machine.task, turns)  # type: ignore[arg-type]
+    isolation._suspect([Suspect(str(SSPS[0]), 0, 0)])
+    machine.offer(0, [0, 1, 2])
+    machine.step()
+    machine.end(0, "done")
+    machine.step()
+    assert (len(machine.user.began), turns.taken) == (2, True)
+    isolation.taken()
+    isolation.written()
+    assert not turns.taken
+    machine.finish()
+    assert not turns.taken
 
 
 @pytest.mark.parametrize(("prompt", "commits"), [(1.0, 2), (0.0, 1)])

@@ -1,0 +1,119 @@
+"""Apps whose handlers fail at the events that say so, and what is true without those."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import trio
+from harness import until
+
+from s4node import App, Event, GenericEvent, ProcessingElement
+from s4node.container.container import Container
+from s4node.keys import Partitioner
+from s4node.systems.memory import MemorySystem
+from s4node.systems.system import InputBatch, SystemStreamPartition
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+    bad: bool = False
+
+
+def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
+    return SystemStreamPartition("memory", stream, partition)
+
+
+def fill(system: MemorySystem, count: int, bad: Any, partitions: int = 2) -> list[Click]:
+    """Events, each in the partition of its key."""
+    system.create("clicks", partitions)
+    home = Partitioner(partitions)
+    clicks = [Click(f"user-{n % 17}", n, bad(n)) for n in range(count)]
+    for click in clicks:
+        system.put("clicks", home.partition_of(click.user), click)
+    return clicks
+
+
+def truth(clicks: list[Click]) -> Counter[str]:
+    return Counter(click.user for click in clicks if not click.bad)
+
+
+async def letters(system: MemorySystem, stream: str = "dead") -> list[GenericEvent]:
+    """All that is in a stream of one partition."""
+    bounds = await system.bounds(ssp(0, stream))
+    reader = await system.open(ssp(0, stream), 0, [GenericEvent])
+    found: list[GenericEvent] = []
+    while len(found) < bounds.upcoming:
+        batch = await reader.read()
+        assert isinstance(batch, InputBatch)
+        batch.load()
+        found += batch.events
+    return found
+
+
+async def processed(container: Container, system: MemorySystem, partitions: int = 2) -> None:
+    """Return when all that is in the clicks was processed."""
+    assert container.replay is not None
+    progress = container.replay.consumers.progress
+    for partition in range(partitions):
+        end = (await system.bounds(ssp(partition))).upcoming
+
+        def done(partition: int = partition, end: int = end) -> bool:
+            mine = progress.get(partition, {}).get(ssp(partition))
+            return mine is not None and mine.safe >= end
+
+        await until(done)
+
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1  # which must not stay
+        if event.bad:
+            raise ValueError(f"click {event.number} is bad")
+
+
+class AsyncCount(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        await trio.lowlevel.checkpoint()
+        if event.bad:
+            raise ValueError(f"click {event.number} is bad")
+
+
+class Counts(App):
+    def __init__(
+        self, pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0
+    ) -> None:
+        super().__init__("counts")
+        self._pe = pe
+        self._handlers = handlers
+        self._cache = cache
+
+    def on_init(self) -> None:
+        element = self.create_pe(self._pe)
+        if self._cache:
+            element.set_pe_cache(self._cache)
+        stream = self.create_input_stream("clicks", element, key="user", system="memory")
+        stream.set_parallelism(self._handlers)
+
+
+def counted(container: Container) -> Counter[str]:
+    return Counter({
+        key: instance.clicks
+        for task in container.tasks.values()
+        for instances in task.instances.values()
+        for key, instance in instances.items()
+    })  # fmt: skip
+
+
+PLACES = {
+    "the first": lambda n: n == 0,
+    "the last": lambda n: n == 499,
+    "some": lambda n: n % 41 == 7,
+    "many in a row": lambda n: 100 <= n < 160,
+}

@@ -1,0 +1,237 @@
+"""Events that leave what cannot be saved: they are left out, and nobody else is blamed."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from failing import (
+    PLACES,
+    Click,
+    Count,
+    Counts,
+    counted,
+    fill,
+    processed,
+    ssp,
+    truth,
+)
+from harness import running, until
+
+from s4node import App, ProcessingElement
+from s4node.errors import NotSaveable
+from s4node.keys import Partitioner
+from s4node.systems.memory import MemorySystem
+
+
+@pytest.fixture
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "s4.stream.clicks.onError": "skip"}
+
+
+class Spoils(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 2**70 if event.bad else 1  # which only a commit finds
+
+
+class AsyncSpoils(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        await trio.lowlevel.checkpoint()
+        self.clicks += 2**70 if event.bad else 1
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    ("pe", "handlers", "cache"),
+    [(Spoils, 1, 0), (Spoils, 1, 3), (AsyncSpoils, 1, 0), (Spoils, 4, 0), (AsyncSpoils, 4, 3)],
+)
+async def test_events_are_left_out_that_leave_what_cannot_be_saved(
+    system: MemorySystem,
+    settings: dict[str, str],
+    pe: type[ProcessingElement],
+    handlers: int,
+    cache: int,
+    where: str,
+) -> None:
+    clicks = fill(system, 500, PLACES[where])
+    settings["task.commit.ms"] = "20"
+    async with running(Counts(pe, handlers, cache), settings, partitions=2) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
+        await until(lambda: [progress[n][ssp(n)].committed for n in range(2)] == ends)
+        assert container.statistics().replay.left_out == {
+            "clicks": sum(click.bad for click in clicks)
+        }
+    async with running(Counts(pe), settings, partitions=2) as container:
+        more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
+        for click in more:
+            system.put("clicks", Partitioner(2).partition_of(click.user), click)
+        await processed(container, system)
+        assert counted(container) == truth(clicks + more)
+
+
+async def test_where_events_may_not_be_left_out_the_app_ends_by_what_cannot_be_saved(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 50, lambda n: n == 20)
+    del settings["s4.stream.clicks.onError"]
+    with pytest.raises(NotSaveable, match=r"Spoils 'user-3' cannot be saved: .*ints"):
+        async with running(Counts(Spoils), settings | {"task.commit.ms": "20"}, partitions=2):
+            await trio.sleep_forever()
+
+
+class SpoilsInTime(Count):
+    def on_time(self) -> None:
+        self.clicks = 2**70
+
+
+async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Timed(Counts):
+        def on_init(self) -> None:
+            timed = self.create_pe(SpoilsInTime)
+            timed.set_timer_interval(0.05)
+            self.create_input_stream("clicks", timed, key="user", system="memory")
+
+    fill(system, 50, lambda _: False, partitions=1)
+    settings["task.commit.ms"] = "20"
+    with pytest.raises(NotSaveable):
+        async with running(Timed(), settings, partitions=1) as container:
+            await trio.sleep_forever()
+    assert container.statistics().replay.left_out == {}
+
+
+async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_come(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Timed(Counts):
+        def on_init(self) -> None:
+            timed = self.create_pe(SpoilsInTime)
+            timed.set_timer_interval(0.2)
+            self.create_input_stream("clicks", timed, key="user", system="memory")
+
+    async def feed() -> None:
+        while True:
+            system.put("clicks", 0, Click("joe"))
+            await trio.sleep(0.005)
+
+    system.create("clicks", 1)
+    settings["task.commit.ms"] = "20"
+    with pytest.raises(NotSaveable):
+        async with running(Timed(), settings, partitions=1) as container:
+            await feed()
+    assert container.statistics().replay.left_out == {}
+
+
+async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    for n in range(300):
+        system.put("clicks", 0, Click(f"user-{n}", n, n >= 10))
+    settings["task.commit.ms"] = "300"
+    async with running(Counts(AsyncSpoils, 4, 1), settings, partitions=1) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == 300)
+        assert container.statistics().replay.left_out == {"clicks": 290}
+
+
+class SpoilsAtOnce(Count):
+    def on_create(self) -> None:
+        self.clicks = 2**70
+
+    def on_event(self, event: Click) -> None: ...
+
+
+async def test_what_a_start_has_spoiled_ends_the_app_and_leaves_no_event_out(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Single(App):
+        def on_init(self) -> None:
+            single = self.create_pe(SpoilsAtOnce)
+            single.set_singleton()
+            self.create_input_stream("clicks", single, system="memory")
+
+    fill(system, 50, lambda _: False, partitions=1)
+    settings["task.commit.ms"] = "20"
+    with pytest.raises(NotSaveable, match="SpoilsAtOnce None cannot be saved"):
+        async with running(Single("single"), settings, partitions=1) as container:
+            await trio.sleep_forever()
+    assert container.statistics().replay.left_out == {}
+
+
+async def test_timers_that_spoil_nothing_do_not_hinder_the_search(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Ticks(Spoils):
+        def on_time(self) -> None: ...
+
+    class Timed(Counts):
+        def on_init(self) -> None:
+            timed = self.create_pe(Ticks)
+            timed.set_timer_interval(0.005)
+            self.create_input_stream("clicks", timed, key="user", system="memory")
+
+    fill(system, 500, lambda n: n == 20, partitions=1)
+    settings["task.commit.ms"] = "20"
+    async with running(Timed(), settings, partitions=1) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == 500)
+        assert container.statistics().replay.left_out == {"clicks": 1}
+
+
+class Stack(ProcessingElement):
+    numbers: list[int] = []  # noqa: RUF012
+
+    def on_event(self, event: Click) -> None:
+        if event.bad:
+            self.numbers.append(2**70)
+        elif event.number < 0:
+            self.numbers.pop(0)
+        else:
+            self.numbers.append(event.number)
+
+
+async def test_what_cannot_be_saved_is_not_forgotten_by_a_cache_and_nobody_else_is_to_blame(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Stacks(App):
+        def on_init(self) -> None:
+            stack = self.create_pe(Stack)
+            stack.set_pe_cache(1)
+            self.create_input_stream("clicks", stack, key="user", system="memory")
+
+    system.create("clicks", 1)
+    others = [Click(f"user-{n}", n) for n in range(5000)]
+    clicks = [Click("joe", 1), Click("joe", 2, bad=True), *others, Click("joe", -1)]
+    for click in clicks:
+        system.put("clicks", 0, click)
+    settings["task.commit.ms"] = "500"  # by then others have had its place in the cache
+    async with running(Stacks("stacks"), settings, partitions=1) as container:
+        assert container.replay is not None
+        progress = container.replay.consumers.progress
+        await until(lambda: progress[0][ssp(0)].committed == len(clicks))
+        assert container.statistics().replay.left_out == {"clicks": 1}
+
+
+async def test_inputs_that_end_are_saved_before_that_is_told(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    clicks = fill(system, 500, PLACES["some"])
+    for partition in range(2):
+        system.end("clicks", partition)
+    async with running(Counts(Spoils), settings, partitions=2) as container:
+        assert container.replay is not None
+        await container._stopping.wait()  # by itself, for all inputs have ended
+    progress = container.replay.consumers.progress
+    ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
+    assert [progress[n][ssp(n)].committed for n in range(2)] == ends
+    assert counted(container) == truth(clicks)
+    assert container.statistics().replay.left_out == {"clicks": sum(c.bad for c in clicks)}
