@@ -560,11 +560,14 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
         app.create_store(name, key=str, value=int, ttl=3600)
     system.create("words", 1)
     async with crashing(app, settings) as container:
+        committer, task = container.replay.committer, container.tasks[0]
+        await until(lambda: committer.commits == 1 and not committer.writes(task))  # its beginning
+        looked.clear()
         system.put("words", 0, *words("a"))
         await until(lambda: container.processed == 1)
-        assert container.replay.committer.commit(container.tasks[0])
+        assert committer.commit(task)
         await until(lambda: looked)
-        await container.replay.committer.release(container.tasks[0])
+        await committer.release(task)
         assert tuple(looked) == Keeping.NAMES
         await trio.testing.wait_all_tasks_blocked()
 
