@@ -100,6 +100,7 @@ class Pipeline:
             self._value(stage, stream, "workQueueBytes"),
             self._value(stage, stream, "maxRate"),
             stream in self._durable and stage in (DESERIALIZER, STREAM),
+            self._key(stage, stream, "executor"),
         )
 
     def parallelism(self, stream: str) -> int:
@@ -120,6 +121,11 @@ class Pipeline:
 
     def _named(self, stage: str, stream: str, word: str) -> bool:
         return stream in self._config.matching(keys.STAGE_KEYS[stage][word][1])
+
+    def _key(self, stage: str, stream: str, word: str) -> str:
+        """The key that says what is set for a stream."""
+        setting, pattern = keys.STAGE_KEYS[stage][word]
+        return stream.join(pattern.ends) if self._named(stage, stream, word) else setting.name
 
     def _value(self, stage: str, stream: str, word: str) -> Any:
         setting, pattern = keys.STAGE_KEYS[stage][word]

@@ -9,17 +9,19 @@ Rules
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
   leave, and drops what does not fit behind them.
 - On a durable stream throttling withholds, too, and whatever drops is refused.
-- Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``.
+- Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``. Where it
+  raises, or answers what is no number, the app stops: nobody knows what the stage may take.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from s4node import own
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, S4Error, described
 
 UNLIMITED = 1 << 62
 """An allowance without a limit, in events."""
@@ -46,6 +48,8 @@ class StageSettings:
     max_rate: float = math.inf
     lossless: bool = False
     """Whether nothing may be dropped, for the stream is durable."""
+    named_by: str = "s4.stream.executor"
+    """The configuration key that says which executor it is."""
 
 
 class Load(Protocol):
@@ -232,7 +236,7 @@ def _named(settings: StageSettings) -> Executor:
     cls = BUILT_IN.get(settings.executor)
     if cls is not None:
         return cls(settings)
-    named, setting = settings.executor, f"s4.{settings.stage}.executor"
+    named, setting = settings.executor, settings.named_by
     found = own.found(named, setting, "executor")
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(
@@ -240,4 +244,28 @@ def _named(settings: StageSettings) -> Executor:
             f"that"
         )
     made: Executor = own.made(named, setting, "executor", settings)
+    for method in ("room", "room_for_put", "allowance", "left", "next_at"):
+        if getattr(found, method) is not getattr(Executor, method):
+            blamed = f"{method} of executor {named!r} of {setting}"
+            setattr(made, method, _checked(getattr(made, method), blamed))
     return made
+
+
+def _checked(method: Callable[..., Any], blamed: str) -> Callable[..., Any]:
+    """A method of an executor of one's own, whose faults say where it was named."""
+    answers = {"left": type(None), "next_at": (int, float)}.get(method.__name__, int)
+    words = {"left": "nothing", "next_at": "a time"}.get(method.__name__, "a number of events")
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            answer = method(*arguments, **named)
+        except Exception as error:
+            raise S4Error(
+                f"{blamed} raised {described(error)}; nobody knows what the stage may take: mend "
+                f"it, or take the setting away"
+            ) from error
+        if not isinstance(answer, answers):
+            raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}")
+        return answer
+
+    return called

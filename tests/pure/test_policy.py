@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, S4Error
 from s4node.executors.policy import (
     UNLIMITED,
     Block,
@@ -187,6 +187,29 @@ def test_an_executor_that_cannot_be_had_is_named(name: str, message: str) -> Non
     with pytest.raises(ConfigError, match=r"s4\.stream\.executor") as caught:
         executor_of(StageSettings(executor=name))
     assert message in str(caught.value)
+
+
+class Failing(Executor):
+    """Fails in whatever it is asked, but for what it has of its base."""
+
+    def room(self, load: object, events: int, size: int, now: float) -> int:
+        raise RuntimeError("no room")
+
+    def next_at(self, now: float) -> float:
+        return "soon"  # type: ignore[return-value]
+
+
+def test_an_own_executor_that_fails_is_named() -> None:
+    key = "s4.stream.clicks.executor"
+    failing = executor_of(StageSettings(executor=f"{__name__}:Failing", named_by=key))
+    named = f"of executor '{__name__}:Failing' of {key}"
+    with pytest.raises(S4Error, match=f"room {named} raised RuntimeError: no room"):
+        failing.room(loaded("block", 0, 0), 10, 0, 0.0)
+    with pytest.raises(S4Error, match=f"room {named} raised RuntimeError: no room"):
+        failing.room_for_put(loaded("block", 0, 0), 10, 0, 0.0, waits=False)
+    with pytest.raises(S4Error, match=f"next_at {named} gave 'soon'; it has to give a time"):
+        failing.next_at(0.0)
+    assert failing.allowance(0.0) == UNLIMITED
 
 
 def test_the_built_in_policies_have_names() -> None:
