@@ -76,10 +76,13 @@ class ProcessingError(S4Error):
         place, leave_out = position, ""
         if of_event:
             place = f"event at {position}"
-            leave_out = ", or have s4.stream.<stream>.onError leave such events out"
+            leave_out = (
+                ", or have s4.stream.<stream>.onError leave such events out (which takes grade = "
+                "durable where they come over sockets)"
+            )
         super().__init__(
             f"{pe} of app {app!r} raised {described(cause)}; "
-            f"key {key!r}, {place}. The app stops here: {_mending(pe, cause)}"
+            f"key {key!r}, {place}. The app stops here: {_mending('handler', pe, cause)}"
             f"{',' if of_event else ' or'} catch the exception in it{leave_out}"
         )
         self.app = app
@@ -89,13 +92,19 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
-def _mending(pe: str, cause: BaseException) -> str:
-    """What to do about what a handler has raised."""
-    _, undeclared, rest = described(cause).partition(f"{pe!r} object has no attribute '")
-    if not isinstance(cause, AttributeError) or not undeclared:
-        return "mend the handler"
-    name = rest.partition("'")[0]
-    return f"mend the handler (what a PE keeps is declared in its class, as '{name}: int = 0')"
+def _mending(what: str, cls: str, cause: BaseException) -> str:
+    """What to do about what a handler, or another method of the app, has raised."""
+    why, mend = described(cause), f"mend the {what}"
+    _, undeclared, rest = why.partition(f"{cls!r} object has no attribute '")
+    if isinstance(cause, AttributeError) and undeclared and what == "handler":
+        name = rest.partition("'")[0]
+        return f"{mend} (what a PE keeps is declared in its class, as '{name}: int = 0')"
+    if isinstance(cause, RuntimeError) and "no running event loop" in why:
+        return (
+            f"{mend} (a node's loop is trio's, where asyncio's calls fail: use trio's, or have "
+            f"process_async of a task hand the work to a loop of asyncio's in a thread)"
+        )
+    return mend
 
 
 class TaskError(ProcessingError):
@@ -112,7 +121,8 @@ class TaskError(ProcessingError):
         S4Error.__init__(
             self,
             f"{hook} of task {task!r} ({cls}) of app {app!r} raised {described(cause)}"
-            f"{place}. The container stops here: mend the task, or catch the exception in it"
+            f"{place}. The container stops here: {_mending('task', cls, cause)}, or catch the "
+            f"exception in it"
             f"{', or name it in task.ignored.exceptions' if ignorable else ''}",
         )
         self.app = app

@@ -1063,6 +1063,29 @@ async def test_a_factory_that_raises_and_an_object_that_is_no_task_are_told(
         await run_to_end(Job(str), settings)
     with pytest.raises(GraphError, match="has no factory"):
         await run_to_end(TaskApp("none", inputs=["memory.clicks"]), settings)
+    with pytest.raises(GraphError, match="has the factory 5, which cannot be called"):
+        await run_to_end(TaskApp("five", 5, inputs=["memory.clicks"]), settings)  # type: ignore[arg-type]
+
+
+class AsyncBegin:
+    async def process_async(self, *_: Any) -> None:
+        raise AssertionError("nobody awaits this")
+
+
+class Aio:
+    async def process(self, *_: Any) -> None:
+        await asyncio.sleep(1)  # of 0 trio itself says what is wrong
+
+
+async def test_async_tasks_that_cannot_work_are_told_what_to_write(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 1, 1)
+    with pytest.raises(GraphError, match="process_async of AsyncBegin is an async def"):
+        await run_to_end(Job(AsyncBegin), settings)
+    told = r"no running event loop.*mend the task \(a node's loop is trio's"
+    with pytest.raises(ProcessingError, match=told):
+        await run_to_end(Job(Aio), settings)
 
 
 async def test_a_plain_wrapper_of_an_async_task_is_told_to_be_async(

@@ -162,6 +162,11 @@ class StreamTaskProcessor:
     ) -> None:
         if app.factory is None:
             raise GraphError(f"app {app.name!r} has no factory; give TaskApp one that makes a task")
+        if not callable(app.factory):
+            raise GraphError(
+                f"app {app.name!r} has the factory {app.factory!r}, which cannot be called; give "
+                f"TaskApp what makes a task: its class, or a function"
+            )
         self.put: list[list[Any]] = [[] for _ in app.streams]
         self.asked = Asked()
         self.instances: dict[str, Instances] = {}
@@ -194,6 +199,12 @@ class StreamTaskProcessor:
             raise GraphError(
                 f"app {app.name!r}: {type(task).__name__} is no task; give it a method process or "
                 f"process_async"
+            )
+        if inspect.iscoroutinefunction(self._begin):
+            raise GraphError(
+                f"app {app.name!r}: process_async of {type(task).__name__} is an async def, and is "
+                f"given a callback to call when it is done; write a plain def that starts the "
+                f"work, or await it in an async def process"
             )
         self._awaits = inspect.iscoroutinefunction(self._process)
         self._slices = settings.concurrency == 1 and not settings.callback_timeout
