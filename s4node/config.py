@@ -657,7 +657,7 @@ class Config:
         """
         found = [line for path in paths for line in read(path)]
         written = map(_written, settings)
-        return cls()._changed([*found, *written, *_given(_COMMAND_LINE, overrides)])
+        return cls()._changed([*found, *written, *_given(COMMAND_LINE, overrides)])
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Config:
@@ -699,15 +699,16 @@ class Config:
 # --- checking ------------------------------------------------------------------------------------
 
 
-_COMMAND_LINE = "command line"
+COMMAND_LINE = "command line"
+"""The origin of what is set there."""
 
 
 def _written(setting: str) -> Line | Problem:
     name, equals, text = (part.strip() for part in setting.partition("="))
     if not equals:
         problem = f"{setting!r} has no '='; write -p KEY=VALUE"
-        return Problem(_COMMAND_LINE, None, None, problem)
-    return Line(_COMMAND_LINE, None, name, text)
+        return Problem(COMMAND_LINE, None, None, problem)
+    return Line(COMMAND_LINE, None, name, text)
 
 
 def _given(file: str, values: Mapping[str, str]) -> list[Line]:

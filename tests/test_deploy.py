@@ -448,6 +448,12 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
         done = await s4_of(folder, "deploy", file, "--partitions", "3", ok=False)
         assert "app 'counter' has 2 partitions, which cannot become 3" in done.stderr
         assert (await deploy(folder, file))["partitions"] == 2
+        three = ("-p", "s4.cluster.partitions=3")
+        done = await s4_of(folder, "deploy", file, *three, ok=False)
+        assert "app 'counter' has 2 partitions, which cannot become 3" in done.stderr
+        address = ("-p", "s4.listener.address=tcp://127.0.0.1:1234")
+        done = await s4_of(folder, "deploy", file, *address)
+        assert "s4.listener.address is not taken along" in done.stderr
 
 
 async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
@@ -501,9 +507,15 @@ async def test_a_deployment_that_is_killed_is_no_hindrance(folder: Path) -> None
 
 async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:
     async with node(folder, "one"):
-        await deploy(folder, write_app(folder, "counter", "v1"))
+        file = write_app(folder, "counter", "v1")
+        await deploy(folder, file)
         done = await s4_of(folder, "undeploy", "carts", ok=False)
         assert "cluster 'shop' has no app 'carts'; its apps: counter" in done.stderr
+        where = ("--cluster", "shops", "--folder", str(folder / "shared"))
+        for command in (("undeploy", "counter"), ("status",), ("deploy", file)):
+            done = await run_s4(*command, *where, cwd=folder)
+            assert done.returncode == 1
+            assert "no node of cluster 'shops' lives; nodes of shop do" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a\nb", " ", "\x1b[31mred", "..", "a,b"])

@@ -194,6 +194,11 @@ class Registry:
         all_ = await self._all(_path("clusters", cluster, "nodes"), NodeInfo)
         return {name: found.value for name, found in all_.items()}
 
+    async def other_clusters(self, cluster: str) -> list[str]:
+        """The other clusters of which nodes live."""
+        named = [name for name in await self._names(_path("clusters")) if name != cluster]
+        return [name for name in named if await self.nodes(name)]
+
     # --- apps ------------------------------------------------------------------------------------
 
     async def create_app(self, app: AppInfo) -> None:

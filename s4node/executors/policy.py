@@ -251,10 +251,15 @@ def _named(settings: StageSettings) -> Executor:
     return made
 
 
+_ANSWERS: dict[str, tuple[Any, str]] = {
+    "left": (type(None), "nothing"),
+    "next_at": ((int, float), "a time"),
+}
+
+
 def _checked(method: Callable[..., Any], blamed: str) -> Callable[..., Any]:
     """A method of an executor of one's own, whose faults say where it was named."""
-    answers = {"left": type(None), "next_at": (int, float)}.get(method.__name__, int)
-    words = {"left": "nothing", "next_at": "a time"}.get(method.__name__, "a number of events")
+    kind, words = _ANSWERS.get(method.__name__, (int, "a number of events"))
 
     def called(*arguments: Any, **named: Any) -> Any:
         try:
@@ -264,7 +269,7 @@ def _checked(method: Callable[..., Any], blamed: str) -> Callable[..., Any]:
                 f"{blamed} raised {described(error)}; nobody knows what the stage may take: mend "
                 f"it, or take the setting away"
             ) from error
-        if not isinstance(answer, answers):
+        if not isinstance(answer, kind):
             raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}")
         return answer
 

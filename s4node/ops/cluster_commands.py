@@ -97,6 +97,7 @@ def _deploy(load: Load, parsed: argparse.Namespace) -> int:
     import trio
 
     from s4node.cluster.admin import NodeRefused
+    from s4node.config import CLUSTER_PARTITIONS, COMMAND_LINE, LISTENER_ADDRESS
     from s4node.ops.deploy import OWN_KEYS, deploy, tell
     from s4node.ops.pack import pack
 
@@ -110,9 +111,11 @@ def _deploy(load: Load, parsed: argparse.Namespace) -> int:
     given = [e for e in config.items() if e.origin != "default" and e.name not in OWN_KEYS]
     settings = {entry.name: entry.text for entry in given}
     package = pack(parsed.app, name=parsed.name, version=parsed.version, settings=settings)
-    from s4node.config import CLUSTER_PARTITIONS
-
-    partitions = config[CLUSTER_PARTITIONS] if parsed.partitions else None
+    if config.origin(LISTENER_ADDRESS) == COMMAND_LINE:
+        tell(f"{LISTENER_ADDRESS.name} is not taken along: containers listen where their node "
+             f"does, at ports that are free")  # fmt: skip
+    set_here = config.origin(CLUSTER_PARTITIONS) != "default"
+    partitions = config[CLUSTER_PARTITIONS] if set_here else None
     try:
         done = trio.run(deploy, package, config, partitions)
     except NodeRefused as error:

@@ -44,6 +44,7 @@ from s4node.errors import (
     PackageError,
     S4Error,
 )
+from s4node.ops.snapshot import no_node
 from s4node.paths import is_folder
 
 LOCK = "deploying"
@@ -151,9 +152,7 @@ class _Deployment:
         registry, (cluster, app), manifest = self._registry, self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
-            raise DeployFailed(
-                f"no node of cluster {cluster!r} lives; start one with: s4 node {cluster}"
-            )
+            raise DeployFailed(no_node(cluster, await registry.other_clusters(cluster)))
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
@@ -361,7 +360,10 @@ async def undeploy(app: str, config: Config) -> AppInfo:
         found = await registry.app(cluster, app)
         if found is None:
             known = ", ".join(await registry.apps(cluster)) or "none"
-            raise DeployFailed(f"cluster {cluster!r} has no app {app!r}; its apps: {known}")
+            why = f"cluster {cluster!r} has no app {app!r}; its apps: {known}"
+            if not await registry.nodes(cluster):
+                why += f"; {no_node(cluster, await registry.other_clusters(cluster))}"
+            raise DeployFailed(why)
         await _remove(registry, config, found.value)
         return found.value
 

@@ -111,6 +111,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     stages: list[Row]
     bottleneck: str = ""
     outboxes: list[OutboxRow] = []
+    others: list[str] = []  # the clusters of which nodes live, where none of this one does
+
+
+def no_node(cluster: str, others: Collection[str]) -> str:
+    """What to tell where no node of a cluster lives, but of ``others`` some do."""
+    start = f"start one with: s4 node {cluster}"
+    if others:
+        start = f"nodes of {', '.join(others)} do: name it with --cluster; or {start}"
+    return f"no node of cluster {cluster!r} lives; {start}"
 
 
 Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]

@@ -27,6 +27,7 @@ from s4node.ops.snapshot import (
     NodeRow,
     Snapshot,
     bottleneck_of,
+    no_node,
     outboxes_of,
     rows_of,
     state_of,
@@ -113,11 +114,7 @@ def _told(snapshot: Snapshot) -> int:
     """The exit status, after a word where nobody lives."""
     if snapshot.nodes:
         return 0
-    print(
-        f"no node of cluster {snapshot.cluster!r} lives; start one with: "
-        f"s4 node {snapshot.cluster}",
-        file=sys.stderr,
-    )
+    print(no_node(snapshot.cluster, snapshot.others), file=sys.stderr)
     return 1
 
 
@@ -162,6 +159,7 @@ async def look(registry: Registry, cluster: str) -> Snapshot:
         rows,
         bottleneck_of(rows),
         outboxes_of(told),
+        [] if nodes else await registry.other_clusters(cluster),
     )
 
 
