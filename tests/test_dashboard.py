@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -16,12 +19,16 @@ FAILURE = (
 )
 
 
+AT = int(time.mktime((2001, 9, 9, 3, 46, 40, 0, 0, -1)) * 1000)
+ENDED = "counter on one ended at 2001-09-09 03:46:40 because: "
+
+
 def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
     owners = [f"node-{number % 3}" for number in range(30)]
     where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
     counter = Container(
-        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure
-    )
+        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
+    )  # fmt: skip
     return Snapshot(
         "shop",
         1.0,
@@ -89,7 +96,7 @@ def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
 def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> None:
     lines = lines_of(60)
     assert len(lines) < 20
-    assert lines[-1].startswith("counter on one ended because: app 'counter': PE Count")
+    assert lines[-1].startswith(f"{ENDED}app"[:59])
     assert lines[-1].endswith("…")
     assert FAILURE.replace("\n", r"\n") in " ".join(lines_of(60, live=False))
 
@@ -97,10 +104,21 @@ def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> No
 def test_what_a_reason_has_of_lines_and_escapes_is_shown_quoted() -> None:
     for live in (True, False):
         lines = lines_of(200, live=live, failure="ValueError: schlécht\na\x1b[31m")
-        assert lines[-1] == r"counter on one ended because: ValueError: schlécht\na\x1b[31m"
+        assert lines[-1] == ENDED + r"ValueError: schlécht\na\x1b[31m"
 
 
 def test_what_a_name_has_of_lines_and_escapes_is_shown_quoted() -> None:
     assert len(lines_of(200, node="a\nb\x1b[31m")) == len(lines_of(200))
     (shown,) = (line for line in lines_of(200, node="ä\nb\x1b[31m") if "26375" in line)
     assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")
+
+
+def test_what_ended_today_is_told_with_its_time_alone() -> None:
+    shown = snapshot()
+    shown.nodes[0].containers[0] = msgspec.structs.replace(
+        shown.nodes[0].containers[0], failed_ms=int(time.time() * 1000)
+    )
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(rendered(shown, 200, live=False))
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", console.file.getvalue())

@@ -57,7 +57,8 @@ Ask = AskStatus | AskDeploy
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
-    """A container process on a node. ``failure`` is why it ended the last time."""
+    """A container process on a node. ``failure`` is why it ended the last time without being asked,
+    and ``failed_ms`` when (ms since 1970; 0 where it has not)."""
 
     app: str
     version: str
@@ -68,6 +69,7 @@ class ContainerStatus(msgspec.Struct, frozen=True):
     failure: str
     levels: dict[str, int]
     statistics: dict[str, Any]
+    failed_ms: int = 0
 
 
 class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):

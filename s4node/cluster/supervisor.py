@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -71,7 +72,8 @@ class ContainerProcess:
         self.statistics: dict[str, Any] = {}
         self.failure: lifeline.Failed | None = None
         self.ended_because = ""
-        """Why it ended without being asked the last time; None again once it is ready."""
+        """Why it ended without being asked the last time, and when."""
+        self._failed_ms = 0
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
         self._on_change = on_change
@@ -109,6 +111,7 @@ class ContainerProcess:
             failure=self.ended_because,
             levels=self.prepared.levels if self.prepared is not None else {},
             statistics=self.statistics,
+            failed_ms=self._failed_ms,
         )
 
     async def wait_prepared(self) -> lifeline.Prepared:
@@ -262,6 +265,7 @@ class ContainerProcess:
             if self.failure is None:
                 self.failure = lifeline.Failed(killed or _ending(status))
             self.ended_because = self.failure.error
+            self._failed_ms = int(time.time() * 1000)
             if not self.begin.hold:  # who waits for one that holds is told
                 self._log(self.failure, now)
         self._tell()

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -103,13 +104,23 @@ def rendered(snapshot: Snapshot, width: int, *, live: bool = False) -> Renderabl
             )
         )
     texts = [f"node {node.name} {node.problem}" for node in snapshot.nodes if node.problem]
-    texts += [f"{c.app} on {c.node} ended because: {c.failure}" for c in containers if c.failure]
+    texts += [
+        f"{c.app} on {c.node} ended at {_clock(c.failed_ms)} because: {c.failure}"
+        for c in containers
+        if c.failure
+    ]
     for text in map(on_one_line, texts):
         if live:
             parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
         else:
             parts.append(Text(text))
     return Group(*parts)
+
+
+def _clock(millis: int) -> str:
+    """A time on this machine's clock, to the second; with its day where that is not today."""
+    at, now = time.localtime(millis / 1000), time.localtime()
+    return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
 
 
 def _owned(app: AppRow) -> str:

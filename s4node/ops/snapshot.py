@@ -65,7 +65,8 @@ class OutboxRow(msgspec.Struct):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container process; ``failure`` is why it ended the last time."""
+    """A container process; ``failure`` is why it ended the last time without being asked, and
+    ``failed_ms`` when (ms since 1970; 0 where it has not)."""
 
     app: str
     node: str
@@ -75,6 +76,7 @@ class Container(msgspec.Struct, frozen=True):
     address: str
     starts: int
     failure: str
+    failed_ms: int = 0
 
 
 class NodeRow(msgspec.Struct, frozen=True):

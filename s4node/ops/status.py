@@ -187,6 +187,7 @@ def _node(node: NodeInfo, answer: admin.NodeStatus | str) -> NodeRow:
                 each.address,
                 each.starts,
                 each.failure,
+                each.failed_ms,
             )
             for each in answer.containers
         ]
