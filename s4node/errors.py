@@ -177,8 +177,9 @@ class InputLost(S4Error):  # noqa: N818
     """Events that were to be read next are gone: retention was faster than the reader."""
 
 
-class OutputLost(S4Error):  # noqa: N818
-    """A container has stopped with events on output streams that nobody took, and nobody keeps."""
+class EventsLost(S4Error):  # noqa: N818
+    """A container has stopped with events that nobody keeps: on output streams that nobody took, or
+    on the app's own streams, and not processed."""
 
 
 class DecodeError(S4Error):

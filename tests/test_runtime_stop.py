@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement, Stream
 from s4node.comm import frame as wire
 from s4node.container import drain
-from s4node.errors import OutputLost, ProcessingError
+from s4node.errors import EventsLost, ProcessingError
 
 if TYPE_CHECKING:
     from s4node import ClientStream
@@ -329,7 +329,7 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
             await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
 
     lost_five = r"5 events of stream 'clicks' .* consumer 'away'"
-    with capture_logs() as logs, pytest.raises(OutputLost, match=lost_five):
+    with capture_logs() as logs, pytest.raises(EventsLost, match=lost_five):
         await run()
     waited = ["a verdict of 'away' on 5 events of stream 'clicks'"]
     (told,) = [log for log in logs if log["event"] == "still draining"]
@@ -338,6 +338,34 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     assert late["waits_for"] == waited
     (lost,) = [log for log in logs if log["log_level"] == "error"]
     assert (lost["stream"], lost["consumer"], lost["events"]) == ("clicks", "away", 5)
+
+
+class Stuck(ProcessingElement):
+    async def on_event(self, event: Click) -> None:
+        await trio.sleep_forever()
+
+
+class Inside(App):
+    """Puts each click on a stream of its own, where it is not processed."""
+
+    def on_init(self) -> None:
+        onward = self.create_pe(Onward)
+        self.create_input_stream("clicks", onward, key="user", types=Click)
+        onward.out = self.create_stream("inner", self.create_pe(Stuck), key="user", types=Click)
+
+
+async def test_what_an_app_has_put_on_its_own_stream_and_not_processed_is_told_when_it_stops() -> (
+    None
+):
+    async def run() -> None:
+        settings = {"task.shutdown.ms": "50"}
+        async with running(Inside("inside"), settings) as node, Client(node.address) as client:
+            await (await client.stream("clicks")).send_many([Click("ann", n) for n in range(5)])
+
+    with capture_logs() as logs, pytest.raises(EventsLost, match="5 events that it has put on"):
+        await run()
+    (lost,) = [log for log in logs if log["log_level"] == "error"]
+    assert (lost["stream"], lost["events"]) == ("inner", 5)
 
 
 async def test_a_consumer_that_comes_back_while_an_app_drains_gets_what_was_put_for_it() -> None:

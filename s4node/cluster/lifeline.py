@@ -96,7 +96,7 @@ class Ready(Message, tag="ready", frozen=True):
 
 class Failed(Message, tag="failed", frozen=True):
     """From a container, right before it ends: why. ``status`` is its exit status to come, ``lost``
-    whether it ends for a stop, with events on output streams that nobody took."""
+    whether it ends for a stop, with events that nobody keeps."""
 
     error: str
     trace: str = ""

@@ -19,7 +19,7 @@ Rules
   start and of the end: see lifecycle.
 - Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
   admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all;
-  what then has no verdict, and is kept nowhere, is the failure that ends it.
+  what is left then, and is kept nowhere, is the failure that ends it.
 - Only this room knows both the app's side and the sockets. This module knows the parts, and lets
   each have of the others what it needs.
 """
@@ -43,7 +43,13 @@ from s4node.comm.sender import RemoteSender
 from s4node.config import Config
 from s4node.container import hooks, recovery
 from s4node.container.accounts import Accounts
-from s4node.container.binding import durable_of, exchanges, inner_of, live_of, replayable
+from s4node.container.binding import (
+    durable_of,
+    exchanges,
+    inner_of,
+    live_of,
+    replayable,
+)
 from s4node.container.chooser import ChooserSettings
 from s4node.container.dispatch import Dispatch
 from s4node.container.drain import Drain
@@ -263,6 +269,7 @@ class Container:
             self.members,
             self.exchange,
             self.config[settings.DEAD_LETTERS] if self.replay is not None else "",
+            inner_of(self.app) if self.replay is None else (),
         )
         self._lifecycle.closes("files", self.pipeline.close)
         if self.replay is not None:

@@ -1,24 +1,26 @@
-"""The drain of a stopping container: what it waits for, and what it leaves without a verdict.
+"""The drain of a stopping container: what it waits for, and what it leaves that nobody keeps.
 
 Rules
 - A stop that takes its time says once what for.
 - What was put on an output stream and has no verdict when the container ends is named, by stream
   and consumer, and is a failure of a stop: nobody keeps it. What tasks keep is not meant, which
   leaves at the next start; nor dead letters, for their events come again.
+- So it is with what the app has put on its own streams and is not processed, where tasks keep
+  nothing. What producers have sent has no verdict then, and they send it again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import trio
 
 from s4node.container.exchange import Exchange
 from s4node.container.members import Members
-from s4node.container.outputs import Outputs, Owed
+from s4node.container.outputs import Outputs
 from s4node.container.task import Task
-from s4node.errors import OutputLost
+from s4node.errors import EventsLost
 from s4node.logger import get_logger
 
 log = get_logger("s4node.container")
@@ -30,7 +32,8 @@ _SILENCE_SECONDS = 2.0
 class Drain:
     """That of ``app``: of its ``tasks``, which change, and of all that they send to others.
 
-    ``letters`` is the output stream for dead letters; empty if there is none.
+    ``letters`` is the output stream for dead letters; empty if there is none. ``inner`` are the
+    app's own streams of which tasks keep nothing.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Drain:
         members: Members | None,
         exchange: Exchange | None,
         letters: str,
+        inner: Collection[str],
     ) -> None:
         self._app = app
         self._tasks = tasks
@@ -48,6 +52,7 @@ class Drain:
         self._members = members
         self._exchange = exchange
         self._letters = letters
+        self._inner = inner
 
     async def tell(self, seconds: float) -> None:
         """Say what is waited for if it takes long; ``seconds`` is the longest that it may."""
@@ -85,23 +90,35 @@ class Drain:
                 found[each.stream, repr(each.consumer) if each.consumer else "tasks"] += each.depth
         return found
 
-    def tell_left(self) -> list[Owed]:
-        """Log what is left for nobody to take; returns it."""
-        left = [owed for owed in self._outputs.owed() if owed.stream != self._letters]
-        for owed in left:
-            log.error("events of an output stream have no verdict, and are kept nowhere",
-                      app=self._app, **owed._asdict())  # fmt: skip
+    def _unprocessed(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for task in self._tasks.values():
+            for stream, stage in task.backlog.stages.items():
+                if stream in self._inner and stage.depth:
+                    found[stream] += stage.depth
+        return found
+
+    def tell_left(self) -> list[str]:
+        """Log what is left that nobody keeps; returns it in words."""
+        left = []
+        for owed in self._outputs.owed():
+            if owed.stream != self._letters:
+                log.error("events of an output stream have no verdict, and are kept nowhere",
+                          app=self._app, **owed._asdict())  # fmt: skip
+                left.append(
+                    f"{owed.events} events of stream {owed.stream!r} without a verdict of consumer "
+                    f"{owed.consumer!r}"
+                )
+        for stream, events in sorted(self._unprocessed().items()):
+            log.error("events that the app has put are not processed, and are kept nowhere",
+                      app=self._app, stream=stream, events=events)  # fmt: skip
+            left.append(f"{events} events that it has put on stream {stream!r} not processed")
         return left
 
-    def lost(self, left: list[Owed]) -> OutputLost:
+    def lost(self, left: list[str]) -> EventsLost:
         """What ends an orderly stop that left this."""
-        what = "; ".join(
-            f"{owed.events} events of stream {owed.stream!r} without a verdict of consumer "
-            f"{owed.consumer!r}"
-            for owed in left
-        )
-        return OutputLost(
-            f"app {self._app!r} stopped with {what}. They are kept nowhere: send again what was "
-            f"not processed, and stop it while its consumers run, or give it longer "
-            f"(task.shutdown.ms)"
+        return EventsLost(
+            f"app {self._app!r} stopped with {'; '.join(left)}. They are kept nowhere: send again "
+            f"what was not processed, and give it longer (task.shutdown.ms), or stop it while its "
+            f"consumers run"
         )

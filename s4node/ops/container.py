@@ -37,7 +37,7 @@ from s4node.cluster.folder import FolderCoordination
 from s4node.cluster.package import Store
 from s4node.config import Config
 from s4node.container.container import Container
-from s4node.errors import ConfigError, GraphError, OutputLost, S4Error, described, leaves
+from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
 from s4node.ops import logging, pack, stdio
 from s4node.ops.load import load_app
 from s4node.ops.serve import tune_gc
@@ -204,7 +204,7 @@ def failure(error: BaseException) -> lifeline.Failed:
     leaf = (ours or found)[0]
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if ours:
-        lost = isinstance(leaf, OutputLost)
+        lost = isinstance(leaf, EventsLost)
         return lifeline.Failed(str(leaf), cause_trace(ours[0]), status, lost)
     if stdio.is_unwritten(leaf):
         return lifeline.Failed(stdio.unwritten(leaf), "", status)
@@ -256,7 +256,7 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
                 async with _enrolled(container, begin, config):
                     try:
                         await container.run()
-                    except OutputLost:
+                    except EventsLost:
                         _say_done(line, stopping)
                         raise
                 _say_done(line, stopping)

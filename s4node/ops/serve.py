@@ -7,8 +7,8 @@ Rules
   the loop, also when the time for draining is over.
 - Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
   Only errors of standard output itself are taken for this, whatever the process is for.
-- Exit status 0 after an orderly stop, 1 when the app failed or a stop left output events that
-  nobody took, 2 when it could not start, 130 when it was stopped at once.
+- Exit status 0 after an orderly stop, 1 when the app failed or a stop left events that nobody
+  keeps, 2 when it could not start, 130 when it was stopped at once.
 """
 
 from __future__ import annotations
