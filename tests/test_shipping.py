@@ -20,7 +20,7 @@ from s4node.progress.checkpoint import JobGuard
 from s4node.state import epochs, lineage, shipping
 from s4node.state.database import Database
 from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import Depot, Shipment
+from s4node.state.shipping import SHIPPED, Depot, Shipment
 from s4node.state.task_state import TaskState
 from s4node.stores import StoreSpec
 
@@ -182,6 +182,77 @@ def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     other = Owner(url, tmp_path / "two")
     assert other.found == at(1)
     other.close()
+
+
+def unshipped(folder: Path, n: int) -> tuple[int, int]:
+    """A commit without the URL; returns its fence and number."""
+    fence = epochs.highest(folder) + 1
+    state = TaskState(epochs.claim(folder, fence, Database), crc32, fence=fence)
+    state.set_meta(SHIPPED, "")
+    state.store(COUNTS).put("key-0", n)
+    state.begin_commit({"log.clicks[0]": n})
+    state.write()
+    state.end_commit(written=True)
+    last = state.last
+    state.close()
+    return last
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_number_is(
+    url: str, tmp_path: Path, more: int
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    second = Owner(url, tmp_path / "two")
+    for n in range(2, 3 + more):
+        second.commit(n)
+    second.close()
+    assert unshipped(tmp_path / "one", 50) == (second.fence, 2)  # as the second's first one
+    with pytest.raises(StateError, match=r"has commit 2, which was written without s4.state.url"):
+        Owner(url, tmp_path / "one")
+    again = Owner(url, tmp_path / "two")
+    assert again.found == at(2 + more)
+    again.close()
+
+
+def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        owner = Owner(f"{url}/{name}", tmp_path / name)
+        owner.commit(1)
+        owner.close()
+    with pytest.raises(StateError, match=f"was shipped to {url}/a/here/app and not to {url}/b/"):
+        Owner(f"{url}/b", tmp_path / "a")
+
+
+def test_who_ships_to_a_new_place_goes_on_from_what_is_shipped_last(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        owner = Owner(f"{url}/old", tmp_path / name)
+        owner.commit(len(name))
+        owner.close()
+    told = r"task folder 't' has commit 1, and .*/old/here/app, .* gone on to commit 2"
+    with pytest.raises(StateError, match=told):
+        Owner(f"{url}/new", tmp_path / "one")
+    Owner(f"{url}/new", tmp_path / "two").close()
+    other = Owner(f"{url}/new", tmp_path / "three")
+    assert other.found == at(3)
+    other.close()
+
+
+def test_a_crash_before_anything_is_there_changes_nothing(url: str, tmp_path: Path) -> None:
+    """The folder says already that it ships, and nothing of it is shipped."""
+    unshipped(tmp_path / "one", 7)
+    shipment = Depot(url, Path("here/app")).task("t")
+    shipment.claim(shipment.highest() + 2, "origin", 2)
+    epochs.claim(tmp_path / "one", 2, Database, shipment).close()
+    again = Owner(url, tmp_path / "one")
+    assert again.found == at(7)
+    again.close()
 
 
 # -- who may write --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from kept import kept_positions
 from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
-from s4node.errors import GraphError, TaskFenced
+from s4node.errors import GraphError, StateError, TaskFenced
 from s4node.keys import Partitioner, crc32
 from s4node.state import epochs
 from s4node.state.job import task_folder
@@ -570,6 +571,48 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
         await committer.release(task)
         assert tuple(looked) == Keeping.NAMES
         await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_shipping_stops_only_where_nobody_has_gone_on_from_what_is_shipped(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("words", 1)
+
+    def at(folder: str) -> dict[str, str]:
+        return {**settings, "s4.state.folder": str(tmp_path / folder)}
+
+    async def count(settings: dict[str, str], *some: str) -> None:
+        async with running(tallying(), settings) as container:
+            system.put("words", 0, *words(*some))
+            await until(lambda: container.processed == len(some))
+
+    shipped = {"s4.state.url": f"file://{tmp_path}/depot"}
+    await count(at("one") | shipped, "a", "a")
+    await count(at("two") | shipped, "b")
+    with dies(StateError, match=r"task folder 'Partition%200' .* has gone on to commit"):
+        await count(at("one"), "c")
+    await count(at("two"), "c")
+    assert stored(at("two")) == {"a": 2, "b": 1, "c": 1}
+    with dies(StateError, match="which was written without s4.state.url and never shipped to"):
+        await count(at("two") | shipped, "d")
+
+
+async def test_shipping_stops_with_a_word_where_it_cannot_be_seen_who_has_gone_on(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("words", 1)
+    system.put("words", 0, *words("a"))
+    depot = tmp_path / "depot"
+    async with running(tallying(), settings | {"s4.state.url": f"file://{depot}"}) as container:
+        await until(lambda: container.processed == 1)
+    shutil.rmtree(depot)
+    depot.write_text("no folder any more")
+    with capture_logs() as logs:
+        async with running(tallying(), settings):
+            pass
+    (told,) = [log for log in logs if log["event"].startswith("a task was shipped until now")]
+    assert str(depot) in told["reason"]
+    assert stored(settings) == {"a": 1}
 
 
 async def test_stores_without_an_input_that_can_be_read_again_are_refused() -> None:

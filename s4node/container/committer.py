@@ -55,10 +55,10 @@ from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs, under_way
 from s4node.state.database import Database
-from s4node.state.job import SHIPPED, WRITTEN, checkpoint_of, named_folder, task_folder
+from s4node.state.job import WRITTEN, checkpoint_of, named_folder, task_folder
 from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import OUTBOX
-from s4node.state.shipping import Depot
+from s4node.state.shipping import SHIPPED, Depot, check_newest
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
@@ -220,15 +220,15 @@ class Committer:
         )
         try:
             state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
+            if self._depot is None and (url := state.meta(SHIPPED)):
+                await self._in_thread(check_newest, url, folder.name, database)
+                state.set_meta(SHIPPED, "")
             self._check_whole(claim, state, folder)
             keeping = Keeping(folder, claim.fence, self._policy, shipment)
             await self._in_thread(keeping.begin, state)
         except BaseException:
             database.close()
             raise
-        url = "" if self._depot is None else self._depot.url
-        if (state.meta(SHIPPED) or "") != url:
-            state.set_meta(SHIPPED, url)
         kept = self._tasks[task.partition] = _Kept(task, claim, state, keeping)
         _tell_missing(claim, state)
         passing("claim.whole")

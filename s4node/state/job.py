@@ -19,15 +19,11 @@ from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import Depot
+from s4node.state.shipping import Depot, shipped_of
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
 """The fact when a task's progress was written (Unix time, ms)."""
-
-
-SHIPPED = "shipped"
-"""The fact where a task's state is shipped to; empty or missing where it is not."""
 
 
 def safe_name(name: str) -> str:
@@ -76,7 +72,7 @@ def shipped_to(folder: Path, task: str) -> str:
     if not epochs.epochs_of(place):
         return ""
     with epochs.copied(place) as database:
-        return TaskState(database, crc32).meta(SHIPPED) or ""
+        return shipped_of(database)
 
 
 def replace(

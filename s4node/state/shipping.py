@@ -5,6 +5,9 @@ Rules
   and is called in threads; of one task by one at a time, but for ``upload``.
 - A commit is shipped before it is written to the node's own folder. So that folder never has what
   the place has not, and needs only what it lacks to go on from.
+- A folder says where its last commit was shipped to. Fence and number name a commit only there: one
+  that was shipped nowhere, or to another place, may have those of one here, and is another.
+- Who stops shipping goes on from his folder only if nobody has gone on from what is shipped.
 - Files of a checkpoint are put there once each: their names there are made of what is in them. What
   is read from there is checked against its size and hash.
 - The place needs to show an object to all as soon as it is there, in listings as well. It needs
@@ -53,9 +56,13 @@ _MAGIC = b"S4b1"
 _NOT_SHIPPED = {"LOCK", "LOG", "complete", "damaged"}
 _FOLDERS = ("claims", "manifests", "batches", "files")
 _COMMIT_ROW = task_row(META, b"commit")
+SHIPPED = "shipped"
+"""The fact where a task's state is shipped to; empty or missing where it is not."""
+_SHIPPED_ROW = task_row(META, SHIPPED.encode())
 _encode = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]]).decode
 _decode_batch = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
@@ -210,7 +217,12 @@ class Shipment:
             there = lineage.batches_of(self._names("batches"))
         if not manifests:
             database = local()
-            return make(own) if database is None else database
+            if database is None:
+                return self._ships(make(own))
+            before = shipped_of(database)
+            if before not in ("", self._depot.url):
+                check_newest(before, self._root.rpartition("/")[2], database)
+            return self._ships(database)
         newest = manifests[-1]
         for manifest in reversed(manifests):
             batches = lineage.chain(manifest, there)
@@ -228,7 +240,7 @@ class Shipment:
                           place=self.url, found=last[1], written=newest.commit)  # fmt: skip
             self._latest = msgspec.structs.replace(manifest, commit=last[1], batches=batches)
             self._since = len(batches)
-            return database
+            return self._ships(database)
         raise StoreCorrupt(
             f"all {len(manifests)} checkpoints at {self.url} are damaged; restore one from a "
             f"backup, or remove it to begin anew"
@@ -246,18 +258,14 @@ class Shipment:
         database = local()
         lacking = None
         if database is not None:
-            known = known_of(database)
-            lacking = lineage.behind(manifest.base, batches, known)
+            try:
+                self._check_shipped(database, (batches or [manifest.base])[-1], own.parent)
+            except StateError:
+                database.close()
+                raise
+            lacking = lineage.behind(manifest.base, batches, known_of(database))
             if lacking is None:
                 database.close()
-                last = (batches or [manifest.base])[-1]
-                if known[1] > last[1]:
-                    raise StateError(
-                        f"{own.parent} has commit {known[1]}, which was written without "
-                        f"s4.state.url and never shipped to {self.url}, where the last is "
-                        f"{last[1]}. To go on from what was shipped remove {own.parent}, which "
-                        f"loses what came since; to go on from here remove {self.url}"
-                    )
                 empty(own)
         if database is None or lacking is None:
             log.info("state is fetched", place=self.url, manifest=manifest.name)
@@ -273,6 +281,37 @@ class Shipment:
             database.close()
             raise
         return database, batches
+
+    def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
+        """Raise StateError where a folder's own database is no part of what is here, whose last
+        commit is ``last``: nobody but the user can know which of the two is right."""
+        number = known_of(database)[1]
+        place = shipped_of(database)
+        if not number or (place == self._depot.url and number <= last[1]):
+            return
+        where = "which was written without s4.state.url and never shipped"
+        if place and place != self._depot.url:
+            where = f"which was shipped to {place} and not"
+        raise StateError(
+            f"{folder} has commit {number}, {where} to {self.url}, where the last is {last[1]}. To "
+            f"go on from what was shipped remove {folder}, which loses what was not; to go on from "
+            f"here remove {self.url}"
+        )
+
+    def _ships(self, database: Database) -> Database:
+        """Say in a folder's database, before anything of it is here, that it ships to here."""
+        if shipped_of(database) != self._depot.url:
+            database.write([_SHIPPED_ROW], [_encode(self._depot.url)])
+        return database
+
+    def last(self) -> Batch | None:
+        """The last commit that is here; None where there is none."""
+        with self._depot.told():
+            manifests = self._manifests()
+            there = lineage.batches_of(self._names("batches"))
+        if not manifests:
+            return None
+        return (lineage.chain(manifests[-1], there) or [manifests[-1].base])[-1]
 
     def _fetch(self, manifest: Manifest, own: Path) -> None:
         for name, stored in manifest.files.items():
@@ -453,6 +492,33 @@ def known_of(database: Database) -> Batch:
     """The last commit of a database."""
     data = database.get(_COMMIT_ROW)
     return (0, 0) if data is None else _decode_batch(data)
+
+
+def shipped_of(database: Database) -> str:
+    """Where the last commit of a database was shipped to; empty if it was not."""
+    data = database.get(_SHIPPED_ROW)
+    return "" if data is None else _decode_text(data)
+
+
+def check_newest(url: str, task: str, database: Database) -> None:
+    """Raise StateError where what is shipped to ``url`` is not what is in the ``database`` of a
+    task, which is not shipped to there any more. Where that cannot be looked at, it is told."""
+    root, cluster, app = url.rsplit("/", 2)
+    known = known_of(database)
+    try:
+        last = Depot(root, Path(cluster) / app).task(task).last()
+    except (StateError, ConfigError) as error:
+        log.warning("a task was shipped until now, and it cannot be looked at whether another node "
+                    "has gone on from there; what that has done is missing here",
+                    task=task, commit=known[1], reason=str(error))  # fmt: skip
+        return
+    if last not in (None, known):
+        assert last is not None
+        raise StateError(
+            f"task folder {task!r} has commit {known[1]}, and {url}, where it was shipped to until "
+            f"now, has gone on to commit {last[1]}. Set s4.state.url as it was; to stop shipping, "
+            f"do so where the task ran last; to go on from this folder all the same remove {url}"
+        )
 
 
 def _packed(rows: list[Row]) -> bytes:
