@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -57,7 +56,8 @@ class Member:
         self.since = 0.0  # when it began to run
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        """Send it a signal, unless it has died meanwhile, by itself at a point of its own."""
+        self.process.send_signal(number)
 
 
 class Torture:
