@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from harness import run_s4, running, until
 from input_systems import fresh
+from kept import kept_positions
 from test_log_doc import matches
 
 from s4node import Client, Event, GenericEvent
@@ -352,6 +353,106 @@ async def test_an_import_goes_where_the_state_is_shipped_to(s4: S4, kept: Path) 
     shutil.rmtree(kept / "shipped")
     await count({})  # it is shipped no more
     assert (await s4("checkpoint import counting -", exported)).returncode == 0
+
+
+TWO = """
+from s4node import TaskApp
+
+class Count:
+    def init(self, config, context):
+        self.counts = context.store("counts")
+
+    def process(self, envelope, collector, coordinator):
+        self.counts.put(envelope.stream, self.counts.get(envelope.stream, 0) + 1)
+
+class Two(TaskApp):
+    def __init__(self):
+        super().__init__("two", Count, inputs=["memory.ta", "memory.tb"])
+
+    def on_init(self):
+        self.create_store("counts", key=str, value=int)
+
+app = Two()
+"""
+
+
+class Nodes:
+    """Nodes with folders of their own and one URL, on which the app ``two`` runs in turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"file://{folder}/shipped"
+        self.system = fresh(ADDRESS)
+        for stream in ("ta", "tb"):
+            self.system.create(stream, 1)
+        (folder / "two.py").write_text(TWO)
+
+    def append(self, events: int, *streams: str) -> None:
+        for stream in streams:
+            self.system.put(stream, 0, *(GenericEvent() for _ in range(events)))
+
+    async def run(self, node: str, reads: int, *, shipped: bool = True) -> None:
+        """Run it until it has read so many events."""
+        before = sum(self.system.reads.values())
+        settings = {
+            "systems.memory.type": "input_systems:memory",
+            "systems.memory.address": ADDRESS,
+            "systems.memory.samza.offset.default": "oldest",
+            "s4.state.folder": str(self.folder / node),
+        }
+        if shipped:
+            settings["s4.state.url"] = self.url
+        async with running(load_app(str(self.folder / "two.py")), settings):
+            await until(lambda: sum(self.system.reads.values()) - before >= reads)
+
+    async def s4(
+        self, command: str, node: str, *, shipped: bool = True, stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[str]:
+        url = ("-p", f"s4.state.url={self.url}") if shipped else ()
+        state = ("-p", f"s4.state.folder={self.folder / node}", *url)
+        return await run_s4(*shlex.split(command), *state, cwd=self.folder, stdin=stdin)
+
+    async def counts(self, node: str, *, shipped: bool = True) -> dict[str, int]:
+        """What ``s4 state scan`` shows."""
+        done = await self.s4("state scan two --json", node, shipped=shipped)
+        assert done.returncode == 0, done.stderr
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        return {row["key"]: row["value"] for row in rows}
+
+    async def offsets(self, command: str, node: str, *, shipped: bool = True) -> dict[str, int]:
+        """What ``s4 checkpoint show`` or ``export`` prints."""
+        done = await self.s4(command, node, shipped=shipped)
+        assert done.returncode == 0, done.stderr
+        tasks = json.loads(done.stdout)
+        return {
+            row["stream"]: row["offset"]
+            for task in tasks.get("tasks", tasks).values()
+            for row in task["offsets"]
+        }
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Nodes:
+    return Nodes(tmp_path)
+
+
+async def test_an_import_leaves_what_it_does_not_name_where_another_node_has_brought_it(
+    nodes: Nodes,
+) -> None:
+    nodes.append(10, "ta", "tb")
+    await nodes.run("x", 20)
+    nodes.append(10, "ta", "tb")
+    await nodes.run("y", 20)
+    named = {"system": "memory", "stream": "ta", "partition": 0, "offset": 20}
+    document = {"format": 1, "tasks": {"Partition 0": {"offsets": [named]}}}
+    done = await nodes.s4("checkpoint import two -", "x", stdin=json.dumps(document).encode())
+    assert done.returncode == 0, done.stderr
+    nodes.append(1, "ta", "tb")
+    await nodes.run("x", 2)
+    assert kept_positions(nodes.folder / "x" / "default" / "two") == {
+        "Partition 0": {"memory.ta[0]": 21, "memory.tb[0]": 21}
+    }
+    assert await nodes.counts("x") == {"ta": 21, "tb": 21}
 
 
 OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'

@@ -108,15 +108,12 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     depot = depot_of(config, job.folder)
     if depot is None:
         _check_unshipped(job, checkpoints)
-    merged = {
-        task: one.over(job.checkpoints.get(task, Checkpoint())) for task, one in checkpoints.items()
-    }
     with stopped(job.folder):
         store = ProgressStore(job.folder)
         try:
             if guard is not None:
                 store.admit(guard)
-            replace(job.folder, store, merged, depot)
+            replace(job.folder, store, checkpoints, depot)
         finally:
             store.close()
     if as_json:

@@ -81,7 +81,8 @@ def replace(
     checkpoints: Mapping[str, Checkpoint],
     depot: Depot | None = None,
 ) -> None:
-    """Have tasks of a stopped job go on elsewhere, one after the other; their state stays."""
+    """Have tasks of a stopped job go on elsewhere, one after the other; their state stays, and so
+    do the offsets that a checkpoint does not name."""
     for task, checkpoint in checkpoints.items():
         place = task_folder(folder, task)
         above = epochs.highest(place)
