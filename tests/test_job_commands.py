@@ -8,15 +8,18 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+import trio
 from harness import run_s4, running, until
 from input_systems import fresh
 from kept import kept_positions
 from test_log_doc import matches
 
 from s4node import Client, Event, GenericEvent
+from s4node.container.container import Container
 from s4node.keys import Partitioner
 from s4node.ops.cli import main
 from s4node.ops.load import load_app
@@ -107,6 +110,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path
 
 
+Running = AbstractAsyncContextManager[Container]
 S4 = Callable[..., Awaitable[subprocess.CompletedProcess[str]]]
 
 
@@ -391,18 +395,20 @@ class Nodes:
         for stream in streams:
             self.system.put(stream, 0, *(GenericEvent() for _ in range(events)))
 
-    async def run(self, node: str, reads: int, *, shipped: bool = True) -> None:
-        """Run it until it has read so many events."""
-        before = sum(self.system.reads.values())
+    def running(self, node: str, *, shipped: bool = True, **more: str) -> Running:
         settings = {
             "systems.memory.type": "input_systems:memory",
             "systems.memory.address": ADDRESS,
             "systems.memory.samza.offset.default": "oldest",
             "s4.state.folder": str(self.folder / node),
+            "s4.state.url": self.url if shipped else "",
         }
-        if shipped:
-            settings["s4.state.url"] = self.url
-        async with running(load_app(str(self.folder / "two.py")), settings):
+        return running(load_app(str(self.folder / "two.py")), settings | more)
+
+    async def run(self, node: str, reads: int, *, shipped: bool = True) -> None:
+        """Run it until it has read so many events."""
+        before = sum(self.system.reads.values())
+        async with self.running(node, shipped=shipped):
             await until(lambda: sum(self.system.reads.values()) - before >= reads)
 
     async def s4(
@@ -453,6 +459,119 @@ async def test_an_import_leaves_what_it_does_not_name_where_another_node_has_bro
         "Partition 0": {"memory.ta[0]": 21, "memory.tb[0]": 21}
     }
     assert await nodes.counts("x") == {"ta": 21, "tb": 21}
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    """All files there, but those that SQLite has beside one that is open."""
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+    }
+
+
+async def test_who_looks_with_the_url_sees_what_the_next_owner_would_find(nodes: Nodes) -> None:
+    nodes.append(10, "ta", "tb")
+    await nodes.run("x", 20)
+    nodes.append(10, "ta")
+    await nodes.run("y", 10)
+    before = everything(nodes.folder)
+    assert await nodes.offsets("checkpoint show two --json", "x") == {"ta": 20, "tb": 10}
+    for node in ("x", "y", "none"):  # behind, in front, and where it has never run
+        assert await nodes.counts(node) == {"ta": 20, "tb": 10}
+        for command in ("show two --json", "show two --json --task 'Partition 0'", "export two"):
+            assert await nodes.offsets(f"checkpoint {command}", node) == {"ta": 20, "tb": 10}
+        got = await nodes.s4("state get two ta --json", node)
+        assert json.loads(got.stdout)["value"] == 20
+        (listed,) = json.loads((await nodes.s4("checkpoint list two --json", node)).stdout)
+        assert (listed["task"], listed["inputs"]) == ("Partition 0", 2)
+    assert everything(nodes.folder) == before
+    exported = (await nodes.s4("checkpoint export two", "none")).stdout
+    assert (await nodes.s4("checkpoint import two -", "x", stdin=exported.encode())).returncode == 0
+    nodes.append(1, "ta", "tb")
+    await nodes.run("y", 2)
+    assert await nodes.counts("x") == {"ta": 21, "tb": 11}
+
+
+async def test_who_looks_without_the_url_is_told_that_there_may_be_more(nodes: Nodes) -> None:
+    nodes.append(10, "ta", "tb")
+    await nodes.run("x", 20)
+    nodes.append(10, "ta")
+    await nodes.run("y", 10)
+    for command in (
+        "state scan two --json",
+        "state get two ta --json",
+        "checkpoint list two --json",
+        "checkpoint show two --json",
+        "checkpoint export two",
+    ):
+        done = await nodes.s4(command, "x", shipped=False)
+        assert done.returncode == 0
+        lines = done.stdout.splitlines() if "state" in command else [done.stdout]
+        assert all(json.loads(line) for line in lines)
+        assert done.stderr == (
+            f"s4: what two keeps is shipped to {nodes.url}/default/two; this is what "
+            f"{nodes.folder}/x/default/two has, and may be older. -p s4.state.url={nodes.url} "
+            f"shows what is there\n"
+        )
+    done = await nodes.s4("state get two tz", "x", shipped=False)
+    older, nothing = done.stderr.splitlines()
+    assert older.startswith("s4: what two keeps is shipped to ")
+    assert nothing.startswith("s4: nothing is kept of 'tz'; s4 state scan two shows what is")
+    assert await nodes.counts("x", shipped=False) == {"ta": 10, "tb": 10}
+    await nodes.run("y", 0)
+    (nodes.folder / "shipped").rename(nodes.folder / "away")
+    assert await nodes.counts("y") == {"ta": 20, "tb": 10}  # what is here would go there
+    assert not (nodes.folder / "shipped").exists()
+
+
+async def test_what_would_stop_the_next_owner_is_told_to_who_looks(nodes: Nodes) -> None:
+    nodes.append(10, "ta", "tb")
+    await nodes.run("x", 20)
+    await nodes.run("y", 0)
+    nodes.append(10, "ta")
+    await nodes.run("x", 10, shipped=False)
+    done = await nodes.s4("state scan two", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    place = nodes.folder / "x" / "default" / "two" / "tasks" / "Partition%200"
+    assert f"s4: {place} has commit " in done.stderr
+    assert f"To go on from what was shipped remove {place}, which" in done.stderr
+    assert await nodes.counts("x", shipped=False) == {"ta": 20, "tb": 10}
+    done = await nodes.s4("state scan three", "none")
+    assert done.returncode == 2
+    assert f"keeps anything in {nodes.folder}/none/default or at {nodes.url}; there are: two" in (
+        done.stderr
+    )
+
+
+async def test_a_folder_that_is_damaged_hides_nothing_that_was_shipped(nodes: Nodes) -> None:
+    nodes.append(10, "ta", "tb")
+    await nodes.run("x", 20)
+    (place,) = (nodes.folder / "x").rglob("CURRENT")
+    place.write_bytes(b"MANIFEST-9999\n")
+    assert (await nodes.s4("state scan two", "x", shipped=False)).returncode == 1
+    assert await nodes.counts("x") == {"ta": 10, "tb": 10}
+    assert await nodes.offsets("checkpoint show two --json", "x") == {"ta": 10, "tb": 10}
+
+
+async def test_what_is_shipped_can_be_looked_at_while_its_owner_goes_on(nodes: Nodes) -> None:
+    nodes.append(1, "ta", "tb")
+    seen: list[int] = []
+
+    async def go_on() -> None:
+        while True:
+            nodes.append(1, "ta")
+            await trio.sleep(0.002)
+
+    often = {"task.commit.ms": "1", "s4.state.checkpointInterval": "400"}
+    async with nodes.running("x", **often), trio.open_nursery() as nursery:
+        await until(lambda: (nodes.folder / "x").exists())
+        nursery.start_soon(go_on)
+        for node in ("x", "none", "x", "none"):
+            seen.append((await nodes.counts(node)).get("ta", 0))
+        nursery.cancel_scope.cancel()
+    assert seen == sorted(set(seen))
+    assert sum((await nodes.counts("none")).values()) == sum(nodes.system.reads.values())
 
 
 OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'

@@ -5,7 +5,8 @@ Rules
   looked at before anything is written.
 - Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
 - What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused.
-- It goes where the job's state goes: where that is shipped, the command needs its URL.
+- It goes where the job's state goes: where that is shipped, the command needs its URL. So does who
+  looks, or is told that this folder may be behind.
 - What cannot be read is told behind the rest where it is shown; nothing of it is carried elsewhere.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,14 @@ import msgspec
 
 from s4node.config import Config
 from s4node.errors import CheckpointError, ConfigError
-from s4node.ops.job import Job, Where, find_job, tell_damaged
+from s4node.ops.job import Job, Where, find_job, tell_damaged, tell_older
 from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.presence import stopped
 from s4node.progress.startpoint import Number
 from s4node.progress.store import ProgressStore, now_ms
 from s4node.schema import UNREADABLE
 from s4node.state import epochs
-from s4node.state.job import progress_of, replace, shipped_to, task_folder
-from s4node.state.shipping import depot_of
+from s4node.state.job import Progress, replace, task_folder
 from s4node.systems.system import SystemStreamPartition
 
 _FORMAT = 1
@@ -49,13 +49,13 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
             }
             for task, one in job.checkpoints.items()
         ]))  # fmt: skip
-        return tell_damaged(job.damaged)
+        return _told(job, *job.progress(job.tasks))
     for task, one in job.checkpoints.items():
         count = len(one.offsets)
         print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
         for each in kept[task]:
             print(f"  kept {each.name}: commit {each.commit}, {_at(each.kept_ms)}")
-    return tell_damaged(job.damaged)
+    return _told(job, *job.progress(job.tasks))
 
 
 def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
@@ -63,23 +63,28 @@ def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
     producer of a durable stream; returns the exit status."""
     job = _with_checkpoints(target, config)
     job.check_task(task)
-    shown = {name: progress_of(job.folder, name) for name in job.checkpoints if task in ("", name)}
-    damaged = {name: why for name, why in job.damaged.items() if task in ("", name)}
+    shown, damaged = job.progress([task] if task else job.tasks)
     if as_json:
-        tasks = _tasks({name: one for name, (one, _) in shown.items()})
-        for name, (_, producers) in shown.items():
+        tasks = _tasks({name: one.checkpoint for name, one in shown.items()})
+        for name, progress in shown.items():
             tasks[name]["producers"] = [
                 {"stream": stream, "producer": producer, "number": kept.number}
-                for (stream, producer), kept in sorted(producers.items())
+                for (stream, producer), kept in sorted(progress.producers.items())
             ]
         print(json.dumps(tasks))
-        return tell_damaged(damaged)
-    for name, (one, producers) in shown.items():
+        return _told(job, shown, damaged)
+    for name, (one, producers, _) in shown.items():
         print(f"{name}: {_when(one)}")
         for at, offset in sorted(one.offsets.items()):
             print(f"  {SystemStreamPartition(*at)}: {offset}")
         for (stream, producer), kept in sorted(producers.items()):
             print(f"  {stream} from {producer!r}: {kept.number}")
+    return _told(job, shown, damaged)
+
+
+def _told(job: Job, shown: Mapping[str, Progress], damaged: Mapping[str, str]) -> int:
+    """Say what is to be said behind what was shown; returns the exit status."""
+    tell_older(job, [one.shipped for one in shown.values()])
     return tell_damaged(damaged)
 
 
@@ -92,28 +97,29 @@ def export(target: str, config: Config) -> int:
         "format": _FORMAT, "app": job.name, "job": guard, "tasks": _tasks(job.checkpoints),
     }  # fmt: skip
     print(json.dumps(document, indent=2))
-    return 0
+    return _told(job, *job.progress(job.tasks))
 
 
 def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     """Have the tasks in ``file`` (- for standard input) go on where it says; returns the exit
     status."""
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     job.check_sound()
     guard, checkpoints = _read(file)
     for task, one in checkpoints.items():
         job.check_task(task)
         for at in one.offsets:
             job.places(Where(*at))  # raises where the job does not read it
-    depot = depot_of(config, job.folder)
-    if depot is None:
+    if job.depot is None:
         _check_unshipped(job, checkpoints)
     with stopped(job.folder):
         store = ProgressStore(job.folder)
         try:
             if guard is not None:
                 store.admit(guard)
-            replace(job.folder, store, checkpoints, depot)
+                if job.depot is not None:
+                    job.depot.admit(guard)
+            replace(job.folder, store, checkpoints, job.depot)
         finally:
             store.close()
     if as_json:
@@ -125,9 +131,9 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     return 0
 
 
-def _check_unshipped(job: Job, tasks: Iterable[str]) -> None:
-    for task in tasks:
-        if url := shipped_to(job.folder, task):
+def _check_unshipped(job: Job, tasks: Collection[str]) -> None:
+    for one in job.progress(tasks)[0].values():
+        if url := one.shipped:
             raise ConfigError(
                 f"what {job.name} keeps is shipped to {url}, and an import has to go there, too: "
                 f"give the setting s4.state.url of its start with -p"
@@ -135,9 +141,10 @@ def _check_unshipped(job: Job, tasks: Iterable[str]) -> None:
 
 
 def _with_checkpoints(target: str, config: Config) -> Job:
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     if not job.tasks:
-        raise CheckpointError(f"{job.name} has no checkpoints in {job.folder}; it has not run yet")
+        places = f"{job.folder}" if job.depot is None else f"{job.folder} or at {job.depot.url}"
+        raise CheckpointError(f"{job.name} has no checkpoints in {places}; it has not run yet")
     return job
 
 

@@ -4,15 +4,18 @@ Rules
 - A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
 - What its inputs and tasks are is known from its last start, or from the app itself.
 - A task whose state is damaged hides no other: what can be shown is, and then the damage is told.
+- Who looks at state names the URL to which it is shipped, and sees what the next owner would find;
+  who does not is told that there may be more. Nothing is changed, here or there.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +35,9 @@ from s4node.progress.checkpoint import Checkpoint, JobGuard
 from s4node.progress.fan_out import Place
 from s4node.progress.presence import runs
 from s4node.progress.store import FILE, ProgressStore
-from s4node.state.job import progress_of, safe_name
+from s4node.state.job import Progress, kept_by, safe_name, task_of
+from s4node.state.shipping import Depot, depot_of
+from s4node.state.task_state import TaskState
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
 
@@ -59,22 +64,56 @@ class Where(NamedTuple):
 class Job:
     """What is known of a job.
 
-    ``guard`` and ``checkpoints`` (by task) are from its last start, but of tasks that are
-    ``damaged``, which says why. ``inputs`` are the partitions of what it reads by
-    ``system.stream``, None where nobody knows.
+    ``guard`` and ``tasks`` are from its last start. ``read`` are the inputs of its program, as
+    ``system.stream``; empty where that is not known. ``depot`` is where its state is shipped to, if
+    that is looked at as well.
     """
 
     name: str
     folder: Path
     guard: JobGuard | None
-    checkpoints: Mapping[str, Checkpoint]
-    damaged: Mapping[str, str]
-    inputs: Mapping[str, int | None]
+    tasks: Sequence[str]
+    read: Sequence[str] = ()
+    depot: Depot | None = None
+    _looks: dict[str, Progress | StoreCorrupt] = field(default_factory=dict)
+
+    @contextmanager
+    def kept(self, task: str) -> Iterator[TaskState | None]:
+        """What a task keeps, to look at; raises StoreCorrupt where it is damaged."""
+        with looking(self.folder, _FIX), kept_by(self.folder, task, self.depot) as state:
+            yield state
+
+    def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
+        """How far these tasks are; and of those that are damaged, why."""
+        for task in tasks:
+            if task not in self._looks:
+                try:
+                    with self.kept(task) as state:
+                        self._looks[task] = Progress() if state is None else Progress.of(state)
+                except StoreCorrupt as error:
+                    self._looks[task] = error
+        looks = {task: self._looks[task] for task in tasks}
+        return (
+            {task: one for task, one in looks.items() if isinstance(one, Progress)},
+            {task: str(one) for task, one in looks.items() if isinstance(one, StoreCorrupt)},
+        )
+
+    @cached_property
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """Those of the tasks that are not damaged."""
+        return {task: one.checkpoint for task, one in self.progress(self.tasks)[0].items()}
 
     @property
-    def tasks(self) -> list[str]:
-        """The tasks that it had at its last start."""
-        return sorted([*self.checkpoints, *self.damaged])
+    def damaged(self) -> Mapping[str, str]:
+        """Why the others are."""
+        return self.progress(self.tasks)[1]
+
+    @cached_property
+    def inputs(self) -> Mapping[str, int | None]:
+        """The partitions of what it reads by ``system.stream``, None where nobody knows."""
+        counts = {} if self.guard is None else self.guard.counts
+        seen = {f"{at[0]}.{at[1]}" for one in self.checkpoints.values() for at in one.offsets}
+        return {each: counts.get(each) for each in self.read or sorted({*counts, *seen})}
 
     @property
     def running(self) -> bool:
@@ -150,47 +189,61 @@ def tell_damaged(damaged: Mapping[str, str]) -> int:
     return 1 if damaged else 0
 
 
-def find_job(target: str, config: Config) -> Job:
-    """The job that ``target`` names; raises ConfigError with those there are."""
+def tell_older(job: Job, shipped: Iterable[str]) -> None:
+    """Say that there may be more, where what was looked at is ``shipped`` to these URLs."""
+    if job.depot is not None:
+        return
+    for url in sorted({*shipped} - {""}):
+        setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
+        print(f"s4: what {job.name} keeps is shipped to {url}; this is what {job.folder} has, and "
+              f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
+              file=sys.stderr)  # fmt: skip
+
+
+def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
+    """The job that ``target`` names; raises ConfigError with those there are. With ``shipped`` what
+    it keeps is looked for at ``s4.state.url`` as well, where that is set."""
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
     with looking(home, _FIX):
-        known = sorted(each.name for each in home.iterdir()) if is_folder(home, _FIX) else []
+        known = {each.name for each in home.iterdir()} if is_folder(home, _FIX) else set()
+    places = str(home)
+    if shipped and (depot := depot_of(config, home / "x")) is not None:
+        known.update(depot.apps())
+        places += f" or at {config[settings.STATE_URL]}"
     if is_name(target) and safe_name(target) in known:
-        return _job(target, home / safe_name(target), ())
+        folder = home / safe_name(target)
+        return _job(target, folder, (), depot_of(config, folder) if shipped else None)
     if not (target.endswith(".py") or ":" in target or "." in target):
         raise ConfigError(
-            f"no app {target!r} of cluster {cluster!r} keeps anything in {home}; there are: "
-            f"{', '.join(known) or 'none'}. Name one that has not run yet as for s4 run, such as "
-            f"{target}.py"
+            f"no app {target!r} of cluster {cluster!r} keeps anything in {places}; there are: "
+            f"{', '.join(sorted(known)) or 'none'}. Name one that has not run yet as for s4 run, "
+            f"such as {target}.py"
         )
     app = load_app(target)
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
     read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
-    return _job(app.name, folder_of(root, cluster, app.name), read)
+    folder = folder_of(root, cluster, app.name)
+    return _job(app.name, folder, read, depot_of(config, folder) if shipped else None)
 
 
-def _job(name: str, folder: Path, read: tuple[str, ...] | list[str]) -> Job:
+def _job(name: str, folder: Path, read: Sequence[str], depot: Depot | None) -> Job:
     guard = None
-    checkpoints: dict[str, Checkpoint] = {}
-    damaged: dict[str, str] = {}
+    tasks: set[str] = set()
     with looking(folder, _FIX):
         store = ProgressStore(folder) if is_file(folder / FILE, _FIX) else None
         if store is not None:
             try:
                 guard = store.job()
-                for task in store.tasks():
-                    try:
-                        checkpoints[task] = progress_of(folder, task)[0]
-                    except StoreCorrupt as error:
-                        damaged[task] = str(error)
+                tasks.update(store.tasks())
             finally:
                 store.close()
-    counts = {} if guard is None else guard.counts
-    seen = {f"{at[0]}.{at[1]}" for one in checkpoints.values() for at in one.offsets}
-    names = read or sorted({*counts, *seen})
-    inputs = {each: counts.get(each) for each in names}
-    return Job(name, folder, guard, checkpoints, damaged, inputs)
+    if depot is not None:
+        there = depot.job()
+        guard = there if guard is None or there is None else there.over(guard)
+        here = {safe_name(task) for task in tasks}
+        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
+    return Job(name, folder, guard, sorted(tasks), read, depot)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

@@ -1,22 +1,21 @@
 """``s4 state``: what the tasks of an app keep, as of their last commits, whether it runs or not.
 
-What is damaged is told behind all that can be read.
+What is damaged is told behind all that can be read, and that there may be more at a URL. Where that
+is given, this is what the next owner of each task would find.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from s4node.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
-from s4node.keys import crc32
-from s4node.ops.job import find_job, tell_damaged
-from s4node.state import epochs
-from s4node.state.job import task_folder
+from s4node.ops.job import Job, find_job, tell_damaged, tell_older
 from s4node.state.look import Look
-from s4node.state.task_state import TaskState
+from s4node.state.shipping import shipped_of
 
 Row = tuple[str, str, Any, Any]
 """Task, table, key and value."""
@@ -24,22 +23,26 @@ Row = tuple[str, str, Any, Any]
 
 def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:
     """Print rows of stores and PEs; returns the exit status."""
+    job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
-    for number, row in enumerate(_rows(target, config, table, task, damaged)):
-        if number == limit:
-            break
-        _show(*row, as_json=as_json)
+    with _older_told(job) as shipped:
+        for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
+            if number == limit:
+                break
+            _show(*row, as_json=as_json)
     return tell_damaged(damaged)
 
 
 def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
     """Print what is kept of one key, in text or as JSON; returns the exit status."""
+    job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
-    rows = _rows(target, config, table, task, damaged)
     meant = _as_json(key)
-    found = [row for row in rows if key in (row[2], str(row[2])) or meant == _json(row[2])]
-    for row in found:
-        _show(*row, as_json=as_json)
+    with _older_told(job) as shipped:
+        rows = _rows(job, table, task, damaged, shipped)
+        found = [row for row in rows if key in (row[2], str(row[2])) or meant == _json(row[2])]
+        for row in found:
+            _show(*row, as_json=as_json)
     status = tell_damaged(damaged)
     if not found:
         where = " in the other tasks" if damaged else ""
@@ -47,21 +50,30 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
     return status
 
 
+@contextmanager
+def _older_told(job: Job) -> Iterator[set[str]]:
+    """Say behind what is shown, or before what is wrong, that there may be more at these URLs."""
+    shipped: set[str] = set()
+    try:
+        yield shipped
+    finally:
+        tell_older(job, shipped)
+
+
 def _rows(
-    target: str, config: Config, table: str, task: str, damaged: dict[str, str]
+    job: Job, table: str, task: str, damaged: dict[str, str], shipped: set[str]
 ) -> Iterator[Row]:
     """All that is kept, in the order of tasks and tables; tasks whose state is ``damaged`` are put
-    there, with the reason."""
-    job = find_job(target, config)
+    there, with the reason, and the URLs to which tasks are ``shipped`` there."""
     job.check_task(task)
     known: set[str] = set()
     for name in [task] if task else job.tasks:
-        folder = task_folder(job.folder, name)
-        if not epochs.epochs_of(folder):
-            continue
         try:
-            with epochs.copied(folder) as database:
-                look = Look(TaskState(database, crc32))
+            with job.kept(name) as state:
+                if state is None:
+                    continue
+                shipped.add(shipped_of(state.database))
+                look = Look(state)
                 for each, rows in (
                     *((each, look.instances) for each in look.elements),
                     *((each, look.store) for each in look.stores),

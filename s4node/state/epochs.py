@@ -86,26 +86,72 @@ def highest(folder: Path) -> int:
         return 0
 
 
+class Elsewhere(Protocol):
+    """Where what is true is kept beside this folder."""
+
+    def restored(
+        self,
+        own: Path,
+        local: Callable[[], Database | None],
+        make: Callable[[Path], Database],
+        /,
+    ) -> Database:
+        """The true database in ``own``: the ``local`` one with what it lacks, or a new one."""
+        ...
+
+
 @contextmanager
-def copied(folder: Path) -> Iterator[Database]:
+def copied(folder: Path, elsewhere: Elsewhere | None = None) -> Iterator[Database]:
     """The true database of a task as it is now, to look at while its owner goes on.
 
-    Raises StateError where there is none, and StoreCorrupt, as all reading does, where it is
-    damaged.
+    With ``elsewhere``, that says what is true, as to who takes the task over; nothing changes
+    there, either. Raises StateError where there is none, and StoreCorrupt, as all reading does,
+    where it is damaged.
     """
-    found = epochs_of(folder)
-    if not found:
+    if elsewhere is None and not epochs_of(folder):
         raise StateError(f"nothing is kept in {folder}; has a task of this name ever run?")
-    original = folder / str(found[0])
-    with _room_beside(folder) as place, _told_of(original, place):
-        _inherit(original, place)
-        database = Database(place)
+    with _room_beside(folder) as place, _told_of(folder, place, (StateError, StoreCorrupt)):
+        database = _copy(folder, place, elsewhere)
         try:
-            database.verify()
             yield database
         finally:
             with suppress(StateError, StoreCorrupt):  # what was read is right, and the copy goes
                 database.close()
+
+
+def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
+    """The true database of a task, in a folder in ``place`` that is called as the original is."""
+    if elsewhere is not None:
+        return _restored(folder, place, elsewhere)
+    original = folder / str(epochs_of(folder)[0])
+    own = place / original.name
+    own.mkdir()
+    _inherit(original, own)
+    database = Database(own)
+    try:
+        database.verify()
+    except BaseException:
+        with suppress(StateError, StoreCorrupt):
+            database.close()
+        raise
+    return database
+
+
+def _restored(folder: Path, place: Path, elsewhere: Elsewhere) -> Database:
+    """The same, as it is restored from elsewhere and from here."""
+    newest = _candidates(folder, highest(folder) + 1)[:1]
+    own = place / (newest[0].name if newest else "fetched")
+    own.mkdir()
+    # an owner that is alive goes on, and puts each commit there first: so this comes before a look
+    first = [_newest(newest, own, Database)]
+    try:
+        return elsewhere.restored(
+            own, lambda: first.pop() if first else _newest(newest, own, Database), Database
+        )
+    except BaseException:
+        if first and first[0] is not None:
+            first[0].close()
+        raise
 
 
 @contextmanager
@@ -126,26 +172,16 @@ def _room_beside(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _told_of(original: Path, copy: Path) -> Iterator[None]:
-    """Say of the original what is found to be damaged in its copy."""
+def _told_of(
+    original: Path, copy: Path, kinds: tuple[type[Exception], ...] = (StoreCorrupt,)
+) -> Iterator[None]:
+    """Say of the original what is found to be wrong with its copy: damage, or these errors."""
     try:
         yield
-    except StoreCorrupt as error:
-        raise StoreCorrupt(str(error).replace(str(copy), str(original))) from error
-
-
-class Elsewhere(Protocol):
-    """Where what is true is kept beside this folder."""
-
-    def restored(
-        self,
-        own: Path,
-        local: Callable[[], Database | None],
-        make: Callable[[Path], Database],
-        /,
-    ) -> Database:
-        """The true database in ``own``: the ``local`` one with what it lacks, or a new one."""
-        ...
+    except kinds as error:
+        if str(copy) not in str(error):
+            raise
+        raise type(error)(str(error).replace(str(copy), str(original))) from error
 
 
 def claim(

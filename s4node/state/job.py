@@ -7,8 +7,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from s4node import kinds
 from s4node.errors import ConfigError
@@ -42,6 +46,15 @@ def named_folder(folder: Path, name: str) -> Path:
     return folder / safe
 
 
+def task_of(name: str) -> str:
+    """The task of a folder's name. One of signs beyond Latin that are no letters may be spelled
+    otherwise than it was; its folder is the same."""
+    read = re.sub("%([0-9a-f]{2})", lambda match: chr(int(match[1], 16)), name)
+    if safe_name(read) == name:
+        return read
+    return re.sub("%([0-9a-f]{4})", lambda match: chr(int(match[1], 16)), name)
+
+
 def task_folder(folder: Path, task: str) -> Path:
     """Where what a task of the job in ``folder`` keeps is; raises as :func:`named_folder` does."""
     return named_folder(folder / "tasks", task)
@@ -52,27 +65,34 @@ def checkpoint_of(state: TaskState) -> Checkpoint:
     return Checkpoint.at(state.positions(), state.meta(WRITTEN) or 0, state.consumed())
 
 
-def progress_of(folder: Path, task: str) -> tuple[Checkpoint, dict[Producer, KeptProducer]]:
-    """The progress of a task of the job in ``folder`` in what it reads, and in what producers of
-    durable streams have sent it; both of one commit, and empty before the first.
+class Progress(NamedTuple):
+    """How far a task is, as of one commit: in what it reads, and in what producers of durable
+    streams have sent it. ``shipped`` is the URL below which its commits are shipped, or empty."""
 
-    Raises StoreCorrupt where that is damaged.
+    checkpoint: Checkpoint = Checkpoint()
+    producers: Mapping[Producer, KeptProducer] = MappingProxyType({})
+    shipped: str = ""
+
+    @classmethod
+    def of(cls, state: TaskState) -> Progress:
+        """That which is kept."""
+        return cls(checkpoint_of(state), state.producers(), shipped_of(state.database))
+
+
+@contextmanager
+def kept_by(folder: Path, task: str, depot: Depot | None = None) -> Iterator[TaskState | None]:
+    """What a task of the job in ``folder`` keeps, in a copy; None where that is nothing.
+
+    With ``depot`` it is what the next owner would go on from: what is there, or what is here and
+    goes there. Raises StoreCorrupt where that is damaged, and StateError where it cannot be had.
     """
     place = task_folder(folder, task)
-    if not epochs.epochs_of(place):
-        return Checkpoint(), {}
-    with epochs.copied(place) as database:
-        state = TaskState(database, crc32)
-        return checkpoint_of(state), state.producers()
-
-
-def shipped_to(folder: Path, task: str) -> str:
-    """The URL below which commits of a task are shipped; empty if they are not."""
-    place = task_folder(folder, task)
-    if not epochs.epochs_of(place):
-        return ""
-    with epochs.copied(place) as database:
-        return shipped_of(database)
+    if depot is None and not epochs.epochs_of(place):
+        yield None
+        return
+    shipment = None if depot is None else depot.task(place.name)
+    with epochs.copied(place, shipment) as database:
+        yield TaskState(database, crc32)
 
 
 def replace(

@@ -116,6 +116,33 @@ class Depot:
                 over = job if before is None else job.over(before)
                 self.files.pipe_file(place, msgspec.json.encode(over.to_row()))
 
+    def job(self) -> JobGuard | None:
+        """What the job was like that last shipped here."""
+        with self.told():
+            try:
+                return JobGuard.of(
+                    msgspec.json.decode(self.files.cat_file(f"{self.root}/job.json"))
+                )
+            except FileNotFoundError:
+                return None
+
+    def apps(self) -> list[str]:
+        """The names of the folders of all apps of the cluster."""
+        return self._folders(self.root.rpartition("/")[0])
+
+    def tasks(self) -> list[str]:
+        """The names of the folders of all tasks that are there."""
+        return self._folders(f"{self.root}/tasks")
+
+    def _folders(self, place: str) -> list[str]:
+        with self.told():
+            self.files.invalidate_cache()
+            try:
+                found = self.files.ls(place, detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
     def task(self, name: str) -> Shipment:
         """What is there of a task; ``name`` is that of its folder."""
         return Shipment(self, f"tasks/{name}")
