@@ -20,6 +20,7 @@ from test_log_doc import matches
 
 from s4node import Client, Event, GenericEvent
 from s4node.container.container import Container
+from s4node.errors import CheckpointError
 from s4node.keys import Partitioner
 from s4node.ops.cli import main
 from s4node.ops.load import load_app
@@ -576,6 +577,7 @@ async def test_what_is_shipped_can_be_looked_at_while_its_owner_goes_on(nodes: N
 
 OFFSET = '{"system": "memory", "stream": "clicks", "partition": 0, "offset": -1}'
 MUCH = OFFSET.replace("-1", "9223372036854775807")
+CLICKS = OFFSET.replace("-1", "1")
 VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
 
 
@@ -590,6 +592,10 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
          "memory.clicks[0] of task 'Partition 0': offsets are 0 or more"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + VIEWS + "]}}}", 1,
          "app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1"),
+        ('{"format": 1, "tasks": {"Partition 1": {"offsets": [' + CLICKS + "]}}}", 2,
+         "- has memory.clicks[0] for task 'Partition 1', and 'Partition 0' reads it; name that"),
+        ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + f"{CLICKS}, {CLICKS}" + "]}}}", 2,
+         "- has memory.clicks[0] twice for task 'Partition 0'; leave one"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
          '"crc32", "counts": {}, "keys": ""}}'), 1, "it had 2 tasks and would have"),
         *((f'{{"format": 1, "tasks": {{"Partition 0": {{"offsets": [{wrong}]}}}}}}', 2,
@@ -608,6 +614,40 @@ async def test_an_import_that_does_not_fit_changes_nothing(
     assert said in done.stderr
     assert done.returncode == status
     assert (await s4("checkpoint export notes")).stdout == before
+
+
+async def test_an_import_from_an_app_of_another_name_is_told(s4: S4) -> None:
+    exported = json.loads((await s4("checkpoint export notes")).stdout)
+    for app, told in (
+        ("other", "- was exported from app 'other'; it goes to 'notes'\n"),
+        ("notes", ""),
+    ):
+        document = json.dumps(exported | {"app": app}).encode()
+        done = await s4("checkpoint import notes - --json", document)
+        assert (done.returncode, done.stderr) == (0, told and f"s4: {told}")
+        assert json.loads(done.stdout) == {"tasks": ["Partition 0", "Partition 1"]}
+
+
+async def test_an_import_beyond_the_end_is_refused_at_the_start_and_can_be_mended(
+    s4: S4, nodes: Nodes
+) -> None:
+    nodes.append(3, "ta", "tb")
+    await nodes.run("x", 6)
+    exported = (await nodes.s4("checkpoint export two", "x")).stdout
+    beyond = exported.replace('"offset": 3', '"offset": 4', 1).encode()
+    assert (await nodes.s4("checkpoint import two -", "x", stdin=beyond)).returncode == 0
+    with pytest.raises(CheckpointError, match=r"at offset 4, and memory.ta\[0\] ends at 3") as died:
+        await nodes.run("x", 1)
+    (command,) = re.findall(r"s4 (startpoint set .*?) \(", str(died.value))
+    assert "or s4 checkpoint import with one that fits" in str(died.value)
+    done = await run_s4(*shlex.split(command), cwd=nodes.folder)
+    assert done.returncode == 0, done.stderr
+    await nodes.run("x", 3)
+    assert (await nodes.s4("checkpoint import two -", "x", stdin=beyond)).returncode == 0
+    again = exported.encode()  # the other way out
+    assert (await nodes.s4("checkpoint import two -", "x", stdin=again)).returncode == 0
+    nodes.append(1, "ta", "tb")
+    await nodes.run("x", 2)
 
 
 async def test_an_import_is_refused_while_the_job_runs_and_a_startpoint_says_that_it_waits(

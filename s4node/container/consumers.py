@@ -29,7 +29,7 @@ from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import MixedBatch, Reject, TaskBatch, refused
 from s4node.container.rejects import Rejects
-from s4node.container.startpoints import deleting
+from s4node.container.startpoints import deleting, setting
 from s4node.container.statistics import ProgressStatistics
 from s4node.container.task import Task
 from s4node.errors import CheckpointError, InputLost, S4Error, StartpointError
@@ -395,7 +395,10 @@ class Consumers:
         if kept > bounds.upcoming:
             raise CheckpointError(
                 f"the checkpoint of {ssp} goes on at offset {kept}, and {ssp} ends at "
-                f"{bounds.upcoming}: it is another stream now, or has lost its end; set "
+                f"{bounds.upcoming}: it is another stream now, or has lost its end, or the "
+                f"checkpoint was imported and does not fit. Say where to go on: "
+                f"{setting(self._config, self._name, ssp)} (or --offset N), or s4 checkpoint "
+                f"import with one that fits; or set "
                 f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
             )
         if kept < bounds.oldest:

@@ -108,7 +108,16 @@ class Startpoints:
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
     """The command that takes startpoints of a partition back."""
-    words = ["s4", "startpoint", "delete", app, str(ssp)]
+    return _command(config, "delete", app, str(ssp))
+
+
+def setting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
+    """The command that has a partition read from its oldest event."""
+    return _command(config, "set", app, str(ssp), "--oldest")
+
+
+def _command(config: Config, *words_: str) -> str:
+    words = ["s4", "startpoint", *words_]
     if config.origin(settings.CLUSTER_NAME) != "default":
         words += ["--cluster", config[settings.CLUSTER_NAME]]
     if config.origin(settings.STATE_FOLDER) != "default":

@@ -4,7 +4,8 @@ Rules
 - What is exported can be imported as it is, while no container of the job runs. All of a file is
   looked at before anything is written.
 - Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
-- What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused.
+- What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused,
+  and one of a partition that another task reads. From an app of another name it is told.
 - It goes where the job's state goes: where that is shipped, the command needs its URL. So does who
   looks, or is told that this folder may be behind.
 - What cannot be read is told behind the rest where it is shown; nothing of it is carried elsewhere.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,11 +107,16 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     status."""
     job = find_job(target, config, shipped=True)
     job.check_sound()
-    guard, checkpoints = _read(file)
+    app, guard, checkpoints = _read(file)
     for task, one in checkpoints.items():
         job.check_task(task)
         for at in one.offsets:
             job.places(Where(*at))  # raises where the job does not read it
+            if reader := job.reader_of(at, task):
+                raise ConfigError(
+                    f"{file} has {SystemStreamPartition(*at)} for task {task!r}, and {reader!r} "
+                    f"reads it; name that one"
+                )
     if job.depot is None:
         _check_unshipped(job, checkpoints)
     with stopped(job.folder):
@@ -122,6 +129,8 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
             replace(job.folder, store, checkpoints, job.depot)
         finally:
             store.close()
+    if app not in ("", job.name):  # it may have been renamed
+        print(f"s4: {file} was exported from app {app!r}; it goes to {job.name!r}", file=sys.stderr)
     if as_json:
         print(json.dumps({"tasks": sorted(checkpoints)}))
     else:
@@ -176,9 +185,11 @@ class _Document(msgspec.Struct):
     format: int
     tasks: dict[str, _Task]
     job: dict[str, Any] | None = None
+    app: str = ""
 
 
-def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
+def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
+    """The app, where it is named, the job and the checkpoints in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         document = msgspec.json.decode(data, type=_Document)
@@ -198,8 +209,13 @@ def _read(file: str) -> tuple[JobGuard | None, dict[str, Checkpoint]]:
         wrong = [str(SystemStreamPartition(*at)) for at, n in offsets.items() if min(n, at[2]) < 0]
         if wrong:
             raise ConfigError(f"{file}: {wrong[0]} of task {task!r}: offsets are 0 or more")
+        if len(offsets) < len(one.offsets):
+            seen = Counter((o.system, o.stream, o.partition) for o in one.offsets)
+            twice = SystemStreamPartition(*seen.most_common(1)[0][0])
+            raise ConfigError(f"{file} has {twice} twice for task {task!r}; leave one")
         found[task] = Checkpoint(offsets, now)
-    return None if document.job is None else JobGuard.of(document.job), found
+    guard = None if document.job is None else JobGuard.of(document.job)
+    return document.app, guard, found
 
 
 def _when(one: Checkpoint) -> str:

@@ -158,18 +158,23 @@ class Job:
         """Those that a task (empty: any) reads, or may: of a place in no checkpoint, or of a task
         that has none, nobody knows. Raises ConfigError if it reads none of them."""
         self.check_task(task)
-        offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
-        if not offsets:
-            return places
-        owners = {place: name for name, one in self.checkpoints.items() for place in one.offsets}
-        read = [place for place in places if place in offsets or place not in owners]
+        read = [place for place in places if not self.reader_of(place, task)]
         if not read:
             place = places[0]
             raise ConfigError(
                 f"task {task!r} of app {self.name!r} does not read {Where(*place)}, "
-                f"{owners[place]!r} does; name that one, or leave --task out"
+                f"{self.reader_of(place, task)!r} does; name that one, or leave --task out"
             )
         return read
+
+    def reader_of(self, place: Place, task: str) -> str:
+        """Which task reads a place that ``task`` does not; empty where that may read it."""
+        offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
+        return "" if not offsets or place in offsets else self._readers.get(place, "")
+
+    @cached_property
+    def _readers(self) -> Mapping[Place, str]:
+        return {place: name for name, one in self.checkpoints.items() for place in one.offsets}
 
     def check_sound(self) -> None:
         """Raise StoreCorrupt where the state of a task is damaged."""
