@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +144,62 @@ def test_what_cannot_be_written_can_be_looked_at(s4: S4, job: Path, in_use: bool
     assert sorted(job.rglob("*")) == before
     if owner is not None:
         owner.close()
+
+
+@contextmanager
+def small(place: Path) -> Iterator[Path]:
+    """A disk of its own, where this process may mount one."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "s4-test", place]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(place: Path) -> None:
+    """Leave a little: for what SQLite needs, and not for a copy."""
+    left = shutil.disk_usage(place).free - (80 << 10)
+    (place / "filling").write_bytes(bytes(left))
+
+
+LOOKS = ["state scan notes", "checkpoint show notes", "checkpoint show notes -p s4.state.url=URL"]
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_where_the_disk_is_full_a_copy_goes_elsewhere_or_it_is_said_what_is_full(
+    s4: S4, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    folder = task_folder(job, "Partition 0")
+    database = epochs.claim(folder, epochs.epochs_of(folder)[0] + 1, Database)
+    database.write([b"\xff" * 8], [bytes(200_000)])  # the log of commits is copied, not linked
+    database.close()
+    (tmp_path / "shipped" / "default" / "notes").mkdir(parents=True)
+    command = command.replace("URL", f"file://{tmp_path}/shipped")
+    (roomy := tmp_path / "roomy").mkdir()
+    with small(tmp_path / "small") as disk:
+        shutil.copytree(job.parent.parent, disk / "state")
+        (disk / "tmp").mkdir()
+        fill(disk)
+        before = sorted(disk.rglob("*"))
+        monkeypatch.setattr(tempfile, "tempdir", str(roomy))
+        ended, out, err = s4(command, disk / "state")
+        assert (ended, err) == (0, "")
+        assert "Partition 0" in out
+        assert "Partition 1" in out
+        monkeypatch.setattr(tempfile, "tempdir", str(disk / "tmp"))
+        ended, out, err = s4(command, disk / "state")
+        tasks = disk / "state" / "default" / "notes" / "tasks"
+        assert (ended, out) == (1, "")
+        assert err == (
+            f"s4: {tasks}/Partition%200 cannot be copied to be looked at: {tasks} is full, "
+            f"{disk}/tmp is full; make room, or set TMPDIR to a folder of yours on a disk that has "
+            f"some\n"
+        )
+        assert [path for path in sorted(disk.rglob("*")) if "-wal" not in path.name] == before
+    assert not list(roomy.iterdir())
 
 
 def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job: Path) -> None:

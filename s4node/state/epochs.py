@@ -26,7 +26,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -45,6 +45,7 @@ _DONE = "complete"  # a file in a folder that is whole
 _LEFT_OUT = {"LOCK", _DONE, DAMAGED}
 _TRIES = 5
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
+_FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # so RocksDB and fsspec say it, too
 _KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
@@ -110,13 +111,46 @@ def copied(folder: Path, elsewhere: Elsewhere | None = None) -> Iterator[Databas
     """
     if elsewhere is None and not epochs_of(folder):
         raise StateError(f"nothing is kept in {folder}; has a task of this name ever run?")
-    with _room_beside(folder) as place, _told_of(folder, place, (StateError, StoreCorrupt)):
-        database = _copy(folder, place, elsewhere)
-        try:
-            yield database
-        finally:
-            with suppress(StateError, StoreCorrupt):  # what was read is right, and the copy goes
-                database.close()
+    with ExitStack() as rooms:
+        place, database = _made_room(folder, elsewhere, rooms)
+        with _told_of(folder, place, (StateError, StoreCorrupt)):
+            try:
+                yield database
+            finally:
+                with suppress(
+                    StateError, StoreCorrupt
+                ):  # what was read is right, and the copy goes
+                    database.close()
+
+
+def _made_room(
+    folder: Path, elsewhere: Elsewhere | None, rooms: ExitStack
+) -> tuple[Path, Database]:
+    """A copy of a task's database, and where it is until ``rooms`` end: beside the original, where
+    files can be linked, or where that cannot be, in the system's own place for such."""
+    why = []
+    for parent, prefix in ((folder.parent, ".look-"), (None, "s4-look-")):
+        with ExitStack() as room:
+            try:
+                made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+            except OSError as error:
+                why.append(str(error))
+                continue
+            place = Path(room.enter_context(made))
+            try:
+                with _told_of(folder, place, (StateError, StoreCorrupt)):
+                    database = _copy(folder, place, elsewhere)
+            except StateError as error:
+                if not any(reason in str(error) for reason in _FULL):
+                    raise
+                why.append(f"{place.parent} is full")
+                continue
+            rooms.push(room.pop_all())
+            return place, database
+    raise StateError(
+        f"{folder} cannot be copied to be looked at: {', '.join(why)}; make room, or set TMPDIR to "
+        f"a folder of yours on a disk that has some"
+    )
 
 
 def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
@@ -152,23 +186,6 @@ def _restored(folder: Path, place: Path, elsewhere: Elsewhere) -> Database:
         if first and first[0] is not None:
             first[0].close()
         raise
-
-
-@contextmanager
-def _room_beside(folder: Path) -> Iterator[Path]:
-    """A folder for a copy of what is in ``folder``: beside it, where files can be linked, or where
-    nothing can be written, in the system's own for such."""
-    try:
-        try:
-            place = tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent)
-        except OSError:
-            place = tempfile.TemporaryDirectory(prefix="s4-look-")
-    except OSError as error:
-        raise StateError(
-            f"{folder} cannot be copied to be looked at: {error}; set TMPDIR to a folder of yours"
-        ) from error
-    with place as name:
-        yield Path(name)
 
 
 @contextmanager
