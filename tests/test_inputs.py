@@ -178,7 +178,7 @@ async def test_retention_that_took_what_the_checkpoint_goes_on_with_stops_the_co
     app = Clicks()
     async with running(app, {**settings, "streams.clicks.onLost": "oldest"}) as container:
         await until(lambda: len(app.seen) == 4)
-        assert container.replay.consumers.lost == {"memory.clicks": 3}
+        assert container.replay.consumers.starts.lost == {"memory.clicks": 3}
     assert app.seen == [("ada", number) for number in range(6, 10)]
 
 
@@ -207,7 +207,7 @@ async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and
         await until(lambda: len(app.seen) == 1)
         lose()
         await until(lambda: len(app.seen) == 4)
-        assert container.replay.consumers.lost == {"memory.clicks": 5}
+        assert container.replay.consumers.starts.lost == {"memory.clicks": 5}
         await until(lambda: safe(container) == 9)
     assert app.seen == [("ada", 0), ("ada", 105), ("ada", 106), ("ada", 107)]
 

@@ -7,9 +7,8 @@ Rules
   be another container's: what it commits last must not be ahead of its state.
 - A reader is asked only while there is room with every task that its events may go to, so a slow
   task bounds what is kept for it.
-- Where an input goes on: where the task's ``init`` said; else at the startpoint that was asked for;
-  else at its checkpoint; else where the settings say. It is told once a stream, and committed
-  before the first event is read: a crash must not make another place of what was upcoming.
+- Where an input goes on is told once a stream, and committed before the first event is read: a
+  crash must not make another place of what was upcoming.
 - A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
   are right already; of others the task that reads them sends on what is not its own.
 - Reading stops at once when the container stops; what was read goes to its tasks.
@@ -29,10 +28,10 @@ from s4node.config import Config
 from s4node.container.chooser import Bootstrap
 from s4node.container.intake import MixedBatch, Reject, TaskBatch, refused
 from s4node.container.rejects import Rejects
-from s4node.container.startpoints import deleting, setting
+from s4node.container.starts import Known, Starts
 from s4node.container.statistics import ProgressStatistics
 from s4node.container.task import Task
-from s4node.errors import CheckpointError, InputLost, S4Error, StartpointError
+from s4node.errors import InputLost, S4Error
 from s4node.event import EventBatch
 from s4node.graph import rule_of
 from s4node.keys import Partitioner
@@ -40,7 +39,7 @@ from s4node.logger import get_logger
 from s4node.progress.checkpoint import Checkpoint
 from s4node.progress.fan_out import Request
 from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.progress.startpoint import Oldest, Startpoint, Upcoming, describe
+from s4node.progress.startpoint import Startpoint
 from s4node.stream import InputStream
 from s4node.systems.registry import Systems
 from s4node.systems.system import (
@@ -92,19 +91,10 @@ class Tasks(Protocol):
 class _Taker:
     """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
 
-    def __init__(
-        self,
-        task: Task,
-        ssp: SystemStreamPartition,
-        kept: int | None,
-        wish: Startpoint | None,
-        request: Request | None,
-    ) -> None:
+    def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
         self.task = task
         self.ssp = ssp
-        self.kept = kept
-        self.wish = wish
-        self.request = request
+        self.known = known
         self.next = 0
         self.told_end = False
         self.progress: InputProgress
@@ -146,7 +136,7 @@ class Consumers:
     """Reads the replayable ``streams`` of an app from ``systems`` for the tasks it is given.
 
     ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
-    ``progress`` is by task and partition; ``lost`` counts events that retention took, by stream.
+    ``progress`` is by task and partition.
     """
 
     def __init__(
@@ -163,15 +153,14 @@ class Consumers:
         name: str,
     ) -> None:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
-        self.lost: dict[str, int] = {}
         self.rejects = rejects
+        self.starts = Starts(config, name)
         self._config = config
         self._systems = systems
         self._tasks = tasks
         self._streams = {stream.name: stream for stream in streams}
         self._counts = counts
         self._broadcast = frozenset(broadcast)
-        self._name = name
         self._feeds: dict[SystemStreamPartition, _Feed] = {}
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
@@ -228,8 +217,8 @@ class Consumers:
             self._begun[task.partition] = []
             starts = wishes(task)
             for ssp in ssps:
-                request = startpoints.get(ssp)
-                taker = _Taker(task, ssp, kept.offsets.get(ssp), starts.get(ssp), request)
+                known = Known(starts.get(ssp), startpoints.get(ssp), kept.offsets.get(ssp))
+                taker = _Taker(task, ssp, known)
                 taker.undecoded = partial(self._undecoded, taker)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
@@ -286,16 +275,17 @@ class Consumers:
         origins: dict[str, list[str]] = {}
         with self._until_stopped():
             for taker in takers:
-                taker.next, origin = await self._start(system, taker)
-                origins.setdefault(origin, []).append(f"{taker.ssp.partition}: {taker.next}")
+                ssp = taker.ssp
+                taker.next, why = await self.starts.of(system, ssp, taker.task.name, taker.known)
+                origins.setdefault(why, []).append(f"{ssp.partition}: {taker.next}")
             offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
             log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = self._progress_of(taker)
-                if taker.request is not None:
-                    taker.progress.startpoint = taker.request.id
-                if taker.kept == taker.next:
-                    taker.progress.committed = taker.kept
+                if taker.known.request is not None:
+                    taker.progress.startpoint = taker.known.request.id
+                if taker.known.kept == taker.next:
+                    taker.progress.committed = taker.next
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
                 self._begun[taker.task.partition].append(taker)
             await self._keep_begin(takers)
@@ -362,70 +352,6 @@ class Consumers:
         finally:
             self._scopes.discard(scope)
 
-    # -- where to begin ----------------------------------------------------------------------
-
-    async def _start(self, system: System, taker: _Taker) -> tuple[int, str]:
-        """Where a task goes on, and why there."""
-        ssp = taker.ssp
-        if taker.wish is not None:
-            return await system.resolve(ssp, taker.wish), "set by its task"
-        if taker.request is not None:
-            return await self._requested(system, taker, taker.request), "startpoint"
-        reset = self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
-        if taker.kept is not None and not reset:
-            return await self._checkpointed(system, ssp, taker.kept), "checkpoint"
-        word = default_offset(self._config, ssp.system, ssp.stream)
-        if word == "newest":
-            bounds = await system.bounds(ssp)
-            return max(bounds.oldest, bounds.upcoming - 1), word
-        return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
-
-    async def _requested(self, system: System, taker: _Taker, request: Request) -> int:
-        try:
-            return await system.resolve(taker.ssp, request.startpoint)
-        except StartpointError as error:
-            raise StartpointError(
-                f"the startpoint {describe(request.startpoint)} that was set for {taker.ssp} "
-                f"(id {request.id}, task {taker.task.name!r}) cannot be had: {error}. Set another "
-                f"one, or take it back: {deleting(self._config, self._name, taker.ssp)}"
-            ) from error
-
-    async def _checkpointed(self, system: System, ssp: SystemStreamPartition, kept: int) -> int:
-        bounds = await system.bounds(ssp)
-        if kept > bounds.upcoming:
-            raise CheckpointError(
-                f"the checkpoint of {ssp} goes on at offset {kept}, and {ssp} ends at "
-                f"{bounds.upcoming}: it is another stream now, or has lost its end, or the "
-                f"checkpoint was imported and does not fit. Say where to go on: "
-                f"{setting(self._config, self._name, ssp)} (or --offset N), or s4 checkpoint "
-                f"import with one that fits; or set "
-                f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
-            )
-        if kept < bounds.oldest:
-            return self._skipped(
-                ssp, kept, bounds.oldest,
-                InputLost(
-                    f"{ssp}: the checkpoint goes on at offset {kept}, and the oldest event that is "
-                    f"there is {bounds.oldest}: retention has removed those between"
-                ),
-            )  # fmt: skip
-        return kept
-
-    def _skipped(
-        self, ssp: SystemStreamPartition, position: int, oldest: int, error: InputLost
-    ) -> int:
-        """Go on at the oldest event, if the settings say so; raises ``error`` otherwise."""
-        if self._config.matching(settings.ON_LOST).get(ssp.stream, "fail") == "fail":
-            raise InputLost(
-                f"{error}. Set streams.{ssp.stream}.onLost = oldest to go on with what is left, "
-                f"and let the stream be kept for longer"
-            ) from error
-        name = _name(ssp)
-        self.lost[name] = self.lost.get(name, 0) + oldest - position
-        log.warning("events of an input are lost: retention was faster", input=str(ssp),
-                    events=oldest - position, goes_on_at=oldest)  # fmt: skip
-        return oldest
-
     # -- reading -----------------------------------------------------------------------------
 
     async def _consume(self, feed: _Feed, system: System) -> None:
@@ -478,7 +404,7 @@ class Consumers:
                 batch = await reader.read()
             except InputLost as error:
                 bounds = await system.bounds(feed.ssp)
-                oldest = self._skipped(feed.ssp, reader.position, bounds.oldest, error)
+                oldest = self.starts.skipped(feed.ssp, reader.position, bounds.oldest, error)
                 for taker in feed.takers.values():
                     if taker.next < oldest:
                         taker.progress.complete(taker.next, oldest)
@@ -623,10 +549,3 @@ async def watch(system: System) -> None:
             await system.wait_reachable()
             log.info("an input can be reached again", **where)
         await system.wait_reachable(False)
-
-
-def default_offset(config: Config, system: str, stream: str) -> str:
-    """Where an input without progress begins: oldest, newest or upcoming."""
-    of_stream = config.matching(settings.OFFSET_DEFAULT).get(stream)
-    of_system = config.matching(settings.SYSTEM_OFFSET_DEFAULT).get(system)
-    return of_stream or of_system or "upcoming"

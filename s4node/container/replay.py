@@ -20,7 +20,7 @@ from s4node.app import App
 from s4node.config import Config
 from s4node.container.binding import durable_of, live_of, replayable
 from s4node.container.committer import Committer, folder_of
-from s4node.container.consumers import Consumers, Gained, default_offset, watch
+from s4node.container.consumers import Consumers, Gained, watch
 from s4node.container.exchange import Exchange
 from s4node.container.model import AppKind, JobModel
 from s4node.container.outputs import Outputs
@@ -29,6 +29,7 @@ from s4node.container.producers import Producers
 from s4node.container.recovery import Recovery
 from s4node.container.rejects import Rejects
 from s4node.container.startpoints import Startpoints
+from s4node.container.starts import default_offset
 from s4node.container.statistics import ReplayStatistics
 from s4node.container.task import Task
 from s4node.errors import ConfigError, StartpointError
@@ -286,7 +287,7 @@ class Replay:
             self.committer.commits,
             self.committer.failures,
             dict(self.rejects.counts),
-            dict(self.consumers.lost),
+            dict(self.consumers.starts.lost),
             dict(self.recovery.counts),
         )
 
