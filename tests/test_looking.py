@@ -83,6 +83,15 @@ def test_a_row_is_a_line_whatever_is_in_its_key(s4: S4, job: Path) -> None:
     assert s4("state scan notes --table texts") == (0, quoted, "")
 
 
+def test_scan_says_that_there_are_more_rows_than_it_shows(s4: S4) -> None:
+    shown = "Partition 0  seen  ('k', 0)  7\n"
+    more = "there are more rows than the limit of 1; --limit N shows more\n"
+    assert s4("state scan notes --limit 1") == (0, shown, more)
+    assert s4("state scan notes --limit 1 --json")[2] == more
+    for whole in ("--limit 2", "--limit 3", "--limit 1 --task 'Partition 1'", ""):
+        assert s4(f"state scan notes {whole}")[::2] == (0, "")
+
+
 def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -> None:
     place = task_folder(job, "Partition 1") / "1"
     (place / "CURRENT").write_bytes(b"MANIFEST-9999\n")

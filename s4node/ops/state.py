@@ -7,6 +7,7 @@ is given, this is what the next owner of each task would find.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,8 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
     with _older_told(job) as shipped:
         for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
             if number == limit:
+                print(f"there are more rows than the limit of {limit}; --limit N shows more",
+                      file=sys.stderr)  # fmt: skip
                 break
             _show(*row, as_json=as_json)
     return tell_damaged(damaged)
