@@ -341,6 +341,28 @@ async def test_a_part_of_one_s_own_that_raises_shows_its_own_lines_and_no_others
     assert all('parts.py", line 3, in __init__' in place for place in places)
 
 
+async def test_a_node_with_an_app_has_the_name_that_it_is_given(folder: Path) -> None:
+    words = ("node", "shop", "--app", "hello.py", "--name")
+    settings = ("-p", f"s4.listener.address={ANY_PORT}")
+    async with s4_process(*words, "east", *settings, cwd=folder) as node:
+        await until(lambda: any(line["event"] == "running" for line in logs(node)))
+        assert [line["node"] for line in logs(node) if line["event"] == "running"] == ["east"]
+    done = await run_s4(*words, "two words", *settings, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("s4: 'two words' is no name for a node; ")
+
+
+async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> None:
+    done = await run_s4("node", "shop", "--app", "hello.py", "--folder", "common", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "s4: --folder is for nodes that find each other, and one with --app is alone; start "
+        "'s4 node shop --folder common' instead, and then 's4 deploy hello.py --cluster shop "
+        "--folder common'\n"
+    )
+    assert not (folder / "common").exists()
+
+
 async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
     done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
     assert done.returncode == 2

@@ -111,10 +111,20 @@ class Post:
             self.known = self.running
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigError for what is no name of a node: it stands in lists and logs, beside
+    others."""
+    if not (is_name(name) and name.isprintable()):
+        raise ConfigError(
+            f"{name!r} is no name for a node; take one word without commas that can be printed "
+            f"(s4 node --name)"
+        )
+
+
 class Node:
     """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup.
 
-    Raises ConfigError for a name that is none: it stands in lists and logs, beside others.
+    Raises ConfigError for a name that is none.
     """
 
     def __init__(
@@ -123,11 +133,7 @@ class Node:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
-        if not (is_name(self.name) and self.name.isprintable()):
-            raise ConfigError(
-                f"{self.name!r} is no name for a node; take one word without commas that can be "
-                f"printed (s4 node --name)"
-            )
+        check_name(self.name)
         self.ready = trio.Event()
         self._coordination = FolderCoordination(
             config[settings.COORDINATION_FOLDER],

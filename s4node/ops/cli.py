@@ -153,7 +153,7 @@ def _running_commands(commands: Parsers) -> None:
     node.add_argument("--name", type=utf8, metavar="NAME", default="",
                       help="unique in the cluster (default: machine and process)")  # fmt: skip
     node.add_argument("--app", metavar="APP", help="run this one app in the node's own process, "
-                      "as for s4 run; nothing can be deployed to such a node")  # fmt: skip
+                      "as for s4 run; such a node is alone, and takes no other")  # fmt: skip
     folder_option(node)
     _serving_options(node)
 
@@ -304,9 +304,22 @@ def _node(parsed: argparse.Namespace) -> int:
         s4_cluster_name=parsed.cluster,
         s4_coordination_folder=parsed.folder,
     )
+    from s4node.cluster.node import Node, check_name
+
     if parsed.app is not None:
-        return _serve(parsed.app, config, as_json=parsed.json)
-    from s4node.cluster.node import Node
+        if parsed.folder is not None:
+            import shlex
+
+            words = (parsed.cluster, parsed.folder, parsed.app)
+            cluster, folder, app = map(shlex.quote, words)
+            raise ConfigError(
+                f"--folder is for nodes that find each other, and one with --app is alone; start "
+                f"'s4 node {cluster} --folder {folder}' instead, and then 's4 deploy {app} "
+                f"--cluster {cluster} --folder {folder}'"
+            )
+        if parsed.name:
+            check_name(parsed.name)
+        return _serve(parsed.app, config, as_json=parsed.json, node=parsed.name)
     from s4node.ops.node import run_node
 
     def announce(node: Node) -> None:
@@ -326,7 +339,9 @@ def _adapter(parsed: argparse.Namespace) -> int:
     return _serve(parsed.app, config, adapter=True, as_json=parsed.json)
 
 
-def _serve(target: str, config: Config, *, as_json: bool, adapter: bool = False) -> int:
+def _serve(
+    target: str, config: Config, *, as_json: bool, adapter: bool = False, node: str = ""
+) -> int:
     from s4node.app import AdapterApp
     from s4node.container.container import Container
     from s4node.ops.load import load_app
@@ -344,7 +359,7 @@ def _serve(target: str, config: Config, *, as_json: bool, adapter: bool = False)
             return
         _tell_running(app.name, container.address, container.ports)
 
-    return serve(app, config, announce)
+    return serve(app, config, announce, node)
 
 
 def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:

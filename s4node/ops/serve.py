@@ -44,12 +44,12 @@ _CUT_SHORT = b"s4: " + _UNDRAINED
 _STUCK = b"s4: a handler does not give way, and the time for draining is over: " + _UNDRAINED
 
 
-def serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
-    """Run ``app`` until a signal or a failure; returns the exit status."""
+def serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str = "") -> int:
+    """Run ``app`` until a signal or a failure, on a node of that name; returns the exit status."""
     logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     logging.print_whole_lines()
     try:
-        return trio.run(_serve, app, config, on_ready)
+        return trio.run(_serve, app, config, on_ready, node)
     except BaseException as error:
         return exit_status(error)
 
@@ -76,8 +76,8 @@ def _tell_output(error: BaseException) -> None:
         print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)
 
 
-async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]) -> int:
-    container = Container(app, config)
+async def _serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str) -> int:
+    container = Container(app, config, node=node)
 
     def ready() -> None:
         tune_gc(config)
