@@ -16,7 +16,10 @@ import trio
 from harness import free_port, plain_errors, run_s4, s4_process, until
 
 from s4node import Event, GenericEvent
+from s4node.container.letters import letter
+from s4node.event import LIVE
 from s4node.keys import Partitioner, crc32
+from s4node.ops.dead_letter import Letter
 from s4node.state import epochs
 from s4node.state.look import Look
 from s4node.state.task_state import TaskState
@@ -178,6 +181,8 @@ app = Counts("counts")
 """
 )
 
+BAD_HOPS = HOPS.replace('if os.path.exists("hold")', "raise ValueError\n        if True")
+
 APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
 
 
@@ -212,7 +217,7 @@ class Bench:
 
     def run(self, app: str, **more: str) -> list[str]:
         path = self.folder / "app.py"
-        path.write_text({"outputs": OUTPUTS, "hops": HOPS, **APPS}[app])
+        path.write_text({"outputs": OUTPUTS, "hops": HOPS, "bad hops": BAD_HOPS, **APPS}[app])
         return ["run", str(path), *self.settings(**more)]
 
     async def append(self, clicks: list[Click]) -> None:
@@ -472,6 +477,44 @@ async def test_dead_letters_are_listed_shown_and_sent_again_once(
         truth = Counter(click.user for click in clicks)
         async with s4_process(*it.run("elements"), cwd=tmp_path):
             await until(lambda: it.counted() == truth)
+
+
+async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not_sent_again(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        settings = {"s4.stream.hops.onError": "dead-letter"}
+        home = Partitioner(2).partition_of
+        other = next(f"page-{n}" for n in range(99) if home(f"page-{n}") != home("user-0"))
+        pages = [page_beside("user-0"), other]
+        await it.append([Click("user-0", n, page) for n, page in enumerate(pages)])
+        async with s4_process(*it.run("bad hops", **settings), cwd=tmp_path):
+            while len(found := await it.letters()) < len(pages):
+                await trio.sleep(0.05)
+        assert {letter.offset < 0 for letter in found} == {False, True}  # from both tasks
+        done = await run_s4("dead-letter", "replay", "counts", *it.settings(), cwd=tmp_path)
+        told = {line.partition(": ")[2] for line in done.stderr.splitlines()[:-1]}
+        assert told == {"its event was put by the app itself; send again what has led to it"}
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("system", "origin", "offset", "own"),
+    [
+        (LIVE, "hops[1]@~default/counts/Partition 0#5c.1", 3, True),
+        (LIVE, "hops (own)", -1, True),
+        (LIVE, "hops[1]@spark-1", 3, False),
+        (LIVE, "hops[1]@~default/other/Partition 0#5c.1", 3, False),
+        (LIVE, "hops[1]@~lines/counts/Partition 0#5c.1", 3, False),
+        ("log", "log.hops[1]", 3, False),
+    ],
+)
+def test_what_programs_and_other_apps_have_sent_can_be_sent_again(
+    system: str, origin: str, offset: int, own: bool
+) -> None:
+    sent = letter((system, "hops", 1), origin, offset, "ValueError", Click("joe", 1))
+    sent.put("app", "counts")
+    assert Letter("0:1", sent).is_own("default") is own
 
 
 async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ import trio
 
 from s4node import config as settings
 from s4node.comm.client import Client
+from s4node.comm.frame import TASK
+from s4node.comm.producer_lane import origin_of
 from s4node.config import Config
 from s4node.errors import ConfigError, S4Error, on_one_line
 from s4node.event import LIVE, GenericEvent
@@ -61,6 +63,13 @@ class Letter(NamedTuple):
     def kind(self) -> tuple[str, str, str]:
         """Stream, reason without what is of the single event, and where it was raised."""
         return self.stream, self.letter.reason.partition(":")[0], self.letter.get("pe", "")
+
+    def is_own(self, cluster: str) -> bool:
+        """Whether a task of the app has put its event, for itself or for another of the app."""
+        letter = self.letter
+        task = origin_of(letter.stream, letter.partition, f"{TASK}{cluster}/{letter.get('app')}/")
+        sent = letter.system == LIVE and letter.origin.startswith(task)
+        return bool(sent or letter.offset < 0)
 
     @property
     def declaration(self) -> TypeDecl | None:
@@ -148,10 +157,14 @@ def replay(
 ) -> int:
     """Send the events of letters again; returns the exit status."""
 
+    cluster = config[settings.CLUSTER_NAME]
+
     async def work(letters: list[Letter], systems: Systems) -> int:
         sent: Counter[str] = Counter()
         for one in letters:
             try:
+                if one.is_own(cluster):
+                    raise _Not("its event was put by the app itself; send again what has led to it")
                 sent["sent" if await _send_again(one, systems, address) else "sent before"] += 1
             except (_Not, S4Error) as error:
                 sent["not sent"] += 1
@@ -178,8 +191,6 @@ async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
     letter, declared = one.letter, one.declaration
     if declared is None:
         raise _Not("its event did not decode; have its producer send it as it should be")
-    if letter.offset < 0:
-        raise _Not("its event was put by the app itself; send again what has led to it")
     name = f"replay of {letter.get('app', '')} {letter.get('task', '')} {letter.origin}"
     name += f":{letter.offset}"
     if letter.system == LIVE:
