@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NewType
 
 import msgspec
 import pytest
@@ -152,6 +153,78 @@ def test_a_wrong_key_or_value_is_refused_by_name(kept: Kept) -> None:
         kept.store.put(7, Profile("seven"))
     with pytest.raises(StateError, match="None put for 'joe'; use delete"):
         kept.store.put("joe", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "told"),
+    [
+        (tuple[str, int], ("a",), "has 1 part"),
+        (tuple[str, int], ("a", 1, 2), "has 3 parts"),
+        (tuple[str, int], (1, "a"), "has part 1 of type int"),
+        (tuple[str, int], ("a", "b"), "has part 2 of type str"),
+        (tuple[str, int], ("a", True), "has part 2 of type bool"),
+        (tuple[str, int | bytes], ("a", "b"), "has part 2 of type str"),
+        (tuple[str, ...], ("a", "b", 3), "has part 3 of type int"),
+        (tuple[str, int], "a", "is a str"),
+    ],
+)
+def test_a_tuple_is_checked_by_the_parts_that_are_declared(
+    tmp_path: Path, kind: Any, key: Any, told: str
+) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("visits", kind, int))
+    store = kept.store
+    said = f"store 'visits': {key!r} {told}; its keys are {kind}"
+    for call in (
+        lambda: store.put(key, 1),
+        lambda: store.put_many({key: 1}),
+        lambda: store.get(key),
+        lambda: store.get_many([key]),
+        lambda: store.delete(key),
+        lambda: store.delete_many([key]),
+    ):
+        with pytest.raises(StateError, match=f"^{re.escape(said)}$"):
+            call()
+    assert list(store.all()) == []
+    kept.database.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        (tuple, ("a", 1, b"")),
+        (tuple[Any, int], (b"", 1)),
+        (tuple[str | None, int], ("a", 1)),
+        (tuple[Literal["a", 7], Annotated[int, "of a day"]], (7, 1)),
+        (tuple[NewType("User", str), int], ("joe", 1)),
+        (tuple[str, ...], ("a",)),
+        (tuple[str, ...], ("a", "b", "c")),
+    ],
+    ids=repr,
+)
+def test_a_tuple_of_the_parts_that_are_declared_is_a_key(
+    tmp_path: Path, kind: Any, key: Any
+) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("visits", kind, int))
+    kept.store.put(key, 1)
+    assert kept.store.get(key) == 1
+    assert list(kept.store.all()) == [(key, 1)]
+    kept.database.close()
+
+
+def test_a_range_takes_the_beginnings_of_keys_and_no_wrong_part(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "task", StoreSpec("visits", tuple[str, int], int))
+    kept.store.put_many({(user, at): at for user in ("ann", "joe") for at in (1, 5, 9)})
+    for start, end, found in (
+        (("joe", 1), ("joe", 9), [("joe", 1), ("joe", 5)]),
+        (("joe",), ("joe", 9), [("joe", 1), ("joe", 5)]),
+        (("ann", 9), ("joe",), [("ann", 9)]),
+        (("ann",), ("b",), [("ann", 1), ("ann", 5), ("ann", 9)]),
+    ):
+        assert [key for key, _ in kept.store.range(start, end)] == found
+    for bound in (("joe", "1"), (1,), ("joe", 1, 1)):
+        with pytest.raises(StateError, match=re.escape(f"{bound!r} has ")):
+            list(kept.store.range(bound, ("joe", 9)))
+    kept.database.close()
 
 
 @pytest.mark.parametrize(

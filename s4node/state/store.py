@@ -3,8 +3,9 @@
 Rules
 - What a task puts is there at once for itself, and durable with its next commit: a crash brings
   the last commit back, with the positions of the inputs that belong to it.
-- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those. Rows of a tuple key lie together
-  by its first part, in order: ``range(("joe", 1), ("joe", 9))`` reads just those.
+- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those, of the declared type and parts.
+  Rows of a tuple key lie together by its first part, in order: ``range(("joe", 1), ("joe", 9))``
+  reads just those.
 - Values are what msgspec encodes, of the declared type: what could not be read again is refused
   when it is put. None is no value: delete the key instead.
 - Safe from all threads in which the task's own methods run.
@@ -28,6 +29,7 @@ import msgspec
 from s4node.errors import StateError
 from s4node.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import ordered
+from s4node.state.key_parts import parts_of
 from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, with_text_rows
 from s4node.stores import StoreSpec
 
@@ -109,6 +111,7 @@ class KeyValueStore(Generic[K, V]):
         elif ended is not None:
             self._over = lambda: ended
         self._key: type = get_origin(spec.key) or spec.key
+        self._parts = parts_of(spec.key)
         decode_key = ordered.decode_tuple if self._key is tuple else ordered.decode
         self._key_of: Callable[[bytes], K] = decode_key  # type: ignore[assignment]
         self._row: Callable[[K], bytes] = self._any_row
@@ -170,7 +173,7 @@ class KeyValueStore(Generic[K, V]):
         What is put meanwhile may or may not be seen. Tuples with the same first part are read in
         one piece; any other range looks into all key groups of the task.
         """
-        first, last = self._checked(start), self._checked(end)
+        first, last = self._checked(start, bound=True), self._checked(end, bound=True)
         if isinstance(start, tuple) and isinstance(end, tuple) and start[0] == end[0]:
             runs = [self._run(self._group(start), first, last)]
         else:
@@ -217,13 +220,18 @@ class KeyValueStore(Generic[K, V]):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _checked(self, key: K) -> bytes:
+    def _checked(self, key: K, *, bound: bool = False) -> bytes:
         if type(key) is not self._key and not isinstance(key, self._key):
-            raise StateError(
-                f"store {self.spec.name!r}: {key!r} is a {type(key).__name__}; its keys are "
-                f"{self._key.__name__}"
-            )
+            raise self._no_key(key, f"is a {type(key).__name__}")
+        if self._parts is not None and isinstance(key, tuple):
+            wrong = self._parts.wrong(key, beginning=bound)
+            if wrong:
+                raise self._no_key(key, wrong)
         return ordered.encode(key)
+
+    def _no_key(self, key: K, wrong: str) -> StateError:
+        keys = self._key.__name__ if self._parts is None else self.spec.key
+        return StateError(f"store {self.spec.name!r}: {key!r} {wrong}; its keys are {keys}")
 
     def _group(self, key: Key) -> int:
         return self._hasher(key[0] if isinstance(key, tuple) else key) % KEY_GROUPS

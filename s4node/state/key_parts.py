@@ -1,0 +1,63 @@
+"""The parts of the tuples that are a store's keys, as they are declared. Pure.
+
+Rules
+- ``tuple[str, int]`` takes two parts of these types, ``tuple[str, ...]`` any number, ``tuple`` all.
+- A part is of one of the types of which keys are. Where the declaration names none of them, any.
+- The bound of a range may be the beginning of a key.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+_TYPES = (str, int, bytes)
+
+
+class KeyParts:
+    """What the parts of a tuple may be; ``declared`` is such as ``tuple[str, int]``."""
+
+    def __init__(self, declared: Any) -> None:
+        kinds = get_args(declared)
+        self._any_number = kinds[1:] == (...,)
+        self._allowed = [_types_of(kind) for kind in kinds if kind is not ...]
+        self._exactly: tuple[type, ...] = ()  # where there is one type for each part
+        if not self._any_number and all(len(each) == 1 for each in self._allowed):
+            self._exactly = tuple(kind for each in self._allowed for kind in each)
+
+    def wrong(self, key: tuple[Any, ...], *, beginning: bool = False) -> str:
+        """What is wrong with a key, or with what is to be the ``beginning`` of one; or empty."""
+        found = tuple(map(type, key))
+        if found == self._exactly:
+            return ""
+        allowed = self._allowed * len(key) if self._any_number else self._allowed
+        if len(key) > len(allowed) or (len(key) < len(allowed) and not beginning):
+            return f"has {len(key)} part{'' if len(key) == 1 else 's'}"
+        for place, (kind, kinds) in enumerate(zip(found, allowed, strict=False), 1):
+            if kind not in kinds:
+                return f"has part {place} of type {kind.__name__}"
+        return ""
+
+
+def parts_of(declared: Any) -> KeyParts | None:
+    """Those of a store's keys; None where any will do, or keys are no tuples."""
+    return KeyParts(declared) if get_origin(declared) is tuple and get_args(declared) else None
+
+
+def _types_of(kind: Any) -> frozenset[type]:
+    return _named(kind) or frozenset(_TYPES)
+
+
+def _named(kind: Any) -> frozenset[type]:
+    """The types of keys that a part is declared to be of."""
+    if hasattr(kind, "__supertype__"):  # a NewType
+        return _named(kind.__supertype__)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        named = [_named(each) for each in inner if each is not types.NoneType]
+        return frozenset().union(*named) if all(named) else frozenset()
+    if origin is Annotated:
+        return _named(inner[0])
+    if origin is Literal:
+        return frozenset(type(each) for each in inner)
+    return frozenset(each for each in _TYPES if isinstance(kind, type) and issubclass(kind, each))
