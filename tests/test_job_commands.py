@@ -19,6 +19,7 @@ from kept import kept_positions
 from test_log_doc import matches
 
 from s4node import Client, Event, GenericEvent
+from s4node.config import GROUPER
 from s4node.container.container import Container
 from s4node.errors import CheckpointError
 from s4node.keys import Partitioner
@@ -237,6 +238,36 @@ async def test_an_app_that_has_not_run_yet_is_named_as_for_a_start(s4: S4, kept:
     assert done.returncode == 0, done.stderr
     done = await s4("startpoint show new --json")
     assert [one["partition"] for one in json.loads(done.stdout)] == [7]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("memory.clicks[7] --task Nope",
+         "task 'Nope' of app 'new' would not read memory.clicks[7], 'Partition 7' would"),
+        ("memory.clicks[7] --task 'Partition 6'", "'Partition 7' would"),
+        ("memory.clicks[7] --task 'Partition 7'", ""),
+        (f"memory.clicks[7] --task 'Partition 7' -p {GROUPER.name}=by-ssp",
+         (f"'memory.clicks[7]' would ({GROUPER.name} = by-ssp); name that one, or leave --task "
+          "out")),
+        (f"memory.clicks[7] --task Nope -p {GROUPER.name}=mine:Own", ""),
+        ("memory.clicks[0] --task 'Partition 5' -p task.broadcast.inputs=memory.clicks#0", ""),
+        ("memory.clicks[0] --task Nope -p task.broadcast.inputs=memory.clicks#0",
+         "would not read memory.clicks[0], 'Partition 0' would"),
+    ],
+)  # fmt: skip
+async def test_a_task_that_an_app_cannot_have_is_refused_before_it_has_run(
+    s4: S4, kept: Path, command: str, said: str
+) -> None:
+    (kept / "new.py").write_text(BROADCAST.replace('"notes"', '"new"'))
+    done = await s4(f"startpoint set new.py --oldest {command}")
+    if said:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        place = command.partition(" ")[0]
+        assert f"whether there is a {place} is not known before new has run" in done.stderr
 
 
 async def test_checkpoints_are_exported_changed_and_imported(s4: S4, kept: Path) -> None:

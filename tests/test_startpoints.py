@@ -417,17 +417,29 @@ async def test_one_that_cannot_be_had_stops_the_start_until_it_is_taken_back(
     assert job.offsets() == list(range(3, 10))
 
 
-async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start(job: Job) -> None:
+async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_the_way_out(
+    job: Job, system: MemorySystem, tmp_path: Path
+) -> None:
+    system.create("clicks", 2)
     store = StartpointStore(job.home)
     store.put([("memory", "views", 0)], Oldest(), now_ms())
     store.put([("memory", "clicks", 0)], Specific(5), now_ms() - EXPIRY_MS)
-    store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Partition 9")
+    store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Nope")
+    store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Partition 1")
     store.close()
     with structlog.testing.capture_logs() as logs:
         await job.run("clicks", events=10)
-    told = {line["reason"] for line in logs if line["event"] == "a startpoint is not taken"}
-    assert told == {"no task reads it", "task 'Partition 9' does not read it", "it has expired"}
-    assert job.waiting == (3, 0)
+    told = {line["reason"]: line for line in logs if line["event"] == "a startpoint is not taken"}
+    assert told.keys() == {
+        "no task reads it", "there is no task 'Nope'", "task 'Partition 1' does not read it",
+        "it has expired",
+    }  # fmt: skip
+    assert job.waiting == (4, 0)
+    for left, reason in ((3, "there is no task 'Nope'"), (2, "no task reads it")):
+        words = shlex.split(told[reason]["fix"].partition("take it back: s4 ")[2])
+        done = await run_s4(*words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "1 startpoint of notes deleted\n")
+        assert job.waiting == (left, 0)
 
 
 async def test_a_job_for_which_nobody_asked_has_no_file_for_it(job: Job) -> None:

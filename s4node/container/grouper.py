@@ -72,6 +72,15 @@ def grouper_named(name: str) -> SystemStreamPartitionGrouper:
     return made
 
 
+def reader_of(name: str, ssp: SystemStreamPartition) -> str:
+    """The task that reads a partition which is not broadcast, whatever others there are; empty
+    where only the whole groups tell, for the grouper is one's own."""
+    if name not in _BUILT_IN:
+        return ""
+    (task,) = _BUILT_IN[name]().group((ssp,))
+    return task
+
+
 def grouped(name: str, ssps: Collection[SystemStreamPartition]) -> Groups:
     """The groups that the grouper ``name`` makes of ``ssps``, in the order of their tasks.
 

@@ -159,7 +159,7 @@ class Replay:
         )
         folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
         self._presence = Presence(folder)
-        self._startpoints = Startpoints(folder, model.tasks)
+        self._startpoints = Startpoints(folder, model.tasks, config, name)
         self.committer = Committer(
             folder,
             self.consumers.progress,

@@ -3,6 +3,7 @@
 Rules
 - At a start of the job all its tasks get theirs, before any task is claimed. What is asked for
   later waits for the next start.
+- What no task takes is told, with the command that takes it back: it waits on until it expires.
 - A startpoint that a task has consumed is removed, or ignored for as long as it cannot be.
 """
 
@@ -35,10 +36,15 @@ E = TypeVar("E")
 
 
 class Startpoints:
-    """Those of the job in ``folder``, which has these ``tasks``."""
+    """Those of the job in ``folder``, which has these ``tasks``; progress is kept under
+    ``name``."""
 
-    def __init__(self, folder: Path, tasks: Collection[TaskModel]) -> None:
+    def __init__(
+        self, folder: Path, tasks: Collection[TaskModel], config: Config, name: str
+    ) -> None:
         self._folder = folder
+        self._config = config
+        self._name = name
         self._tasks = tasks
         self._thread = trio.CapacityLimiter(1)
 
@@ -59,12 +65,20 @@ class Startpoints:
             if request.id in fanned.spent:
                 continue
             ssp = SystemStreamPartition(*request.place)
-            reason = "it has expired"
-            if now - request.created_ms < EXPIRY_MS:
-                who = f"task {request.task!r}" if request.task else "no task"
-                reason = f"{who} does not read it" if request.task else f"{who} reads it"
+            back = deleting(self._config, self._name, ssp, request.task)
             log.warning("a startpoint is not taken", input=str(ssp), id=request.id,
-                        startpoint=describe(request.startpoint), reason=reason)  # fmt: skip
+                        startpoint=describe(request.startpoint), reason=self._why(request, now),
+                        fix=f"set another one, or take it back: {back}")  # fmt: skip
+
+    def _why(self, request: Request, now: int) -> str:
+        """Why no task takes what is asked for."""
+        if now - request.created_ms >= EXPIRY_MS:
+            return "it has expired"
+        if not request.task:
+            return "no task reads it"
+        if request.task in (task.name for task in self._tasks):
+            return f"task {request.task!r} does not read it"
+        return f"there is no task {request.task!r}"
 
     async def of(
         self, task: str, consumed: Collection[str]
@@ -106,9 +120,9 @@ class Startpoints:
         return await trio.to_thread.run_sync(run, limiter=self._thread)
 
 
-def deleting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
-    """The command that takes startpoints of a partition back."""
-    return _command(config, "delete", app, str(ssp))
+def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:
+    """The command that takes startpoints of a partition back, all or those of a task."""
+    return _command(config, "delete", app, str(ssp), *(("--task", task) if task else ()))
 
 
 def setting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
@@ -116,8 +130,8 @@ def setting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
     return _command(config, "set", app, str(ssp), "--oldest")
 
 
-def _command(config: Config, *words_: str) -> str:
-    words = ["s4", "startpoint", *words_]
+def _command(config: Config, *does: str) -> str:
+    words = ["s4", "startpoint", *does]
     if config.origin(settings.CLUSTER_NAME) != "default":
         words += ["--cluster", config[settings.CLUSTER_NAME]]
     if config.origin(settings.STATE_FOLDER) != "default":

@@ -3,12 +3,13 @@
 Rules
 - Nothing here touches a running job or its checkpoints: what is asked for waits for a start.
 - A mistake that can be seen now is told now: an input or a task that the app does not have, or a
-  partition that the task does not read.
+  partition that the task does not read. What is seen at the start alone is told there.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,10 +18,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from s4node import config as settings
 from s4node.config import Config
+from s4node.container.grouper import BY_PARTITION, reader_of
 from s4node.errors import ConfigError, StartpointError
 from s4node.ops.job import find_job, where_of
-from s4node.progress.fan_out import EXPIRY_MS, Request
+from s4node.progress.fan_out import EXPIRY_MS, Place, Request
 from s4node.progress.startpoint import Startpoint, describe
 from s4node.progress.startpoints import StartpointStore, existing
 from s4node.progress.store import now_ms
@@ -28,6 +31,7 @@ from s4node.systems.system import SystemStreamPartition
 
 R = TypeVar("R")
 
+_NUMBERED = re.compile(r"Partition (0|[1-9][0-9]*)", re.ASCII)
 _HOURS = EXPIRY_MS // 3_600_000
 
 
@@ -44,6 +48,8 @@ def set_(
     """Ask for a startpoint; returns the exit status."""
     job = find_job(target, config)
     places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
+    if task and not job.tasks:
+        places = _readable(job.name, task, places, config)
     store = StartpointStore(job.folder)
     try:
         written = store.put(places, startpoint, now_ms(), task)
@@ -55,12 +61,42 @@ def set_(
         return 0
     for request in written:
         _tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
+    for request in written:
+        if job.inputs.get(f"{request.system}.{request.stream}") is None:
+            _tell(f"whether there is a {_ssp(request)} is not known before {job.name} has run; if "
+                  f"not, its start says so")  # fmt: skip
     if running:
         _tell(f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
               f"that is within {_HOURS} hours")  # fmt: skip
     else:
         _tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
     return 0
+
+
+def _readable(app: str, task: str, places: list[Place], config: Config) -> list[Place]:
+    """Those that a task of an app that has not run will read, or may; raises ConfigError if it
+    will read none of them."""
+    readers = {place: _reader(place, task, config) for place in places}
+    read = [place for place, reader in readers.items() if reader in ("", task)]
+    if not read:
+        place, reader = next(iter(readers.items()))
+        raise ConfigError(
+            f"task {task!r} of app {app!r} would not read {SystemStreamPartition(*place)}, "
+            f"{reader!r} would ({settings.GROUPER.name} = {config[settings.GROUPER]}); name that "
+            f"one, or leave --task out"
+        )
+    return read
+
+
+def _reader(place: Place, task: str, config: Config) -> str:
+    """A task that will read a partition; empty where it may be this one, or nobody can say."""
+    grouper, (system, stream, number) = config[settings.GROUPER], place
+    if not any(
+        (each.system, each.stream) == (system, stream) and each.first <= number <= each.last
+        for each in config[settings.BROADCAST_INPUTS]
+    ):
+        return reader_of(grouper, SystemStreamPartition(*place))
+    return "Partition 0" if grouper == BY_PARTITION and not _NUMBERED.fullmatch(task) else ""
 
 
 def show(target: str, config: Config, *, as_json: bool) -> int:
