@@ -80,11 +80,15 @@ class ProcessingError(S4Error):
                 ", or have s4.stream.<stream>.onError leave such events out (which takes grade = "
                 "durable where they come over sockets)"
             )
-        super().__init__(
-            f"{pe} of app {app!r} raised {described(cause)}; "
-            f"key {key!r}, {place}. The app stops here: {_mending('handler', pe, cause)}"
-            f"{',' if of_event else ' or'} catch the exception in it{leave_out}"
-        )
+        if isinstance(cause, NotRestorable):  # before any handler was called
+            text = f"{cause.fact} (app {app!r}, {place}). The app stops here: {cause.mending}"
+        else:
+            text = (
+                f"{pe} of app {app!r} raised {described(cause)}; "
+                f"key {key!r}, {place}. The app stops here: {_mending('handler', pe, cause)}"
+                f"{',' if of_event else ' or'} catch the exception in it"
+            )
+        super().__init__(f"{text}{leave_out}")
         self.app = app
         self.pe = pe
         self.key = key
@@ -212,6 +216,21 @@ class NotSaveable(StateError):  # noqa: N818
         )
         self.pe = pe
         self.key = key
+
+
+class NotRestorable(StateError):  # noqa: N818
+    """What was saved of the instance of ``pe`` for ``key`` does not come back.
+
+    ``fact`` is the message without the ``mending``, what to do about it. Where the class's
+    ``migrate`` has raised, ``__cause__`` is the user's own exception.
+    """
+
+    def __init__(self, pe: str, key: object, fact: str, mending: str) -> None:
+        super().__init__(f"{fact}; {mending}")
+        self.pe = pe
+        self.key = key
+        self.fact = fact
+        self.mending = mending
 
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818

@@ -21,8 +21,9 @@ from kept import kept_positions
 from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
-from s4node.errors import GraphError, StateError, TaskFenced
+from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
 from s4node.keys import Partitioner, crc32
+from s4node.ops.serve import exit_status
 from s4node.state import epochs
 from s4node.state.job import task_folder
 from s4node.state.look import Look
@@ -301,6 +302,96 @@ async def test_an_app_whose_state_cannot_be_saved_does_not_start(
     with dies(GraphError, match=r"PE class Unsavable: attribute lock is .*cannot be saved"):
         async with running(Counting(Unsavable), settings):
             pass
+
+
+class Before(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+
+
+class Misnamed(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+
+    @staticmethod
+    def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+        return saved
+
+
+class Raising(Misnamed):
+    @staticmethod
+    def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+        return {"count": int(saved["clicks"] / 0)}
+
+
+class Returning(Misnamed):
+    @staticmethod
+    def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+        saved["count"] = saved.pop("clicks")  # and forgets to return it
+        return None  # type: ignore[return-value]
+
+
+class Mistyped(Misnamed):
+    @staticmethod
+    def migrate(saved: dict[str, Any]) -> dict[str, Any]:
+        return {"count": str(saved["clicks"])}
+
+
+MIGRATES = {
+    Misnamed: "returned an attribute 'clicks', which it does not have",
+    Raising: "raised ZeroDivisionError: division by zero",
+    Returning: "returned None instead of a dict of attributes",
+    Mistyped: "returned an attribute 'count' that is not of its type: Expected `int`, got `str`",
+}
+
+
+class Migrating(Counting):
+    def __init__(self, pe: type[ProcessingElement], *, singleton: bool, handlers: int) -> None:
+        super().__init__(pe)
+        self.singleton, self.handlers = singleton, handlers
+
+    def on_init(self) -> None:
+        pe = self.create_pe(self.pe, name="Clicks")
+        if self.singleton:
+            pe.set_singleton(True)
+        stream = self.create_input_stream("clicks", pe, key="user", system="memory")
+        if not self.singleton:
+            stream.set_parallelism(self.handlers)
+
+
+@pytest.mark.parametrize("how", ["alone", "parallel", "singleton"])
+@pytest.mark.parametrize("cls", MIGRATES)
+async def test_a_migrate_that_fails_is_told_with_the_key_and_is_what_to_mend(
+    system: MemorySystem,
+    settings: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    cls: type[ProcessingElement],
+    how: str,
+) -> None:
+    named: dict[str, Any] = {
+        "singleton": how == "singleton", "handlers": 4 if how == "parallel" else 1
+    }  # fmt: skip
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("joe"))
+    async with running(Migrating(Before, **named), settings) as container:
+        await until(lambda: container.processed == 1)
+    system.put("clicks", 0, Click("joe"))
+    key = None if named["singleton"] else "joe"
+    fact = f"migrate of {cls.__name__} {key!r} {MIGRATES[cls]}"
+    with pytest.raises(ProcessingError if how == "alone" else StateError) as told:
+        async with running(Migrating(cls, **named), settings):
+            await trio.sleep_forever()
+    if how == "alone":
+        place = "(app 'counting', event at clicks[0]@1). The app stops here: mend migrate, or ha"
+        assert str(told.value).startswith(f"{fact} {place}")
+    else:  # it is read before there is an event, or before that has begun
+        assert str(told.value) == f"{fact}; mend migrate"
+    assert exit_status(told.value) == 1
+    assert ('"count": int(saved["clicks"] / 0)' in capsys.readouterr().err) is (cls is Raising)
 
 
 class Listing(ProcessingElement):

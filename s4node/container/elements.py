@@ -25,7 +25,7 @@ from s4node.container.gate import Op
 from s4node.container.kept import KeptElements, State
 from s4node.container.processor import Mode
 from s4node.container.requests import Asked
-from s4node.errors import ProcessingError, is_signal
+from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.event import EventBatch, handled
 from s4node.pe.element import ProcessingElement
 from s4node.pe.instances import BoundedInstances, Instances
@@ -197,7 +197,9 @@ class Elements:
         if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
             error.add_note(f"declare it in the PE class: {error.name}: type = default")
         name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
-        key = pe.key if pe is not None else None
+        key: object = pe.key if pe is not None else None
+        if isinstance(error, NotRestorable):  # so there is no instance yet
+            name, key = error.pe, error.key
         failure = ProcessingError(self._app.name, name, key, position, error)
         failure.at = batch, index
         raise failure

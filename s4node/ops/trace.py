@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from s4node.errors import S4Error
+from s4node.errors import NotRestorable, S4Error
 
 _FRAMES = 6
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -27,6 +27,8 @@ _LIBRARIES = (
 def cause_trace(error: S4Error) -> str:
     """The traceback of what our own error was raised from; empty where no code of others was."""
     cause = error.__cause__
+    if isinstance(cause, NotRestorable):
+        cause = cause.__cause__  # what the class's migrate has raised
     return "" if cause is None or isinstance(cause, (S4Error, SyntaxError)) else others_trace(cause)
 
 

@@ -21,13 +21,22 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from s4node.errors import GraphError, NotSaveable, StateError
+from s4node.errors import (
+    GraphError,
+    NotRestorable,
+    NotSaveable,
+    StateError,
+    described,
+    is_signal,
+)
 from s4node.pe.element import ProcessingElement
 from s4node.routing import compiled
 from s4node.schema import words
 
 Fields = tuple[tuple[str, str], ...]
 """The attributes of one version of a class, each with its type in words."""
+
+_DAMAGED = "it is damaged, or of another class; go back to a copy that is sound"
 
 _encode = msgspec.msgpack.Encoder().encode
 _raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -126,16 +135,36 @@ class ElementCodec:
             plain = {name: _anything(raw) for name, raw in saved.items()}
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             raise self._unread(key, str(error)) from error
-        migrated = self._migrate(plain)
+        return self._migrated(key, self._migrate, plain)
+
+    def _migrated(
+        self, key: Any, migrate: Callable[[dict[str, Any]], Any], saved: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the class makes of what was saved by an earlier version of it."""
         try:
-            return {
-                name: msgspec.convert(value, self._types[name]) for name, value in migrated.items()
-            }
-        except (KeyError, msgspec.ValidationError) as error:
-            raise StateError(
-                f"{self._name}.migrate returned what is no state of it: {error}; return a dict of "
-                f"its attributes"
-            ) from error
+            migrated = migrate(saved)
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            raise self._unmigrated(key, f"raised {described(error)}") from error
+        if not isinstance(migrated, Mapping):
+            raise self._unmigrated(key, f"returned {migrated!r} instead of a dict of attributes")
+        found: dict[str, Any] = {}
+        for name, value in migrated.items():
+            if name not in self._types:
+                returned = f"returned an attribute {name!r}, which it does not have"
+                raise self._unmigrated(key, returned)
+            try:
+                found[name] = msgspec.convert(value, self._types[name])
+            except msgspec.ValidationError as error:
+                returned = f"returned an attribute {name!r} that is not of its type: {error}"
+                raise self._unmigrated(key, returned) from error
+        return found
+
+    def _unmigrated(self, key: Any, what: str) -> NotRestorable:
+        return NotRestorable(
+            self._name, key, f"migrate of {self._name} {key!r} {what}", "mend migrate"
+        )
 
     def _value(self, key: Any, name: str, raw: Any) -> Any:
         """A value that was saved."""
@@ -147,12 +176,13 @@ class ElementCodec:
             declared = dict(self.fields)[name]
             raise self._unread(
                 key,
-                f"attribute {name!r} is declared {declared}, and held something else ({error}); "
-                f"declare what it holds, and have the class's migrate(saved) read what is there",
+                f"attribute {name!r} is declared {declared}, and held something else ({error})",
+                "declare what it holds, and have the class's migrate(saved) read what is there",
             ) from error
 
-    def _unread(self, key: Any, why: str) -> StateError:
-        return StateError(f"saved state of {self._name} {key!r} cannot be read: {why}")
+    def _unread(self, key: Any, why: str, mending: str = _DAMAGED) -> NotRestorable:
+        fact = f"saved state of {self._name} {key!r} cannot be read: {why}"
+        return NotRestorable(self._name, key, fact, mending)
 
     def _check(self, saved: Fields) -> None:
         own = dict(self.fields)
