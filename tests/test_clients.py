@@ -23,10 +23,33 @@ from s4node.errors import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from s4node import Refusal
 
 
 # -- sending --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1025, 100_000, 1_048_400])
+@pytest.mark.parametrize("grade", ["fast", "durable"])
+async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
+    tmp_path: Path, grade: str, size: int
+) -> None:
+    long = "x" * size
+    told = rf"the producer id 'x{{40}}'\.\.\. has {size} bytes, and 1024 are the most; give"
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        Client("tcp://127.0.0.1:1", producer=long)
+    noted = Noted()
+    settings = {"s4.stream.clicks.grade": grade, "s4.state.folder": str(tmp_path)}
+    async with running(noted.app, settings) as node:
+        async with Client(node.address) as client:
+            client.producer = long
+            with pytest.raises(ConnectionRefused, match=f"stream 'clicks': {told}"):
+                await client.stream("clicks")
+        async with Client(node.address, producer="é" * 512) as client:
+            await (await client.stream("clicks")).send(Click("ann", 1))
+        assert noted.numbers == [1]
 
 
 async def test_send_send_many_and_send_nowait_keep_their_order() -> None:

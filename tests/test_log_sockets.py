@@ -346,6 +346,21 @@ async def test_events_for_a_file_that_is_locked_for_a_while_arrive_once_and_in_o
             assert [event.n for event in found if event.user == user] == list(range(7))
 
 
+async def test_an_id_of_more_than_1024_bytes_is_refused_by_the_log(tmp_path: Path) -> None:
+    long, longest = "x" * 1025, "é" * 512
+    told = r"the producer id 'x{40}'\.\.\. has 1025 bytes, and 1024 are the most"
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 2, key="user")
+        async with Client(node.address) as client:
+            client.producer = long
+            with pytest.raises(ConnectionRefused, match=f"stream 'clicks': {told}"):
+                await client.stream("clicks")
+        async with Client(node.address, producer=longest) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("joe", 1))
+            assert await clicks.flush() == []
+
+
 async def test_an_id_that_would_be_taken_for_a_part_of_another_producer_s_frames_is_refused(
     tmp_path: Path,
 ) -> None:
@@ -357,7 +372,7 @@ async def test_an_id_that_would_be_taken_for_a_part_of_another_producer_s_frames
                 await client.stream("clicks")
         with pytest.raises(StoreError, match=r"'a\\t0' ends in a tab and a number"):
             await log.append_once("clicks", 0, Click("joe"), "a\t0")
-        for n, producer in enumerate(("a", "a\t4096x", "a\t" + "9" * 5000)):
+        for n, producer in enumerate(("a", "a\t4096x", "a\t" + "9" * 1000)):
             async with Client(node.address, producer=producer) as client:
                 clicks = await client.stream("clicks")
                 await clicks.send(Click("joe", n))

@@ -228,6 +228,9 @@ def test_the_times_and_other_bounds_are_those_of_the_code() -> None:
     assert "At most 4 MiB of answers" in section("6. Errors and limits")
     assert "1 to 256, one for each" in section("data")
     assert wire.MAX_SECTIONS == 256
+    assert wire.MAX_PRODUCER_BYTES == 1024
+    assert "producer's id, at most 1024 bytes" in section("hello")
+    assert "a producer's id of more than 1024 bytes" in section("6. Errors and limits")
     assert wire.MAX_NUMBER == 2**62 - 1
     assert f"`{wire.MAX_FRAME_BYTES}`" in section("2. Frames")
 

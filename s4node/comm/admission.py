@@ -107,6 +107,9 @@ class StreamAdmission:
 
         A task is a producer under one id for ever, and its owners follow each other.
         """
+        long = wire.too_long(hello.peer)
+        if long:
+            return f"stream {self.stream!r}: {long}"
         if not hello.peer.startswith(wire.TASK):
             return ""
         fence = hello.headers.get(wire.FENCE)

@@ -66,8 +66,8 @@ class Client:
     goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
     stream, in seconds. ``queue_size`` is how many events may wait to be sent; with those that have
     no verdict they may take about 64 MiB a stream, however few they are. Leaving the block flushes
-    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do; streams of a
-    log refuse one that ends in a tab and a number.
+    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do, or has more
+    than 1,024 bytes; streams of a log refuse one that ends in a tab and a number.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class Client:
                 f"producer {producer!r}: ids that begin with {wire.TASK} are those of tasks; give "
                 f"this one another first character"
             )
+        if long := wire.too_long(producer):
+            raise ConfigError(long)
         self.address = address
         self._stable = bool(producer)
         self.producer = producer or f"client-{secrets.token_hex(5)}"

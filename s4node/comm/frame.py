@@ -64,6 +64,9 @@ UNASKED = "unasked"
 TASK = "~"
 """The first character of the ids of producers that are tasks; of no other."""
 
+MAX_PRODUCER_BYTES = 1024
+"""The longest id of a producer, in UTF-8: it is in every frame, and kept with what is settled."""
+
 FENCE = "fence"
 """Header of a task's hello: a number that is higher for each later owner of the task."""
 
@@ -305,6 +308,17 @@ class BadFrame(NamedTuple):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def too_long(producer: str) -> str:
+    """Why an id is too long for a producer; empty if it is not."""
+    size = len(producer.encode(errors="surrogatepass"))
+    if size <= MAX_PRODUCER_BYTES:
+        return ""
+    return (
+        f"the producer id {producer[:40]!r}... has {size} bytes, and {MAX_PRODUCER_BYTES} are the "
+        f"most; give the producer a shorter one"
+    )
 
 
 def encode_frame(header: Header, body: bytes = b"") -> bytes:

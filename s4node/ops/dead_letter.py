@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -23,7 +24,7 @@ import trio
 
 from s4node import config as settings
 from s4node.comm.client import Client
-from s4node.comm.frame import TASK
+from s4node.comm.frame import TASK, too_long
 from s4node.comm.producer_lane import origin_of
 from s4node.config import Config
 from s4node.errors import ConfigError, S4Error, on_one_line
@@ -207,6 +208,8 @@ async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
 
 
 async def _send_live(one: Letter, name: str, address: str) -> bool:
+    if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
+        name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
     async with Client(address, producer=name) as client:
         stream = await client.stream(one.letter.stream)
         for partition in range(stream.partitions):
