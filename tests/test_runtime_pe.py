@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -1268,6 +1269,53 @@ async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> Non
 
 
 # -- one at a time --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_events_get_their_turn_where_timers_take_longer_than_their_interval(
+    waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(ProcessingElement):
+        rounds: int = 0
+
+        def on_event(self, event: Click) -> None: ...
+
+    if waits:
+
+        async def on_time(self: Any) -> None:
+            await trio.sleep(0.01)
+            self.rounds += 1
+
+    else:
+
+        def on_time(self: Any) -> None:  # type: ignore[misc]
+            time.sleep(0.01)
+            self.rounds += 1
+
+    Slow.on_time = on_time  # type: ignore[attr-defined]
+
+    class Quick(ProcessingElement):
+        seen: int = 0
+
+        def on_event(self, event: Buy) -> None:
+            self.seen += 1
+
+    app = App("busy")
+    slow, quick = app.create_pe(Slow), app.create_pe(Quick)
+    slow.set_timer_interval(0.05)
+    app.create_input_stream("clicks", slow, key="user", types=Click)
+    app.create_input_stream("buys", quick, key="user", types=Buy)
+    async with running(app) as node:
+        await deliver(node.address, [Click(f"user{n}") for n in range(20)])  # a round takes 0.2 s
+        (elements,) = [task.processor for task in node.tasks.values()]
+        first = elements.instances["Slow"]["user0"]
+        await until(lambda: first.rounds > 1)
+        rounds = first.rounds
+        await deliver(node.address, [Buy("ann") for _ in range(20)], "buys")
+        assert elements.instances["Quick"]["ann"].seen == 20
+        assert first.rounds <= rounds + 3
+        await until(lambda: first.rounds > rounds + 1)  # they go on, too
+    assert capsys.readouterr().err.count("takes longer than the interval of the timer") == 1
 
 
 async def test_no_two_handlers_run_at_once_for_one_key_while_partitions_go_on_side_by_side() -> (

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class Elements:
         ]
         self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
         self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        self._slow: dict[str, bool] = {}  # PEs whose timers are, and whether that was told
         self._kept: KeptElements | None = None
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
@@ -296,6 +298,8 @@ class Elements:
     @property
     def next_due(self) -> float | None:
         """When the next timer or expiry is due; None if there is none."""
+        if self._timing is not None:  # the rest of a round
+            return -math.inf
         due = [timer.due for timer in self._timers]
         due += [at for i in self._bounded if (at := i.next_expiry) is not None]
         return min(due, default=None)
@@ -364,6 +368,14 @@ class Elements:
                         if timer.instances.keeper is not None:
                             timer.instances.keeper.touch((instance.key,))
                         yield timer, instance
+                if timer.due <= self._clock():
+                    self._slow.setdefault(timer.instances.prototype.cls.__name__, False)
+
+    def slow_timers(self) -> list[str]:
+        """PEs of which a round has taken longer than its interval, and was not told before."""
+        found = [name for name, told in self._slow.items() if not told]
+        self._slow.update(dict.fromkeys(found, True))
+        return found
 
     def _hook_failed(
         self, hook: str, error: BaseException, instance: ProcessingElement | None = None

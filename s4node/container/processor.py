@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
@@ -61,6 +61,11 @@ class Processor(Protocol):
     @property
     def timed(self) -> bool:
         """Whether ``next_due`` is worth a look."""
+        ...
+
+    def slow_timers(self) -> Iterable[str]:
+        """Names of PEs of which a round of ``on_time`` has taken longer than its interval; each is
+        given once."""
         ...
 
     def mode(self, op: Op, stream: str, /) -> Mode:

@@ -127,6 +127,13 @@ class Steps:
     def _took(self, task: Task, op: Op, limit: int, seconds: float) -> None:
         task.took(op, seconds)
         task.pace.learn(op.value, limit, seconds)
+        for name in task.processor.slow_timers() if op is Op.TIMER else ():
+            log.warning(
+                "calling on_time of all instances takes longer than the interval of the timer, and "
+                "leaves little for events",
+                task=task.name,
+                pe=name,
+            )
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and not task.slow_window:
             task.slow_window = True

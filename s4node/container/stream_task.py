@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import length_hint
 from typing import Any
@@ -220,6 +220,10 @@ class StreamTaskProcessor:
     def starts(self) -> Mapping[Any, Any]:
         """Where the task has said that its inputs begin."""
         return self.context.starts
+
+    def slow_timers(self) -> Iterable[str]:
+        """The timers of tasks ring once."""
+        return ()
 
     @property
     def windowable(self) -> bool:

@@ -268,7 +268,7 @@ class Task:
         """A step begins; ``run`` and ``finish`` follow."""
         self.gate.begin(op)
         if op is Op.PROCESS:
-            self.timetable.owing = False
+            self.timetable.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     def run(self, op: Op, limit: int) -> int:
@@ -345,8 +345,8 @@ class Task:
             gate.end(op)
             if op is Op.WINDOW:
                 self.timetable.window_ended(self._clock())
-            elif op is Op.TIMER and not result:
-                gate.timer_due = True
+            elif op is Op.TIMER:
+                self.timetable.timers_ended(over=bool(result))
             elif op is Op.END_OF_STREAM:
                 if self.isolation is not None and self.isolation.recovery.undoes:
                     gate.commit_due = True  # before anything that comes of it can fail
@@ -383,7 +383,7 @@ class Task:
         flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
         if flight is not None:
             self.gate.begin(Op.PROCESS)
-            self.timetable.owing = False
+            self.timetable.event_begins()
             if self.isolation is not None:
                 self.isolation.takes_off(flight)
             self.processor.begins(flight)

@@ -7,7 +7,9 @@ Rules
   time, events get their turn between two.
 - What others wait for (producers for verdicts, receivers for events) is committed more often than
   the rest, which nobody misses: while a commit waits for calls that are outstanding, none begins.
-- The timers of a busy task wait until it wakes the loop.
+- The timers of a busy task wait until it wakes the loop. They come in parts; where events wait,
+  some get their turn between two parts, and a task that drains can end: also where a round takes
+  longer than its interval.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from s4node.container.gate import Op
 from s4node.container.tick import Tick
 from s4node.errors import CallbackError
 
@@ -26,7 +29,7 @@ class Timetable:
     """That of ``task``; times are those of its clock, in seconds.
 
     ``at`` is when the next tick comes, timers apart. ``owing`` says that no event has begun since
-    the last window.
+    the last window, ``timers_owing`` since a part of the timers.
     """
 
     __slots__ = (
@@ -40,10 +43,11 @@ class Timetable:
         "_windows_over",
         "at",
         "owing",
+        "timers_owing",
     )
 
     def __init__(self, task: Task, now: float) -> None:
-        self.owing = False
+        self.owing = self.timers_owing = False
         self._task = task
         self._gate = task.gate
         self._processor = task.processor
@@ -68,7 +72,14 @@ class Timetable:
         if not self._processor.timed or gate.in_flight or gate.running is not None:
             return self.at
         due = self._processor.next_due
-        return self.at if due is None else min(due, self.at)
+        return self.at if due is None or self._events_first else min(due, self.at)
+
+    @property
+    def _events_first(self) -> bool:
+        """Whether events, or the task's own end, come before further timers."""
+        gate = self._gate
+        ends = gate.draining or (gate.inputs_ended and not gate.end_told)
+        return self.timers_owing and (ends or self._task.choose())
 
     def check_due(self, now: float) -> bool:
         """Tell the gate what is due; True if something is.
@@ -78,9 +89,9 @@ class Timetable:
         gate = self._gate
         if self.at <= now:
             self._tick(now)
-        if self._processor.timed:
+        if self._processor.timed and gate.running is not Op.TIMER:  # which says itself what is left
             due = self._processor.next_due
-            if due is not None and due <= now:
+            if due is not None and due <= now and not self._events_first:
                 gate.timer_due = True
         found = gate.timer_due or gate.window_due or gate.commit_due
         if found:
@@ -126,6 +137,16 @@ class Timetable:
         self._windows.due(now)  # what was missed meanwhile was this one
         self._gate.window_due = False
         self.owing = True
+
+    def timers_ended(self, *, over: bool) -> None:
+        """A part of the timers has ended; ``over`` says whether it was the last one."""
+        self.timers_owing = True
+        if not over and not self._events_first:
+            self._gate.timer_due = True
+
+    def event_begins(self) -> None:
+        """Events have their turn."""
+        self.owing = self.timers_owing = False
 
     def end_windows(self) -> None:
         """Have no further windows, nor any if the task has not started."""
