@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import socket
+import time
 
 import pytest
 
@@ -85,6 +86,39 @@ def test_a_line_that_is_no_utf_8_is_answered_and_the_others_go_on() -> None:
             assert peer.recv(1000) == b"error: a line is not UTF-8; it was dropped\n"
 
         assert test.output("names") == [GenericEvent(name="ann")]
+
+
+LONG = b"error: a line is too long; it was dropped\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"x" * 21 + b"\nann\n" + b"y" * 20 + b"\nbob"],
+        [b"x" * 15, b"x" * 6 + b"\nann\n" + b"y" * 20 + b"\nbob"],
+        [b"x" * 30, b"x" * 30, b"x\nan", b"n\n" + b"y" * 20 + b"\nbob"],
+        [b"x" * 15, b"x" * 15, b"\n", b"ann\n" + b"y" * 20, b"\nbob"],
+    ],
+)
+def test_a_line_that_is_too_long_is_answered_however_it_comes_and_the_others_go_on(
+    pieces: list[bytes],
+) -> None:
+    with AppTest(
+        LineAdapter,
+        parameters={"port": 0, "longest": 20},
+        settings={"s4.adapter.output.stream": "names"},
+    ) as test:
+        with socket.create_connection(("127.0.0.1", test.app.port)) as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for piece in pieces:
+                peer.sendall(piece)
+                time.sleep(0.02)  # so that it is read as it was sent, mostly
+            peer.shutdown(socket.SHUT_WR)
+            test.wait(lambda: len(test.output("names")) == 3)
+            peer.settimeout(10)
+            assert peer.recv(1000) == LONG
+        names = ["ann", "y" * 20, "bob"]
+        assert test.output("names") == [GenericEvent(name=name) for name in names]
 
 
 def test_lines_wait_while_nobody_takes_their_events() -> None:

@@ -9,12 +9,16 @@ with an error on its connection; the other lines go on.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 import trio
 
 from s4node import AdapterApp, GenericEvent, S4Error
 
 log = structlog.get_logger("apps.lines")
+
+_TOO_LONG = b"error: a line is too long; it was dropped\n"
 
 
 class LineAdapter(AdapterApp):
@@ -49,13 +53,19 @@ class LineAdapter(AdapterApp):
 
     async def _take(self, peer: trio.SocketStream) -> None:
         rest = b""
+        skips = False  # what comes is still of a line that was too long
         try:
             async for chunk in peer:
                 *lines, rest = (rest + chunk).split(b"\n")
+                if skips and lines:
+                    del lines[0]
+                    skips = False
                 await self._send(peer, lines)
-                if len(rest) > self.longest:
-                    await peer.send_all(b"error: the line is too long; closing\n")
-                    return
+                if skips:
+                    rest = b""
+                elif len(rest) > self.longest:
+                    rest, skips = b"", True
+                    await self._complain(peer, [_TOO_LONG])
             await self._send(peer, [rest] if rest else [])
         except trio.BrokenResourceError:
             pass  # the peer is gone; its complete lines have been sent
@@ -63,14 +73,24 @@ class LineAdapter(AdapterApp):
             await trio.aclose_forcefully(peer)
 
     async def _send(self, peer: trio.SocketStream, lines: list[bytes]) -> None:
-        events = []
+        events, errors = [], []
         for line in lines:
+            if len(line) > self.longest:
+                errors.append(_TOO_LONG)
+                continue
             try:
                 text = line.rstrip(b"\r").decode()
             except UnicodeDecodeError:
-                await peer.send_all(b"error: a line is not UTF-8; it was dropped\n")
+                errors.append(b"error: a line is not UTF-8; it was dropped\n")
                 continue
             if text:
                 events.append(GenericEvent(**{self.attribute: text}))
+        await self._complain(peer, errors)
         if events:
             await self.remote_stream.send_many(events)
+
+    @staticmethod
+    async def _complain(peer: trio.SocketStream, errors: list[bytes]) -> None:
+        if errors:
+            with suppress(trio.BrokenResourceError):  # who is gone has sent the other lines
+                await peer.send_all(b"".join(errors))
