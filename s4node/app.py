@@ -147,7 +147,8 @@ class App:
     def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         """Run an async function beside the app until it ends or the app stops.
 
-        It is cancelled when the app begins to stop. An exception that leaves it stops the app.
+        It is cancelled when the app begins to stop. An exception that leaves it stops the app, with
+        a SourceError that names it.
         """
         if self.spawn is None:
             raise GraphError(f"app {self.name!r} has not started; use start_soon in on_start")

@@ -138,6 +138,23 @@ class TaskError(ProcessingError):
         self.__cause__ = cause
 
 
+class SourceError(S4Error):
+    """What an app has started with ``start_soon`` raised; ``__cause__`` is the user's exception.
+
+    Attributes name the place: ``app`` and ``source``, the function's name.
+    """
+
+    def __init__(self, app: str, source: str, cls: str, causes: list[BaseException]) -> None:
+        more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+        super().__init__(
+            f"source {source} of app {app!r} raised {described(causes[0])}{more}; the app stops "
+            f"here: {_mending('source', cls, causes[0])}, or catch the exception in it"
+        )
+        self.app = app
+        self.source = source
+        self.__cause__ = causes[0]
+
+
 class CallbackError(S4Error):
     """A task ended an event twice, or not in time; the message names task and event."""
 

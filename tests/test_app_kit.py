@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from s4node import App, Event, GenericEvent, OutputStream, ProcessingElement, S4Error, Stream
-from s4node.errors import EventError, GraphError, ProcessingError, WouldBlock
+from s4node.errors import EventError, GraphError, ProcessingError, SourceError, WouldBlock
 from s4node.testing import AppTest, Refused
 
 
@@ -386,8 +386,19 @@ def test_a_source_that_fails_is_told_by_the_call_during_which_it_happens() -> No
 
     with AppTest(Failing) as test:
         test.advance(1)
-        with pytest.raises(OSError, match="the feed is gone"):
+        with pytest.raises(SourceError, match="source tick of app 'Failing' raised OSError: "):
             test.advance(1)
+
+
+def test_what_is_no_async_function_is_told_where_it_is_started() -> None:
+    class Plain(App):
+        def on_start(self) -> None:
+            self.start_soon(self.tick)
+
+        def tick(self) -> None: ...
+
+    with pytest.raises(GraphError, match="on_start of app 'Plain' raised TypeError: tick is no"):
+        AppTest(Plain).__enter__()
 
 
 def test_a_plain_on_start_may_start_sources_too() -> None:

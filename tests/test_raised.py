@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import trio
 from harness import ANY_PORT, run_s4, running, s4_process, until
 
 from s4node import App, Client, Event, KeyFinder, ProcessingElement, TaskApp
-from s4node.errors import GraphError, ProcessingError, TaskError, described, is_signal
+from s4node.errors import (
+    EventError,
+    GraphError,
+    ProcessingError,
+    SourceError,
+    TaskError,
+    described,
+    is_signal,
+)
 from s4node.systems.memory import MemorySystem
 from s4node.systems.system import SystemStreamPartition
 
@@ -259,6 +268,59 @@ async def test_a_handler_that_calls_sys_exit_is_told_in_a_sentence_behind_its_ow
         assert len(told) < 20
         assert "sys.exit(3)" in node.errors
         assert told[-1].startswith("s4: Gone of app 'gone' raised SystemExit: 3; key 'joe', ")
+
+
+async def test_a_source_that_fails_is_told_in_a_sentence_behind_its_own_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "fails.py").write_text(
+        "from s4node import App\n"
+        "class Fails(App):\n"
+        "    def on_start(self): self.start_soon(self.feed)\n"
+        "    async def feed(self): 1 / 0\n"
+    )
+    done = await run_s4("run", "fails.py", "--listen", ANY_PORT, cwd=tmp_path)
+    told = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert len(told) < 10, done.stderr
+    assert 'fails.py", line 4, in feed' in done.stderr
+    assert told[-1] == (
+        "s4: source feed of app 'Fails' raised ZeroDivisionError: division by zero; the app stops "
+        "here: mend the source, or catch the exception in it"
+    )
+
+
+async def test_of_a_source_with_a_nursery_what_failed_in_it_is_told() -> None:
+    class Feeds(App):
+        def on_start(self) -> None:
+            self.start_soon(partial(self.feed, "here"))
+
+        async def feed(self, what: str) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                nursery.start_soon(self.fail, what)
+
+        async def fail(self, what: str) -> None:
+            raise LookupError(what)
+
+    with pytest.raises(SourceError, match="source feed of app 'Feeds' raised LookupErr") as told:
+        async with running(Feeds()):
+            await trio.sleep_forever()
+    assert isinstance(told.value.__cause__, LookupError)
+    assert (told.value.app, told.value.source) == ("Feeds", "feed")
+
+
+async def test_what_is_our_own_error_leaves_a_source_as_it_is() -> None:
+    class Asks(App):
+        def on_start(self) -> None:
+            self.start_soon(self.ask)
+
+        async def ask(self) -> None:
+            raise EventError("no event")
+
+    with pytest.raises(EventError, match=r"^no event$"):
+        async with running(Asks()):
+            await trio.sleep_forever()
 
 
 async def send_one(address: str, folder: Path) -> None:

@@ -28,6 +28,7 @@ from s4node.errors import (
     LifecycleError,
     ProcessingError,
     S4Error,
+    SourceError,
     WouldBlock,
 )
 
@@ -240,9 +241,12 @@ async def test_an_exception_that_leaves_a_source_stops_the_app() -> None:
         async def read(self) -> None:
             raise FileNotFoundError("lines.txt")
 
-    with pytest.raises(FileNotFoundError, match=r"lines\.txt"):
+    with pytest.raises(
+        SourceError, match=r"source read of app 'Broken' raised .*lines\.txt"
+    ) as told:
         async with running(Broken()):
             await trio.sleep_forever()
+    assert isinstance(told.value.__cause__, FileNotFoundError)
 
 
 async def test_a_source_waits_while_the_stream_is_full_and_sees_the_pressure() -> None:

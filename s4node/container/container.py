@@ -360,7 +360,7 @@ class Container:
     def _spawn(
         self, nursery: trio.Nursery, function: Callable[..., Awaitable[Any]], *arguments: Any
     ) -> None:
-        nursery.start_soon(function, *arguments)
+        nursery.start_soon(hooks.source(self.app, function, *arguments), name=function)
 
     async def _open(self, nursery: trio.Nursery) -> None:
         """Let producers and readers of the app come."""

@@ -3,13 +3,14 @@
 Rules
 - An app gets its parameters, its number of partitions and, an adapter, its output stream's name
   before ``on_init``; its graph is checked and frozen right after.
-- What a hook raises names the app and the hook, but for our own errors, which say enough.
+- What a hook or a source raises names the app and it, but for our own errors, which say enough.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from s4node import config as settings
@@ -17,7 +18,15 @@ from s4node import graph
 from s4node.app import AdapterApp, App
 from s4node.config import Config
 from s4node.container.binding import bind
-from s4node.errors import GraphError, LifecycleError, S4Error, described, is_signal
+from s4node.errors import (
+    GraphError,
+    LifecycleError,
+    S4Error,
+    SourceError,
+    described,
+    is_signal,
+    leaves,
+)
 
 
 async def declare(app: App, config: Config, partitions: int) -> None:
@@ -52,3 +61,35 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
                 f"{said}; all else of the app has ended: mend it, or catch the exception in it"
             ) from error
         raise GraphError(f"{said}; the app cannot run") from error
+
+
+def source(app: App, function: Any, *arguments: Any) -> Callable[[], Awaitable[None]]:
+    """What runs a source of the app's, and raises SourceError for what that raises.
+
+    Called at once, as trio does: what is no async function is told where it is started. Raises
+    TypeError for that.
+    """
+    running = function(*arguments) if callable(function) else None
+    name = _name(function)
+    if not inspect.isawaitable(running):
+        if inspect.iscoroutine(function):
+            function.close()  # or Python warns that it was never awaited
+        raise TypeError(f"{name} is no async function; write start_soon(function, *arguments)")
+
+    async def run() -> None:
+        try:
+            await running
+        except BaseException as error:
+            found = leaves(error)
+            theirs = [e for e in found if not isinstance(e, S4Error) and not is_signal(e)]
+            if not theirs or any(isinstance(e, (KeyboardInterrupt, GeneratorExit)) for e in found):
+                raise  # beside cancellation, which the nurseries of a source join to it, it is told
+            raise SourceError(app.name, name, type(app).__name__, theirs) from theirs[0]
+
+    return run
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

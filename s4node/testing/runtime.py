@@ -275,7 +275,7 @@ class Runtime:
 
     def _spawn(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         self._guest = self._guest or Guest(self._clock)
-        self._guest.start_source(function, *arguments)
+        self._guest.start_source(hooks.source(self.app, function, *arguments))
 
     def _check(self) -> None:
         """Raise what a source or an async handler has raised meanwhile."""
