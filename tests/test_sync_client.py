@@ -308,6 +308,84 @@ with SyncClient(sys.argv[1]) as client:
 """
 
 
+INHERITED = """
+import os, sys
+from s4node import Event, S4Error, SyncClient
+class Click(Event):
+    user: str
+    n: int = 0
+with SyncClient(sys.argv[1]) as client:
+    names = client.stream("clicks")
+    names.send_many([])
+    child = os.fork()
+    if child == 0:
+        for call in (lambda: names.send(Click("ann")), names.flush, client.flush,
+                     lambda: client.stream("others"), lambda: client.__exit__(None, None, None),
+                     SyncClient(sys.argv[1]).__enter__):
+            try:
+                call()
+            except S4Error as error:
+                print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    names.send(Click("bob"))
+    print(names.flush(), names.counts["admitted"])
+"""
+
+FORKED = """
+import multiprocessing, sys
+from s4node import Event, S4Error, SyncClient
+class Click(Event):
+    user: str
+    n: int = 0
+def work(address):
+    try:
+        with SyncClient(address) as client:
+            clicks = client.stream("clicks")
+            clicks.send(Click("ann"))
+            print(clicks.flush(), flush=True)
+    except S4Error as error:
+        print(error, flush=True)
+def child():
+    process = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],))
+    process.start()
+    process.join()
+    print(process.exitcode, flush=True)
+child()
+work(sys.argv[1])
+child()
+"""
+
+FORK = (
+    "this process was forked from one that had used s4node's sockets, which do not work in it; use "
+    "multiprocessing's 'spawn', or open the first client behind the fork"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (INHERITED, [FORK] * 6 + ["[] 1"]),
+        (FORKED, ["[]", "0", "[]", FORK, "0"]),
+    ],
+)
+async def test_a_forked_child_is_told_that_its_parents_sockets_are_none_of_its_own(
+    script: str, told: list[str]
+) -> None:
+    async with running(Noted().app) as node:
+        done = None
+        with trio.move_on_after(DEADLINE):
+            done = await trio.run_process(
+                [sys.executable, "-c", script, node.address],
+                capture_stdout=True,
+                capture_stderr=True,
+                env=environment(),
+                check=False,
+            )
+        assert done is not None, "it hangs"
+        assert done.stdout.decode().splitlines() == told, done.stderr.decode()
+
+
 @pytest.mark.slow
 async def test_a_plain_script_sends_to_a_node_process(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO)

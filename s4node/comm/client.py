@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from s4node.comm import forked
 from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
@@ -100,6 +101,7 @@ class Client:
         self._abandoned = False
 
     async def __aenter__(self) -> Client:
+        forked.use()
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
         try:
@@ -156,6 +158,7 @@ class Client:
         what is committed is left out, and each event counts once however often the program dies.
         Without it, what is sent is new; :meth:`ClientStream.resume_at` tells what went before.
         """
+        forked.check()
         if self._nursery is None:
             raise StageClosed("the client is not open; use it in 'async with'")
         async with self._opening.setdefault(name, trio.Lock()):
@@ -396,6 +399,7 @@ class ClientStream:
         the stream down meanwhile, and StageBroken if it was away for longer than the client's
         ``timeout``; what has no verdict is then still kept.
         """
+        self._check()
         outbox = self._outbox
         await trio.lowlevel.checkpoint()
         self._emitter.hurry()
@@ -464,6 +468,7 @@ class ClientStream:
         self._breath = self.breath
 
     def _check(self) -> None:
+        forked.check()
         if self._outbox.error:
             raise EventError(f"stream {self.name!r}: {self._outbox.error}")
         if self._client._nursery is None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 import pynng
 import trio
 
+from s4node.comm import forked
 from s4node.errors import ConfigError, StageBroken
 
 _AGAIN = int(pynng.lib.NNG_EAGAIN)
@@ -49,6 +50,7 @@ class PairSocket:
     """
 
     def __init__(self, max_bytes: int, on_change: Callable[[bool], None]) -> None:
+        forked.use()
         self._socket = pynng.Pair0(
             recv_buffer_size=_BUFFERED_ENVELOPES,
             send_buffer_size=_BUFFERED_ENVELOPES,

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from s4node.comm import forked
 from s4node.comm.reader_link import ReaderLink
 from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.comm.silence import why_silent
@@ -122,6 +123,7 @@ class Subscription:
         return at
 
     async def __aenter__(self) -> Subscription:
+        forked.use()
         host_and_port(self._address)
         self._manager = trio.open_nursery()
         self._nursery = await self._manager.__aenter__()

@@ -5,7 +5,7 @@ Rules
   it works in scripts, notebooks and Spark's Python workers.
 - A call returns once its events are taken; it blocks while the queue is full, by events or by
   bytes. ``flush`` waits for every verdict.
-- A stream may be used from one thread at a time.
+- A stream may be used from one thread at a time, and not in a process that is forked meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from s4node.comm import forked
 from s4node.comm.client import Client, ClientStream, warn_of
 from s4node.comm.outbox import Refusal
 from s4node.errors import S4Error, StageClosed
@@ -71,7 +72,7 @@ class SyncClient:
             raise
         finally:
             thread, self._thread = self._thread, None
-            if thread is not None:
+            if thread is not None and not forked.inherited():  # its lock may be held for ever
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._stop.set)
                 thread.join()
@@ -108,6 +109,7 @@ class SyncClient:
 
     def call(self, function: Any, *arguments: Any) -> Any:
         """Run an async function in the client's thread and wait for it."""
+        forked.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")
         try:
@@ -118,6 +120,7 @@ class SyncClient:
 
     def soon(self, function: Any) -> None:
         """Run a function in the client's thread soon, once for several calls."""
+        forked.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")
         self._token.run_sync_soon(function, idempotent=True)
