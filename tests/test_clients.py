@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from s4node.errors import (
     ConfigError,
     ConnectionRefused,
     EventError,
+    S4Error,
     StageBroken,
     StageClosed,
     WouldBlock,
@@ -315,6 +317,17 @@ async def test_a_client_outside_of_its_block_says_so() -> None:
             await stream.send_many(clicks(1))
         with pytest.raises(StageClosed, match="use it in 'async with'"):
             await client.stream("others")
+
+
+def test_a_client_in_asyncio_says_what_to_use_there() -> None:
+    async def enters(what: Any) -> None:
+        async with what:
+            pass
+
+    client = Client("tcp://127.0.0.1:1")
+    for what in (client, client.subscribe("results")):
+        with pytest.raises(S4Error, match=r"Client needs trio.*SyncClient.*asyncio\.to_thread"):
+            asyncio.run(enters(what))
 
 
 # -- what cannot be sent --------------------------------------------------------------------------

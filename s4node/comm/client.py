@@ -25,6 +25,7 @@ from s4node.comm import frame as wire
 from s4node.comm.emitter import Emitter
 from s4node.comm.outbox import Outbox, Refusal
 from s4node.comm.silence import why_silent
+from s4node.comm.socket import need_trio
 from s4node.comm.subscription import Subscription
 from s4node.errors import (
     ConfigError,
@@ -101,6 +102,7 @@ class Client:
         self._abandoned = False
 
     async def __aenter__(self) -> Client:
+        need_trio()
         forked.use()
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()

@@ -22,7 +22,7 @@ import pynng
 import trio
 
 from s4node.comm import forked
-from s4node.errors import ConfigError, StageBroken
+from s4node.errors import ConfigError, S4Error, StageBroken
 
 _AGAIN = int(pynng.lib.NNG_EAGAIN)
 _NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
@@ -41,6 +41,15 @@ def host_and_port(address: str) -> tuple[str, int]:
     if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{address!r} is no address; write tcp://host:port")
     return host.strip("[]"), int(port)
+
+
+def need_trio() -> None:
+    """Raise S4Error where another loop than trio's, such as asyncio's, runs what would wait."""
+    if not trio.lowlevel.in_trio_run():
+        raise S4Error(
+            "a Client needs trio: run it by trio.run. In a loop of asyncio's use SyncClient in a "
+            "thread (asyncio.to_thread)"
+        )
 
 
 class PairSocket:

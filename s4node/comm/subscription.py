@@ -24,7 +24,7 @@ from s4node.comm import forked
 from s4node.comm.reader_link import ReaderLink
 from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.comm.silence import why_silent
-from s4node.comm.socket import host_and_port
+from s4node.comm.socket import host_and_port, need_trio
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
 from s4node.progress.startpoint import Startpoint, Upcoming, check_places, startpoint_of
 
@@ -123,6 +123,7 @@ class Subscription:
         return at
 
     async def __aenter__(self) -> Subscription:
+        need_trio()
         forked.use()
         host_and_port(self._address)
         self._manager = trio.open_nursery()
