@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -232,6 +232,48 @@ async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder
         assert (outcome["stream"], outcome["admitted"], outcome["pending"]) == ("names", 0, 2)
         last = (await everything(process.stderr)).splitlines()[-1]
         assert last.endswith("2 events have no verdict. Send again what is pending when it runs")
+
+
+async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Path) -> None:
+    (folder / "holding.py").write_text(HOLDING)
+    async with (
+        node_process("holding.py", cwd=folder) as node,
+        sending(folder, node, "--json", "--timeout", "0.3") as process,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def feed() -> None:  # the pipe is never closed, and there is always more
+            assert process.stdin is not None
+            with suppress(trio.BrokenResourceError):
+                while True:
+                    await process.stdin.send_all(b'{"name": "joe"}\n' * 1000)
+
+        nursery.start_soon(feed)
+        await node.kill()
+        assert await process.wait() == 1
+        outcome = json.loads((await everything(process.stdout)).splitlines()[-1])
+        assert outcome["admitted"] == 0
+        assert outcome["pending"] > 32_768
+        last = (await everything(process.stderr)).splitlines()[-1]
+        assert last.startswith(f"s4: stream 'names': nobody answers at {node.address} for 0.3 s")
+        assert last.endswith("events have no verdict. Send again what is pending when it runs")
+
+
+async def test_send_goes_on_with_a_node_that_comes_back_in_time(folder: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with piped_send(folder, address, "--timeout", "9") as process:
+        assert process.stdin is not None
+        async with node_process("hello.py", cwd=folder, listen=address) as node:
+            await process.stdin.send_all(b'{"name": "joe"}\n')
+            await until(lambda: node.stdout == ["Hello joe!"])
+            await node.kill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.stdin.send_all, b'{"name": "ann"}\n' * 50_000)
+            async with node_process("hello.py", cwd=folder, listen=address):
+                while nursery.child_tasks:
+                    await trio.sleep(0.01)
+                await process.stdin.aclose()
+                assert await process.wait() == 0
 
 
 async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:

@@ -413,12 +413,31 @@ class ClientStream:
             if second.cancelled_caught or not (asked_last or outbox.pending):
                 asked_last = not outbox.pending
                 self._emitter.hurry()
-            now = trio.current_time()
-            stuck = (stuck or now) if outbox.stuck else 0.0
-            if stuck and now - stuck >= self._client.timeout:
-                raise self._broken()
+            stuck = self._still_stuck(stuck)
         self._check()
         return outbox.take_refusals()
+
+    async def wait_room(self) -> None:
+        """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
+
+        Raises StageBroken if it was away for longer than the client's ``timeout``, as ``flush``.
+        """
+        self._emitter.wake()
+        await trio.lowlevel.checkpoint()
+        stuck = 0.0
+        while self.pressure >= 1:
+            self._check()
+            with trio.move_on_after(1):
+                await self._news.park()
+            stuck = self._still_stuck(stuck)
+
+    def _still_stuck(self, since: float) -> float:
+        """Since when events wait for what cannot be reached, which was ``since``; 0 if none do."""
+        now = trio.current_time()
+        since = (since or now) if self._outbox.stuck else 0.0
+        if since and now - since >= self._client.timeout:
+            raise self._broken()
+        return since
 
     def _broken(self) -> StageBroken:
         """Why events have had no verdict for the client's timeout."""

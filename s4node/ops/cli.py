@@ -182,7 +182,7 @@ def _stream_commands(commands: Parsers) -> None:
     send.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
     to_option(send)
     send.add_argument("--type", default="", help="event type, where the stream takes several")
-    timeout_option(send, "connecting")
+    timeout_option(send, "connecting, and each time that it has to wait for a node that has gone")
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
     tail = command(

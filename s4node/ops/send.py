@@ -4,6 +4,7 @@ Rules
 - A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped,
   and so is a byte order mark at the very beginning, which editors on Windows write.
 - A line that is no JSON object is reported with its number and not sent; the others are.
+- Where it has to wait for a node that is gone, for room or at the end, it does so for ``timeout``.
 - At the end every event has its verdict, and what was refused is named. How many there were of each
   outcome is told however it ends, also by an interrupt; what is pending then has no verdict.
 """
@@ -79,8 +80,8 @@ class Sending:
             if sys.stdin.isatty():
                 print(f"sending to {self._name} at {self._address}; a JSON object a line, "
                       f"Ctrl-D ends", file=sys.stderr)  # fmt: skip
-            await self._pump(stream)
             try:
+                await self._pump(stream)
                 self._report(await stream.flush())
             except StageBroken as error:
                 raise StageBroken(error.fact, "Send again what is pending when it runs") from None
@@ -95,7 +96,8 @@ class Sending:
                 lines, rest = [rest], b""
             texts = [text for line in lines if (text := self._checked(line)) is not None]
             if texts:
-                await stream.send_many(texts)
+                stream.extend_nowait(texts)
+                await stream.wait_room()
             if not chunk:
                 return
             self._report(stream.take_refusals())
