@@ -498,6 +498,50 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
     assert before.numbers + after.numbers == list(range(20))
 
 
+async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_leaving() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with Client(address) as client:
+        async with running(Noted().app, partitions=3, address=address):
+            stream = await client.stream("clicks")
+            await stream.send_many(clicks(10))
+            assert await stream.flush() == []
+        async with running(Noted().app, partitions=5, address=address):
+            await until(lambda: stream._outbox.error)
+            with pytest.raises(EventError, match="had 3 partitions and now has 5") as caught:
+                await client.flush()
+            assert str(caught.value).endswith("a program opens a new Client or SyncClient")
+            async with Client(address) as new:
+                await (await new.stream("clicks")).send(Click("ann"))
+
+
+async def test_an_error_for_good_that_nobody_has_had_is_raised_by_leaving() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    client = await Client(address).__aenter__()
+    async with running(Noted().app, partitions=3, address=address):
+        first, second = [await client.stream(name) for name in ("clicks", "others")]
+    async with running(Noted().app, partitions=5, address=address):
+        await until(lambda: first._outbox.error and second._outbox.error)
+        with pytest.raises(EventError, match="'clicks' had 3 partitions and now has 5"):
+            await client.flush()
+    with pytest.raises(EventError, match="'others' had 3 partitions and now has 5"):
+        await client.__aexit__(None, None, None)
+
+
+async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_is_left() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with capture_logs() as logs:
+        async with Client(address) as client:
+            async with running(Noted().app, partitions=3, address=address):
+                stream = await client.stream("clicks")
+            await stream.send_many(clicks(10))
+            async with running(Noted().app, partitions=5, address=address):
+                await until(lambda: stream._outbox.error)
+                with pytest.raises(EventError, match="had 3 partitions and now has 5"):
+                    await stream.flush()
+    (told,) = [log for log in logs if log["event"].startswith("events have no verdict")]
+    assert (told["stream"], told["events"]) == ("clicks", 10)
+
+
 async def test_of_two_clients_with_one_producer_id_the_older_is_told() -> None:
     noted = Noted()
     async with running(noted.app) as node, Client(node.address, producer="web") as older:

@@ -308,6 +308,44 @@ with SyncClient(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.parametrize("how", ["told", "untold"])
+async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    sent, changed, ended = threading.Event(), threading.Event(), trio.Event()
+
+    def work() -> None:
+        with SyncClient(address) as client:
+            stream = client.stream("clicks")
+            stream.send(Click("ann"))
+            assert stream.flush() == []
+            sent.set()
+            assert changed.wait(DEADLINE)
+            while not stream._stream._outbox.error:
+                time.sleep(0.01)
+            stream.send(Click("bob"))  # only the client's own thread has met the error by now
+            if how == "told":
+                with pytest.raises(EventError, match="a program opens a new Client or SyncClient"):
+                    stream.flush()
+
+    async def run() -> None:
+        try:
+            if how == "told":
+                await in_thread(work)
+            else:
+                with pytest.raises(EventError, match="had 3 partitions and now has 5"):
+                    await in_thread(work)
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        async with running(Noted().app, partitions=3, address=address):
+            nursery.start_soon(run)
+            await until(sent.is_set)
+        async with running(Noted().app, partitions=5, address=address):
+            changed.set()
+            await ended.wait()
+
+
 INHERITED = """
 import os, sys
 from s4node import Event, S4Error, SyncClient

@@ -125,7 +125,7 @@ class Client:
         cancelled = value is not None and any(isinstance(e, trio.Cancelled) for e in leaves(value))
         try:
             if kind is None and not self._abandoned:
-                warn_of(await self.flush())
+                warn_of(await self._last_flush())
                 self._emitter.finish()
                 with trio.move_on_after(1):
                     await self._emitter.wait_quiet()
@@ -241,12 +241,36 @@ class Client:
 
         Raises what a stream's ``flush`` raised, but only when the other streams are done, too.
         """
+        return await self._flush(list(self._streams.values()))
+
+    async def _last_flush(self) -> list[Refusal]:
+        """As ``flush``, for who leaves: that a stream is over is not raised again.
+
+        What has no verdict there is told in the log.
+        """
+        open_streams: list[ClientStream] = []
+        refusals: list[Refusal] = []
+        for stream in self._streams.values():
+            if not stream._told:
+                open_streams.append(stream)
+                continue
+            refusals += stream.take_refusals()
+            if stream.counts["pending"]:
+                log.warning("events have no verdict, and will have none",
+                            stream=stream.name, events=stream.counts["pending"],
+                            reason=stream._told)  # fmt: skip
+        return refusals + await self._flush(open_streams)
+
+    async def _flush(self, streams: list[ClientStream]) -> list[Refusal]:
         refusals: list[Refusal] = []
         failure: S4Error | None = None
-        for stream in list(self._streams.values()):
+        for stream in streams:
+            told = stream._told
             try:
                 refusals += await stream.flush()
             except S4Error as error:
+                if failure is not None:
+                    stream._told = told
                 failure = failure or error
         if failure is not None:
             warn_of(refusals)
@@ -280,6 +304,7 @@ class ClientStream:
         self._queue_size = client.queue_size
         self._put = outbox.put
         self._known = outbox.known
+        self._told = ""  # why the stream is over, once an error has said so
         self._unbreathed = 0
         self._breath = 1  # the first event tells how much events take
 
@@ -491,6 +516,7 @@ class ClientStream:
     def _check(self) -> None:
         forked.check()
         if self._outbox.error:
+            self._told = self._outbox.error
             raise EventError(f"stream {self.name!r}: {self._outbox.error}")
         if self._client._nursery is None:
             raise StageClosed(f"stream {self.name!r}: the client is closed")

@@ -399,7 +399,8 @@ class Outbox:
         if self.lanes and len(self.lanes) != answer.partitions:
             return (
                 f"stream {self.stream!r} had {len(self.lanes)} partitions and now has "
-                f"{answer.partitions}; events already numbered cannot move: start a new producer"
+                f"{answer.partitions}; events already numbered cannot move: start a new producer; "
+                f"a program opens a new Client or SyncClient"
             )
         if not self.lanes:
             self.open_lanes(answer.partitions, "")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
@@ -66,7 +66,7 @@ class SyncClient:
         self._abandon = kind is not None
         try:
             if not self._abandon and self._failure is None:
-                warn_of(self.flush())
+                warn_of(self._flush(last=True))
         except BaseException:
             self._abandon = True  # or the client would wait for the same again
             raise
@@ -98,12 +98,14 @@ class SyncClient:
 
     def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; see :meth:`s4node.Client.flush`."""
+        return self._flush()
 
+    def _flush(self, *, last: bool = False) -> list[Refusal]:
         async def flushed() -> list[Refusal]:
             for stream in self._streams.values():
-                with suppress(S4Error):  # the client's flush raises it, behind the other streams
+                with stream._untold():  # the client's flush raises it, behind the other streams
                     await stream._carry()
-            return await self._client.flush()
+            return await (self._client._last_flush() if last else self._client.flush())
 
         return self.call(flushed)  # type: ignore[no-any-return]
 
@@ -218,12 +220,23 @@ class SyncStream:
 
     def _pull(self) -> None:
         """Take what waits, without waiting for room; later calls wait if there is none."""
+        told = self._stream._told
         try:
             self._stream._check()
         except S4Error:
+            self._stream._told = told
             return  # the next call that waits raises it
         self._stream.extend_nowait(self._taken())
         self._look()
+
+    @contextmanager
+    def _untold(self) -> Iterator[None]:
+        """Keep an error of the stream from the caller, who has yet to be told."""
+        told = self._stream._told
+        try:
+            yield
+        except S4Error:
+            self._stream._told = told
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
         """Take what waits and then ``more``, and wait for room."""
