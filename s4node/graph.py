@@ -36,8 +36,42 @@ def check(app: App) -> None:
     for prototype, _ in app.prototypes.values():
         if not prototype.on_event.declared and not prototype.on_time:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
+        problems += [
+            f"PE {prototype.name!r}: {name} {_NEVER_RUNS}, and send with stream.put(event)"
+            for name in _generators(prototype.hooks())
+        ]
     problems += [problem for spec in app.stores.values() for problem in _store_problems(spec)]
-    _raise(app, problems)
+    _raise(app.name, problems)
+
+
+_NEVER_RUNS = "contains yield, so a call of it would run none of it; write it without"
+
+
+def _generators(hooks: Iterable[tuple[str, object]]) -> list[str]:
+    """The names of those hooks whose call only makes a generator: nobody would run it, and the
+    event would count as processed."""
+    return [name for name, hook in hooks if is_generator(hook)]
+
+
+def is_generator(function: object) -> bool:
+    """Whether it is a function with a yield in it, plain or ``async``."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def check_hooks(app: App) -> None:
+    """Raise one GraphError with every hook of the app that would never run."""
+    hooks = ("on_init", app.on_init), ("on_start", app.on_start), ("on_close", app.on_close)
+    names = _generators(hooks)
+    _raise(app.name, [f"{name} {_NEVER_RUNS}" for name in names])
+
+
+def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
+    """Raise one GraphError with every method of a task that would never run."""
+    names = _generators((name, getattr(task, name, None)) for name in hooks)
+    send = "collector.send(stream, event)"
+    _raise(app, [
+        f"{name} of {type(task).__name__} {_NEVER_RUNS}, and send with {send}" for name in names
+    ])  # fmt: skip
 
 
 def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
@@ -61,7 +95,7 @@ def check_kept(app: App) -> None:
             check_defaults(prototype.cls, {n: getattr(element, n) for n in prototype.cls._state})
         except GraphError as error:
             problems.append(str(error))
-    _raise(app, problems)
+    _raise(app.name, problems)
 
 
 def refuse_stores(app: App) -> None:
@@ -74,10 +108,10 @@ def refuse_stores(app: App) -> None:
     )
 
 
-def _raise(app: App, problems: list[str]) -> None:
+def _raise(app: str, problems: list[str]) -> None:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise GraphError(f"app {app.name!r} cannot run:\n{lines}")
+        raise GraphError(f"app {app!r} cannot run:\n{lines}")
 
 
 def _problems(app: App, stream: Stream) -> Iterable[str]:

@@ -568,6 +568,28 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
             test.send("totals", Total("joe", 1))
 
 
+def test_hooks_of_an_app_that_would_never_run_for_their_yield_are_refused() -> None:
+    class Yields(App):
+        def on_init(self) -> Any:
+            yield
+
+        async def on_start(self) -> Any:
+            yield
+
+        def on_close(self) -> Any:
+            yield
+
+    told = "contains yield, so a call of it would run none of it; write it without"
+    with pytest.raises(GraphError) as caught, AppTest(Yields, settings={"task.inputs": "log.x"}):
+        pass
+    assert str(caught.value).split("\n") == [
+        "app 'Yields' cannot run:",
+        f"  - on_init {told}",
+        f"  - on_start {told}",
+        f"  - on_close {told}",
+    ]
+
+
 def test_an_app_that_cannot_run_is_refused_with_all_its_mistakes() -> None:
     app = App("broken")
     app.create_input_stream("in")

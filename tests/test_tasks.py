@@ -1088,6 +1088,61 @@ async def test_async_tasks_that_cannot_work_are_told_what_to_write(
         await run_to_end(Job(Aio), settings)
 
 
+class YieldsPlain:
+    def process(self, *_: Any) -> Any:
+        yield
+
+    def init(self, *_: Any) -> Any:
+        yield
+
+    def on_end_of_stream(self, *_: Any) -> Any:
+        yield
+
+
+class YieldsAsync:
+    def process_async(self, *_: Any) -> Any:
+        yield
+
+    async def process(self, *_: Any) -> Any:
+        yield
+
+    async def window(self, *_: Any) -> Any:
+        yield
+
+    def close(self) -> Any:
+        yield
+
+
+class YieldsInTimer:
+    def init(self, _: Any, context: TaskContext) -> None:
+        context.schedule(0, self.late)
+
+    async def late(self, *_: Any) -> Any:
+        yield
+
+    def process(self, *_: Any) -> None: ...
+
+
+async def test_tasks_with_methods_that_would_never_run_for_their_yield_are_refused(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 1, 1)
+    never = "contains yield, so a call of it would run none of it; write it without, and send with"
+    for cls, hooks in (
+        (YieldsPlain, ["process", "init", "on_end_of_stream"]),
+        (YieldsAsync, ["process_async", "process", "window", "close"]),
+    ):
+        with pytest.raises(GraphError) as caught:
+            await run_to_end(Job(cls), settings)
+        first, *lines = str(caught.value).split("\n")
+        assert first == "app 'job' cannot run:"
+        assert lines == [
+            f"  - {hook} of {cls.__name__} {never} collector.send(stream, event)" for hook in hooks
+        ]
+    with pytest.raises(TaskError, match=r"init of task .*late\b.* contains yield"):
+        await run_to_end(Job(YieldsInTimer), settings)
+
+
 async def test_a_plain_wrapper_of_an_async_task_is_told_to_be_async(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:

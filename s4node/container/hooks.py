@@ -38,6 +38,7 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     app.partitions = partitions
     if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
         app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
+    graph.check_hooks(app)  # first: what on_init would declare is not there to be checked
     await call(app, app.on_init)
     bind(app, config)
     graph.check(app)

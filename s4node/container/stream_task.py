@@ -46,6 +46,7 @@ from s4node.systems.system import SystemStreamPartition
 from s4node.tasks import Envelope, TaskApp
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
+_METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
 
 
 class StreamCollector:
@@ -138,6 +139,11 @@ class Context:
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
         """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
         the task is outstanding. It may be ``async``."""
+        if graph.is_generator(callback):
+            raise GraphError(
+                f"the timer {callback!r} contains yield, so a call of it would run none of it; "
+                f"write it without, and send with collector.send(stream, event)"
+            )
         heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
 
     def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
@@ -200,6 +206,7 @@ class StreamTaskProcessor:
                 f"app {app.name!r}: {type(task).__name__} is no task; give it a method process or "
                 f"process_async"
             )
+        graph.check_task(app.name, task, _METHODS)
         if inspect.iscoroutinefunction(self._begin):
             raise GraphError(
                 f"app {app.name!r}: process_async of {type(task).__name__} is an async def, and is "

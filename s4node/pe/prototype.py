@@ -130,6 +130,16 @@ class Prototype:
             or inspect.iscoroutinefunction(self.on_remove)
         )
 
+    def hooks(self) -> list[tuple[str, Handler | Callable[[Any], Any] | None]]:
+        """The names and methods of all that is called for an event, at a time or for a life."""
+        handlers = [*self.on_event.declared.values(), *self.on_trigger.declared.values()]
+        return [
+            *((handler.__name__, handler) for handler in dict.fromkeys(handlers)),
+            ("on_time", self.on_time),
+            ("on_create", self.on_create),
+            ("on_remove", self.on_remove),
+        ]
+
     def event_types(self) -> tuple[type, ...]:
         """The concrete event types that the handlers name."""
         return tuple(

@@ -124,6 +124,60 @@ def test_all_mistakes_are_reported_together() -> None:
     ]
 
 
+class Yields(ProcessingElement):
+    def on_event(self, event: Click | Order) -> Any:
+        yield event
+
+    async def on_event_of_nothing(self, event: Nothing) -> Any:
+        yield event
+
+    def on_event_of_any(self, event: GenericEvent) -> None: ...
+
+    def on_trigger(self, event: Click) -> Any:
+        yield event
+
+    async def on_time(self) -> Any:
+        yield
+
+    def on_create(self) -> Any:
+        yield
+
+    def on_remove(self) -> Any:
+        yield from ()
+
+
+class YieldsNoLonger(Yields):
+    def on_event(self, event: Click | Order) -> None: ...
+
+    async def on_event_of_nothing(self, event: Nothing) -> None: ...
+
+    def on_trigger(self, event: Click) -> list[Click]:
+        return sorted(event for _ in range(2))  # a generator in it does not make it one
+
+    async def on_time(self) -> None: ...
+
+    on_create = on_remove = None
+
+
+def test_handlers_that_would_never_run_for_their_yield_are_reported() -> None:
+    app = App("shop")
+    app.create_stream("inner", app.create_pe(Yields), app.create_pe(YieldsNoLonger), key="user")
+    app.create_pe(Idle)
+    never = (
+        "contains yield, so a call of it would run none of it; write it without, and send with "
+        "stream.put(event)"
+    )
+    assert problems(app)[-7:] == [
+        f"PE 'Yields': on_event {never}",
+        f"PE 'Yields': on_event_of_nothing {never}",
+        f"PE 'Yields': on_trigger {never}",
+        f"PE 'Yields': on_time {never}",
+        f"PE 'Yields': on_create {never}",
+        f"PE 'Yields': on_remove {never}",
+        "PE 'Idle' has neither on_event nor on_time",
+    ]
+
+
 def test_a_pe_of_an_unkeyed_stream_is_a_singleton_or_keyed_elsewhere() -> None:
     app = App("shop")
     count = app.create_pe(Count)
