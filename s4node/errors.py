@@ -103,6 +103,13 @@ def _mending(what: str, cls: str, cause: BaseException) -> str:
     if isinstance(cause, AttributeError) and undeclared and what == "handler":
         name = rest.partition("'")[0]
         return f"{mend} (what a PE keeps is declared in its class, as '{name}: int = 0')"
+    _, unannotated, rest = why.partition(f"{cls!r} object attribute '")
+    name, _, fact = rest.partition("' is read-only")
+    if isinstance(cause, AttributeError) and unannotated and not fact and what == "handler":
+        return (
+            f"{mend} (what a PE changes is annotated in its class, as '{name}: int = 0'; without "
+            f"that it is the same for all instances)"
+        )
     if isinstance(cause, RuntimeError) and "no running event loop" in why:
         return (
             f"{mend} (a node's loop is trio's, where asyncio's calls fail: use trio's, or have "

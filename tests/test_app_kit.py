@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -543,6 +543,28 @@ def test_who_sets_what_the_class_does_not_declare_is_told_how_to() -> None:
 
     told = r"mend the handler \(.* is declared in its class, as 'total: int = 0'\), catch"
     with AppTest(counting(cls=Undeclared)) as test, pytest.raises(ProcessingError, match=told):
+        test.send("clicks", Click("joe"))
+
+
+@pytest.mark.parametrize("name", ["total", "limit", "given"])
+def test_who_sets_what_the_class_has_without_an_annotation_is_told_to_annotate_it(
+    name: str,
+) -> None:
+    class Unannotated(Count):
+        total = 0
+        limit: ClassVar[int] = 0
+
+        def on_event(self, click: Click) -> None:
+            setattr(self, name, getattr(self, name) + 1)
+
+    class Given(App):
+        def on_init(self) -> None:
+            pe = self.create_pe(Unannotated)
+            pe.given = 0  # type: ignore[attr-defined]
+            self.create_input_stream("clicks", pe, key="user")
+
+    told = rf"mend the handler \(.* is annotated in its class, as '{name}: int = 0'; .*\), catch"
+    with AppTest(Given) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
 
 
