@@ -74,6 +74,19 @@ def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
     ])  # fmt: skip
 
 
+def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
+    """PE, handler, and the call on the prototype without which nobody ever calls that handler.
+
+    A timer that was set to 0 is off on purpose.
+    """
+    for prototype, _ in app.prototypes.values():
+        if not prototype.triggers:
+            for handler in dict.fromkeys(prototype.on_trigger.declared.values()):
+                yield prototype.name, handler.__name__, "set_trigger"
+        if prototype.on_time is not None and prototype.timer_interval is None:
+            yield prototype.name, "on_time", "set_timer_interval"
+
+
 def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
     where = f"store {spec.name!r}"
     if spec.key not in (str, int, bytes, tuple) and get_origin(spec.key) is not tuple:

@@ -662,6 +662,37 @@ async def test_events_without_a_handler_are_counted_and_reported_once_for_their_
     assert told == [("Listen", "Buy"), ("Listen", "Total")]
 
 
+async def test_handlers_that_nothing_would_ever_call_are_told_once_at_the_start() -> None:
+    class Base(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        def on_time(self) -> None: ...
+
+    class Forgot(Base):
+        def on_trigger_click(self, event: Click) -> None: ...
+
+    class Shop(App):
+        def on_init(self) -> None:
+            every, never = self.create_pe(Base, name="Every"), self.create_pe(Base, name="Never")
+            half, whole = self.create_pe(Forgot, name="Half"), self.create_pe(Forgot)
+            self.create_input_stream("clicks", every, never, half, whole, key="user")
+            # as an app may do last of all
+            every.set_timer_interval(60)
+            never.set_timer_interval(0)
+            half.set_trigger(Click, events=2)
+
+    with capture_logs() as logs:
+        async with running(Shop(), partitions=3) as node:
+            await deliver(node.address, [Click("ann"), Click("bob")], "clicks")
+    told = [log for log in logs if "never called" in log["event"]]
+    assert [(log["pe"], log["handler"], log["missing"]) for log in told] == [
+        ("Half", "on_time", "set_timer_interval"),
+        ("Forgot", "on_trigger_click", "set_trigger"),
+        ("Forgot", "on_time", "set_timer_interval"),
+    ]
+    assert {(log["log_level"], log["app"]) for log in told} == {("warning", "Shop")}
+
+
 async def test_a_handler_may_put_only_what_the_stream_takes() -> None:
     class Count(ProcessingElement):
         def on_event(self, event: Click) -> None:

@@ -6,7 +6,8 @@ Rules
 - A stage of a stream in a partition, or of a stream on its way to other nodes or clusters, that
   makes tasks wait is watched from when it is full until it has room, or is gone; the order of
   processing does the rest.
-- Settings of streams that the app does not have are told once.
+- What can be known at the start to do nothing is told once: settings of streams that the app does
+  not have, and handlers of PEs that nothing would call.
 - A stream that feeds itself is given a spill as soon as that is known, and it is said once. Until
   then its stages are remembered, but for those that are gone.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
 from s4node import config as keys
+from s4node import graph
 from s4node.app import App
 from s4node.config import Config
 from s4node.container.spill import Spill
@@ -87,6 +89,7 @@ class Pipeline:
             executor_of(self.settings(STREAM, name))  # raises where it drops events
         self._tell_cycles()
         self._tell_strays()
+        self._tell_uncalled()
 
     # -- making ------------------------------------------------------------------------------
 
@@ -225,6 +228,12 @@ class Pipeline:
         log.warning("settings of streams that the app does not have do nothing",
                     app=self._app.name, settings=", ".join(told),
                     streams=", ".join(self._app.streams))  # fmt: skip
+
+    def _tell_uncalled(self) -> None:
+        """Handlers that look as if they were called: whoever waits for them would wait for ever."""
+        for pe, handler, missing in graph.uncalled(self._app):
+            log.warning("a handler is never called: what sets when is missing in on_init",
+                        app=self._app.name, pe=pe, handler=handler, missing=missing)  # fmt: skip
 
     def _tell_cycles(self) -> None:
         for group in self.order.edges.groups:

@@ -84,7 +84,7 @@ class Prototype:
         self.name = name
         self.app = app
         self.singleton = False
-        self.timer_interval = 0.0
+        self.timer_interval: float | None = None  # until it is set, be it to 0 for never
         self.cache_size = 0
         self.cache_idle = 0.0
         self.triggers: list[Trigger] = []
