@@ -16,7 +16,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from s4node.errors import GraphError
 from s4node.event import Event, GenericEvent
@@ -268,11 +268,25 @@ def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     kinds = typing.get_args(annotation) if union else (annotation,)
     for kind in kinds:
-        if kind is not object and not (
-            isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
-        ):
-            raise GraphError(f"{place} takes {kind!r}, which is not an event type")
+        if kind is not object and not _is_event_type(kind):
+            raise GraphError(f"{place} takes {kind!r}, which is not an event type{_instead(kind)}")
     return tuple(kinds)
+
+
+def _is_event_type(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
+
+
+def _instead(kind: object) -> str:
+    """What to write for an event type with parameters, of which its events know nothing."""
+    origin = typing.get_origin(kind)
+    if not _is_event_type(origin):
+        return ""
+    name = origin.__name__
+    return (
+        f"; an event is a {name} whatever it holds: write {name}, or a class of your own: "
+        f"class Mine({kind!r})"
+    )
 
 
 def _resolved(annotation: str, cls: type, function: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Generic, Optional, TypeVar, Union
 
 import pytest
 from hypothesis import given
@@ -44,6 +44,17 @@ class Bat(Animal, Flying):
 
 
 class Special(GenericEvent):
+    pass
+
+
+T = TypeVar("T")
+
+
+class Cage(Event, Generic[T]):
+    inside: T
+
+
+class CageOfInt(Cage[int]):
     pass
 
 
@@ -333,6 +344,10 @@ class Listed(ProcessingElement):
     def on_event(self, event: list[Dog]) -> None: ...
 
 
+class Of(ProcessingElement):
+    def on_event(self, event: Dog | Cage[int]) -> None: ...
+
+
 class Itself(ProcessingElement):
     def on_event(self, event: type[Dog]) -> None: ...
 
@@ -371,6 +386,10 @@ class RemoveTakesMore(ProcessingElement):
     def on_remove(self, key: str, why: str) -> None: ...
 
 
+WRITE_CAGE = (
+    f"an event is a Cage whatever it holds: write Cage, or a class of your own: "
+    f"class Mine({Cage[int]!r})"
+)
 UNRESOLVED = (
     "{}.on_event: the annotation {!r} cannot be resolved ({}); define the event type at the top of "
     "the module"
@@ -391,6 +410,7 @@ UNRESOLVED = (
         (ByName, "ByName.on_event takes its event by name only; write (self, event: Type)"),
         (Number, "Number.on_event takes <class 'int'>, which is not an event type"),
         (Listed, f"Listed.on_event takes {list[Dog]!r}, which is not an event type"),
+        (Of, f"Of.on_event takes {Cage[int]!r}, which is not an event type; {WRITE_CAGE}"),
         (Itself, f"Itself.on_event takes {type[Dog]!r}, which is not an event type"),
         (Maybe, "Maybe.on_event takes <class 'NoneType'>, which is not an event type"),
         (NotAMethod, "NotAMethod.on_event is not a method"),
@@ -408,6 +428,15 @@ def test_a_mistake_in_a_pe_class_is_reported_when_the_pe_is_created(
     with pytest.raises(GraphError) as caught:
         App("zoo").create_pe(pe)
     assert str(caught.value) == message
+
+
+def test_what_is_advised_for_an_event_type_with_parameters_works() -> None:
+    class Keeper(ProcessingElement):
+        def on_event(self, event: Cage) -> None: ...  # type: ignore[type-arg]
+        def on_event_of_int(self, event: CageOfInt) -> None: ...
+
+    assert chosen(Keeper, type(Cage[int](5))) == "on_event"
+    assert chosen(Keeper, CageOfInt) == "on_event_of_int"
 
 
 def test_an_annotation_that_is_no_python_is_reported_too() -> None:
