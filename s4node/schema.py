@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,6 +26,8 @@ GENERIC = "GenericEvent"
 _BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
 
 _SHOWN = 100  # characters of a JSON text
+
+_PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`\Z")  # that msgspec ends a message with
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not what they should be. It has no errors of its own for
@@ -171,7 +174,20 @@ class EventType:
     def _from_msgpack(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
             return GenericEvent.of(_map_decoder.decode(raw))
-        return self._one.decode(raw)
+        try:
+            return self._one.decode(raw)
+        except msgspec.ValidationError as error:
+            raise EventError(self._naming_field(str(error))) from error
+
+    def _naming_field(self, why: str) -> str:
+        """msgspec counts the fields of an array; whoever wrote the event knows them by name."""
+        config = self.cls.__struct_config__  # type: ignore[attr-defined]
+        names = [] if config.tag is None else [config.tag_field]
+        names += [name for name, _, _ in self.declaration.fields]
+        found = _PLACE.search(why)
+        if found is None or int(found[1]) >= len(names):  # which an event class itself may say
+            return why
+        return f"{why[: found.start()]}`$.{names[int(found[1])]}{found[2]}`"
 
     def _from_json(self, raw: Any) -> Any:
         if self.cls is GenericEvent:

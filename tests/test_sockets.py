@@ -310,7 +310,7 @@ def packed(*fields: Any) -> bytes:
             [packed("ann", 1), packed("ann", "two"), packed("ann", 3)],
             [1],
             [1, 3],
-            "Click does not decode: Expected `int`, got `str` - at `$[1]`",
+            "Click does not decode: Expected `int`, got `str` - at `$.n`",
         ),
         (
             [packed(), packed("ann", 2), packed("ann", 3, "more"), packed(b"ann", 4), b"\x05"],

@@ -169,7 +169,7 @@ def test_only_the_culprits_of_a_frame_are_refused() -> None:
     assert node.process() == [(0, [Click("a"), Click("b"), Click("d", 1)], [0, 2, 4])]
     (one, why), (other, because) = node.refused()
     assert (one, other) == (1, 3)
-    assert why == "Click does not decode: Expected `str`, got `int` - at `$[0]`"
+    assert why == "Click does not decode: Expected `str`, got `int` - at `$.user`"
     assert because == "Click does not decode: 'below zero'"
     assert node.safe() == 5
 

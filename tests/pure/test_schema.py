@@ -451,12 +451,52 @@ def test_only_the_culprits_of_a_batch_are_refused() -> None:
     events, refusals = EventType(Click).decode_slowly(body)
     assert events == [Click("joe", 1), None, Click("eve"), None, None, None, None, Click("zoe", 2)]
     assert refusals == [
-        (1, "Click does not decode: Expected `int`, got `str` - at `$[1]`"),
+        (1, "Click does not decode: Expected `int`, got `str` - at `$.millis`"),
         (3, "Click does not decode: Expected `array` of at least length 1, got 0"),
-        (4, "Click does not decode: Expected `str`, got `int` - at `$[0]`"),
+        (4, "Click does not decode: Expected `str`, got `int` - at `$.user`"),
         (5, "Click does not decode: Expected `array`, got `str`"),
         (6, "Click does not decode: Expected `array`, got `object`"),
     ]
+
+
+class Inner(Event):
+    a: int
+
+
+class Renamed(Event, rename="camel"):
+    my_user: str
+    counts: dict[int, int] = {}  # noqa: RUF012 - msgspec copies it
+    inner: Inner | None = None
+
+
+class Odd(Event):
+    user: str
+
+    def __post_init__(self) -> None:
+        raise ValueError("it has no `$[7]`")
+
+
+class Tagged(Event, tag="t"):
+    user: str
+
+
+@pytest.mark.parametrize(
+    ("cls", "event", "place"),
+    [
+        (Renamed, [5], "at `$.myUser`"),
+        (Renamed, ["ann", {1: "x"}], "at `$.counts[...]`"),
+        (Renamed, ["ann", {"x": 1}], "at `key` in `$.counts`"),
+        (Renamed, ["ann", {}, ["x"]], "at `$.inner[0]`"),
+        (Odd, ["ann"], "it has no `$[7]`"),
+        (Tagged, ["t", 5], "at `$.user`"),
+        (Tagged, ["other", "ann"], "at `$.type`"),
+    ],
+)
+def test_a_refusal_names_the_field_and_not_its_place_in_the_array(
+    cls: type[Event], event: list[Any], place: str
+) -> None:
+    _, ((_, reason),) = EventType(cls).decode_slowly(array(event))
+    assert reason.endswith(f" {place}")
 
 
 def test_a_text_that_is_not_utf_8_is_a_culprit_like_any_other() -> None:
