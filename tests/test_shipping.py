@@ -19,8 +19,9 @@ from s4node.keys import crc32
 from s4node.progress.checkpoint import JobGuard
 from s4node.state import epochs, lineage, shipping
 from s4node.state.database import Database
+from s4node.state.identity import shipped_of
 from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import SHIPPED, Depot, Shipment
+from s4node.state.shipping import Depot, Shipment
 from s4node.state.task_state import TaskState
 from s4node.stores import StoreSpec
 
@@ -188,7 +189,6 @@ def unshipped(folder: Path, n: int) -> tuple[int, int]:
     """A commit without the URL; returns its fence and number."""
     fence = epochs.highest(folder) + 1
     state = TaskState(epochs.claim(folder, fence, Database), crc32, fence=fence)
-    state.set_meta(SHIPPED, "")
     state.store(COUNTS).put("key-0", n)
     state.begin_commit({"log.clicks[0]": n})
     state.write()
@@ -224,7 +224,7 @@ def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
         owner = Owner(f"{url}/{name}", tmp_path / name)
         owner.commit(1)
         owner.close()
-    with pytest.raises(StateError, match=f"was shipped to {url}/a/here/app and not to {url}/b/"):
+    with pytest.raises(StateError, match=f"never shipped to {url}/b/"):
         Owner(f"{url}/b", tmp_path / "a")
 
 
@@ -244,8 +244,59 @@ def test_who_ships_to_a_new_place_goes_on_from_what_is_shipped_last(
     other.close()
 
 
+def test_a_folder_that_was_left_behind_is_filled_where_the_task_has_moved_with_its_place(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        owner = Owner(f"{url}/old", tmp_path / name)
+        owner.commit(len(name))
+        owner.close()
+    third = Owner(f"{url}/new", tmp_path / "two")
+    third.commit(4)
+    third.close()
+    for place in ("new", "/new"):  # however it is spelt
+        again = Owner(f"{url}/{place}", tmp_path / "one")
+        assert again.found == at(4)
+        again.close()
+
+
+def test_what_is_shipped_may_be_moved(url: str, tmp_path: Path) -> None:
+    first = Owner(f"{url}/old", tmp_path / "one")
+    first.commit(1)
+    first.commit(2)
+    first.close()
+    files, root = fsspec.core.url_to_fs(url)
+    files.copy(f"{root}/old", f"{root}/new", recursive=True)
+    files.rm(f"{root}/old", recursive=True)
+    again = Owner(f"{url}/new", tmp_path / "one")
+    assert again.found == at(2)
+    again.commit(3)
+    again.close()
+    other = Owner(f"{url}/new", tmp_path / "two")
+    assert other.found == at(3)
+    other.close()
+
+
+def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
+    url: str, tmp_path: Path
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    fence = epochs.highest(tmp_path / "one") + 1
+    state = TaskState(epochs.claim(tmp_path / "one", fence, Database), crc32, fence=fence)
+    state.store(COUNTS).put("key-0", 50)
+    state = state.reloaded()  # the task has failed at an event
+    state.begin_commit({"log.clicks[0]": 2})
+    state.write()
+    state.end_commit(written=True)
+    assert shipped_of(state.database) == ""
+    state.close()
+    with pytest.raises(StateError, match="and never shipped to"):
+        Owner(url, tmp_path / "one")
+
+
 def test_a_crash_before_anything_is_there_changes_nothing(url: str, tmp_path: Path) -> None:
-    """The folder says already that it ships, and nothing of it is shipped."""
     unshipped(tmp_path / "one", 7)
     shipment = Depot(url, Path("here/app")).task("t")
     shipment.claim(shipment.highest() + 2, "origin", 2)

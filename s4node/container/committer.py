@@ -55,10 +55,11 @@ from s4node.progress.producers import KeptProducers
 from s4node.progress.store import Claim, ProgressStore, now_ms
 from s4node.state import epochs, under_way
 from s4node.state.database import Database
+from s4node.state.identity import shipped_of
 from s4node.state.job import WRITTEN, checkpoint_of, named_folder, task_folder
 from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import OUTBOX
-from s4node.state.shipping import SHIPPED, Depot, check_newest
+from s4node.state.shipping import Depot, check_newest
 from s4node.state.task_state import TaskState
 from s4node.systems.system import SystemStreamPartition
 
@@ -220,9 +221,8 @@ class Committer:
         )
         try:
             state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
-            if self._depot is None and (url := state.meta(SHIPPED)):
+            if self._depot is None and (url := shipped_of(database)):
                 await self._in_thread(check_newest, url, folder.name, database)
-                state.set_meta(SHIPPED, "")
             self._check_whole(claim, state, folder)
             keeping = Keeping(folder, claim.fence, self._policy, shipment)
             await self._in_thread(keeping.begin, state)

@@ -15,8 +15,8 @@ from typing import Any
 from s4node.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.ops.job import Job, find_job, tell_damaged, tell_older
+from s4node.state.identity import shipped_of
 from s4node.state.look import Look
-from s4node.state.shipping import shipped_of
 
 Row = tuple[str, str, Any, Any]
 """Task, table, key and value."""

@@ -22,8 +22,9 @@ from s4node.progress.producers import KeptProducer, Producer
 from s4node.progress.store import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
+from s4node.state.identity import shipped_of
 from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import Depot, shipped_of
+from s4node.state.shipping import Depot
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"

@@ -81,7 +81,7 @@ class Keeping:
     def begin(self, state: TaskState) -> None:
         """Have it known, before the first commit, what is gone on from."""
         if self._shipment is not None:
-            self._shipment.begin(state.last, lambda: self._kept(state))
+            self._shipment.begin(state.last, state.owners, lambda: self._kept(state))
 
     def _kept(self, state: TaskState) -> Path:
         one = epochs.keep(self._folder, self._epoch, state.database, state.last[1], self._now())

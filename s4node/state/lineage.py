@@ -21,11 +21,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-FORMAT = 1
-KEPT_MANIFESTS = 2
-
 Batch = tuple[int, int]
 """The fence of who wrote a commit, and its number."""
+
+FORMAT = 1
+KEPT_MANIFESTS = 2
 
 _NAME = re.compile(r"([0-9]{16})-(.+)")
 
@@ -48,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     batches: list[Batch]
     written_ms: int
+    owners: dict[int, str] = {}  # the names of all who have had the task, by their fences
 
     @property
     def name(self) -> str:

@@ -5,9 +5,10 @@ Rules
   and is called in threads; of one task by one at a time, but for ``upload``.
 - A commit is shipped before it is written to the node's own folder. So that folder never has what
   the place has not, and needs only what it lacks to go on from.
-- A folder says where its last commit was shipped to. Fence and number name a commit only there: one
-  that was shipped nowhere, or to another place, may have those of one here, and is another.
-- Who stops shipping goes on from his folder only if nobody has gone on from what is shipped.
+- A folder whose last commit is by an owner who is not known here has never been shipped here: it is
+  refused, for nobody but the user can know which of the two states is right.
+- Who stops shipping, or ships to a new place, goes on from his folder only if nobody has gone on
+  from what is shipped.
 - Files of a checkpoint are put there once each: their names there are made of what is in them. What
   is read from there is checked against its size and hash.
 - The place needs to show an object to all as soon as it is there, in listings as well. It needs
@@ -21,7 +22,7 @@ import hashlib
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -43,8 +44,8 @@ from s4node.logger import get_logger
 from s4node.progress.checkpoint import JobGuard
 from s4node.state import lineage
 from s4node.state.database import Database, empty
+from s4node.state.identity import known_of, owners_of, shipped_of
 from s4node.state.lineage import Batch, Manifest, StoredFile
-from s4node.state.rows import META, task_row
 
 log = get_logger("s4node.state")
 
@@ -55,14 +56,8 @@ _MOST_BYTES = 64 << 20
 _MAGIC = b"S4b1"
 _NOT_SHIPPED = {"LOCK", "LOG", "complete", "damaged"}
 _FOLDERS = ("claims", "manifests", "batches", "files")
-_COMMIT_ROW = task_row(META, b"commit")
-SHIPPED = "shipped"
-"""The fact where a task's state is shipped to; empty or missing where it is not."""
-_SHIPPED_ROW = task_row(META, SHIPPED.encode())
 _encode = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]]).decode
-_decode_batch = msgspec.msgpack.Decoder(tuple[int, int]).decode
-_decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
@@ -183,6 +178,7 @@ class Shipment:
         self._root = f"{depot.root}/{below}"
         self.url = f"{depot.url}/{below}"
         self._fence = 0
+        self._owners: dict[int, str] = {}
         self._latest: Manifest | None = None  # what was written or read last
         self._hashes: dict[tuple[int, int], str] = {}  # of files that never change, by inode, size
         self._since = 0  # batches that are behind the last checkpoint
@@ -244,13 +240,9 @@ class Shipment:
             there = lineage.batches_of(self._names("batches"))
         if not manifests:
             database = local()
-            if database is None:
-                return self._ships(make(own))
-            before = shipped_of(database)
-            if before not in ("", self._depot.url):
-                check_newest(before, self._root.rpartition("/")[2], database)
-            return self._ships(database)
+            return make(own) if database is None else self._first(database)
         newest = manifests[-1]
+        self._owners = {f: name for one in manifests for f, name in one.owners.items()}
         for manifest in reversed(manifests):
             batches = lineage.chain(manifest, there)
             try:
@@ -267,7 +259,7 @@ class Shipment:
                           place=self.url, found=last[1], written=newest.commit)  # fmt: skip
             self._latest = msgspec.structs.replace(manifest, commit=last[1], batches=batches)
             self._since = len(batches)
-            return self._ships(database)
+            return database
         raise StoreCorrupt(
             f"all {len(manifests)} checkpoints at {self.url} are damaged; restore one from a "
             f"backup, or remove it to begin anew"
@@ -309,27 +301,29 @@ class Shipment:
             raise
         return database, batches
 
+    def _first(self, database: Database) -> Database:
+        """A folder's own database, where nothing is here yet."""
+        before = shipped_of(database)
+        if before not in ("", self.place):
+            try:
+                check_newest(before, self._root.rpartition("/")[2], database)
+            except StateError:
+                database.close()
+                raise
+        return database
+
     def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
         """Raise StateError where a folder's own database is no part of what is here, whose last
-        commit is ``last``: nobody but the user can know which of the two is right."""
-        number = known_of(database)[1]
-        place = shipped_of(database)
-        if not number or (place == self._depot.url and number <= last[1]):
-            return
-        where = "which was written without s4.state.url and never shipped"
-        if place and place != self._depot.url:
-            where = f"which was shipped to {place} and not"
-        raise StateError(
-            f"{folder} has commit {number}, {where} to {self.url}, where the last is {last[1]}. To "
-            f"go on from what was shipped remove {folder}, which loses what was not; to go on from "
-            f"here remove {self.url}"
-        )
-
-    def _ships(self, database: Database) -> Database:
-        """Say in a folder's database, before anything of it is here, that it ships to here."""
-        if shipped_of(database) != self._depot.url:
-            database.write([_SHIPPED_ROW], [_encode(self._depot.url)])
-        return database
+        commit is ``last``."""
+        fence, number = known_of(database)
+        ours = self._owners.get(fence) == owners_of(database).get(fence)
+        if number and not (ours and number <= last[1]):
+            raise StateError(
+                f"{folder} has commit {number}, which was written without s4.state.url, or with "
+                f"another one, and never shipped to {self.url}, where the last is {last[1]}. To go "
+                f"on from what was shipped remove {folder}, which loses what was not; to go on "
+                f"from here remove {self.url}"
+            )
 
     def last(self) -> Batch | None:
         """The last commit that is here; None where there is none."""
@@ -363,18 +357,25 @@ class Shipment:
                       place=f"{self.url}/batches/{name}")  # fmt: skip
         return rows
 
-    def begin(self, last: Batch, folder: Callable[[], Path]) -> None:
+    @property
+    def place(self) -> str:
+        """The URL of the job."""
+        return self._depot.url
+
+    def begin(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
         """Have written, before the first commit, what this owner goes on from.
 
-        ``last`` is the last commit that there was. ``folder`` makes a checkpoint, and is called
+        ``last`` is the last commit that there was, ``owners`` are those until now and this one,
+        as :mod:`s4node.state.identity` has them. ``folder`` makes a checkpoint, and is called
         where nothing is shipped yet.
         """
         before = self._latest
+        self._owners = {**self._owners, **owners}
         if before is None:
             self._upload(folder() if last[1] else None, last)
             return
         with self._depot.told():
-            self._write(_manifest(self._fence, last, before.base, before.files, before.batches))
+            self._write(self._manifest(last, before.base, before.files, before.batches))
             self._look()
 
     # -- commits -----------------------------------------------------------------------------
@@ -441,7 +442,7 @@ class Shipment:
                     known[digest] = stored
                 files[path.name] = stored
             passing("ship.files")
-            self._write(_manifest(self._fence, last, last, files, []))
+            self._write(self._manifest(last, last, files, []))
             passing("ship.manifest")
 
     def _hash(self, path: Path) -> str:
@@ -452,6 +453,14 @@ class Shipment:
         if place not in self._hashes:
             self._hashes[place] = _hash(path)
         return self._hashes[place]
+
+    def _manifest(
+        self, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
+    ) -> Manifest:
+        now = int(time.time() * 1000)
+        return Manifest(
+            lineage.FORMAT, self._fence, last[1], base, files, batches, now, self._owners
+        )
 
     def _write(self, manifest: Manifest) -> None:
         self._put("manifests", manifest.name, msgspec.json.encode(manifest))
@@ -515,18 +524,6 @@ class Shipment:
                 self._files.rm_file(f"{self._root}/{folder}/{name}")
 
 
-def known_of(database: Database) -> Batch:
-    """The last commit of a database."""
-    data = database.get(_COMMIT_ROW)
-    return (0, 0) if data is None else _decode_batch(data)
-
-
-def shipped_of(database: Database) -> str:
-    """Where the last commit of a database was shipped to; empty if it was not."""
-    data = database.get(_SHIPPED_ROW)
-    return "" if data is None else _decode_text(data)
-
-
 def check_newest(url: str, task: str, database: Database) -> None:
     """Raise StateError where what is shipped to ``url`` is not what is in the ``database`` of a
     task, which is not shipped to there any more. Where that cannot be looked at, it is told."""
@@ -543,8 +540,9 @@ def check_newest(url: str, task: str, database: Database) -> None:
         assert last is not None
         raise StateError(
             f"task folder {task!r} has commit {known[1]}, and {url}, where it was shipped to until "
-            f"now, has gone on to commit {last[1]}. Set s4.state.url as it was; to stop shipping, "
-            f"do so where the task ran last; to go on from this folder all the same remove {url}"
+            f"now, has gone on to commit {last[1]}. Set s4.state.url as it was. To change it, or "
+            f"to stop shipping, start once with it where the task shall run, stop that in order, "
+            f"and change it then; to go on from this folder all the same remove {url}"
         )
 
 
@@ -564,10 +562,3 @@ def _unpacked(data: bytes) -> list[Row] | None:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _manifest(
-    fence: int, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
-) -> Manifest:
-    now = int(time.time() * 1000)
-    return Manifest(lineage.FORMAT, fence, last[1], base, files, batches, now)

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from s4node.progress.producers import (
     row_of,
 )
 from s4node.state.database import Database
+from s4node.state.identity import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of, owners_of
 from s4node.state.instances import Codec, SavedInstances
 from s4node.state.rows import (
     CONSUMED,
@@ -46,12 +48,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 _decode_producer = msgspec.msgpack.Decoder(KeptProducer).decode
 _TABLE = b"table:"
-_COMMIT_ROW = task_row(META, b"commit")
 _NOBODY: KeptProducers = {}
 
 
 class Ship(Protocol):
     """Where commits are kept beside the database."""
+
+    @property
+    def place(self) -> str:
+        """The URL of the place."""
+        ...
 
     def commit(self, number: int, rows: list[tuple[bytes, bytes | None]], /) -> None:
         """Keep a commit; raises StateError where that is not possible for now."""
@@ -63,6 +69,8 @@ class TaskState:
 
     ``fence`` is that of who writes, and each commit is given to ``ship`` before it is written.
     ``last`` is the last commit: the fence of who wrote it, and its number, 0 before the first.
+    ``owners`` are the names of owners by their fences; an owner of another folder may have the same
+    fence, and never the same name.
     """
 
     def __init__(
@@ -73,11 +81,18 @@ class TaskState:
         now: Callable[[], float] = time.time,
         fence: int = 0,
         ship: Ship | None = None,
+        name: str = "",
     ) -> None:
         self.database = database
         self.fence = fence
         self.ship = ship
-        self.last: tuple[int, int] = tuple(self.meta("commit") or (0, 0))
+        self.last: tuple[int, int] = known_of(database)
+        self._name = name or secrets.token_hex(8)
+        self._said = False  # whether a commit says who the owner is, and where it is shipped to
+        known = owners_of(database)
+        if ship is None:  # of the others nobody will ask
+            known = {f: owner for f, owner in known.items() if f == self.last[0]}
+        self.owners: dict[int, str] = {**known, fence: self._name}
         self.changes = Changes()
         self._hasher = hasher
         self._groups = groups
@@ -94,7 +109,9 @@ class TaskState:
 
     def reloaded(self) -> TaskState:
         """The state as of the last commit, in place of this one; the same owner writes it."""
-        return TaskState(self.database, self._hasher, self._groups, self.now, self.fence, self.ship)
+        return TaskState(
+            self.database, self._hasher, self._groups, self.now, self.fence, self.ship, self._name
+        )
 
     def table(self, name: str) -> int:
         """The number of a table; a new one from the next commit on."""
@@ -210,12 +227,17 @@ class TaskState:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         rows, values = self.changes.leave()
         last = self.fence, self.last[1] + 1
-        rows.append(_COMMIT_ROW)
+        rows.append(COMMIT_ROW)
         values.append(_encode(last))
+        if not self._said:
+            place = "" if self.ship is None else self.ship.place
+            rows += [OWNERS_ROW, SHIPPED_ROW]
+            values += [_encode(self.owners), _encode(place)]
         if self.ship is not None:
             self.ship.commit(last[1], list(zip(rows, values, strict=True)))
         self.bytes_written += self.database.write(rows, values)
         self.last = last
+        self._said = True
 
     def end_commit(self, *, written: bool) -> None:
         """The commit has been written, or has failed."""
