@@ -308,7 +308,7 @@ with SyncClient(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.parametrize("how", ["told", "untold"])
+@pytest.mark.parametrize("how", ["told", "again", "untold"])
 async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     sent, changed, ended = threading.Event(), threading.Event(), trio.Event()
@@ -326,6 +326,10 @@ async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
             if how == "told":
                 with pytest.raises(EventError, match="a program opens a new Client or SyncClient"):
                     stream.flush()
+            elif how == "again":  # what is sent behind that is told anew
+                with pytest.raises(EventError):
+                    stream.flush()
+                stream.send(Click("cid"))
 
     async def run() -> None:
         try:

@@ -225,21 +225,29 @@ class SyncStream:
             self._stream._check()
         except S4Error:
             self._stream._told = told
-            return  # the next call that waits raises it
+            self._full = True  # so that the next call raises it
+            return
         self._stream.extend_nowait(self._taken())
         self._look()
 
     @contextmanager
     def _untold(self) -> Iterator[None]:
-        """Keep an error of the stream from the caller, who has yet to be told."""
-        told = self._stream._told
+        """Keep an error of the stream from the caller, who has yet to be told: at least of what was
+        sent since he was."""
+        told = "" if self._waiting else self._stream._told
         try:
             yield
         except S4Error:
             self._stream._told = told
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
-        """Take what waits and then ``more``, and wait for room."""
+        """Take what waits and then ``more``, and wait for room; raises if the stream is over, and
+        then there is nothing that waits any more."""
+        try:
+            self._stream._check()
+        except S4Error:
+            self._waiting.clear()
+            raise
         self._stream._admit(more)
         await self._stream.send_many([*self._taken(), *more])
         self._look()

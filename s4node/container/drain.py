@@ -93,9 +93,9 @@ class Drain:
     def _unprocessed(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for task in self._tasks.values():
-            for stream, stage in task.backlog.stages.items():
-                if stream in self._inner and stage.depth:
-                    found[stream] += stage.depth
+            for stream, events in task.own().items():  # what other members have sent they keep
+                if stream in self._inner:
+                    found[stream] += len(events)
         return found
 
     def tell_left(self) -> list[str]:

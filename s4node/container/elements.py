@@ -96,6 +96,8 @@ class Elements:
         self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
         self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
         self._slow: dict[str, bool] = {}  # PEs whose timers are, and whether that was told
+        self._timed_for = 0.0  # seconds that steps with timers have taken, but for this one,
+        self._step_began = 0.0  # which began at this time
         self._kept: KeptElements | None = None
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
@@ -312,6 +314,7 @@ class Elements:
         if op is not Op.TIMER:
             return True
         token = emitted.set(self.put)
+        self._step_began = self._clock()
         try:
             for timer, instance in self._take_timed(limit):
                 try:
@@ -323,6 +326,7 @@ class Elements:
             if self._timing is None:
                 self._trim(self._trimmed)
         finally:
+            self._timed_for = self._spent
             emitted.reset(token)
         return self._timing is None
 
@@ -331,6 +335,7 @@ class Elements:
         if op is not Op.TIMER:
             return True
         token = emitted.set(self.put)
+        self._step_began = self._clock()
         try:
             for timer, instance in self._take_timed(limit):
                 try:
@@ -344,6 +349,7 @@ class Elements:
             if self._timing is None:
                 await self.tidy()
         finally:
+            self._timed_for = self._spent
             emitted.reset(token)
         return self._timing is None
 
@@ -363,13 +369,19 @@ class Elements:
             if timer.due <= now:
                 missed = int((now - timer.due) // timer.interval)  # ticks coalesce
                 timer.due += (missed + 1) * timer.interval
+                before = self._spent
                 for instance in list(timer.instances.values()):
                     if timer.instances.get(instance.key) is instance:  # not removed meanwhile
                         if timer.instances.keeper is not None:
                             timer.instances.keeper.touch((instance.key,))
                         yield timer, instance
-                if timer.due <= self._clock():
+                if self._spent - before >= timer.interval:
                     self._slow.setdefault(timer.instances.prototype.cls.__name__, False)
+
+    @property
+    def _spent(self) -> float:
+        """Seconds that calling timers has taken, without the events that came between."""
+        return self._timed_for + self._clock() - self._step_began
 
     def slow_timers(self) -> list[str]:
         """PEs of which a round has taken longer than its interval, and was not told before."""

@@ -77,9 +77,11 @@ class Timetable:
     @property
     def _events_first(self) -> bool:
         """Whether events, or the task's own end, come before further timers."""
+        if not self.timers_owing:
+            return False
         gate = self._gate
         ends = gate.draining or (gate.inputs_ended and not gate.end_told)
-        return self.timers_owing and (ends or self._task.choose())
+        return self._task.choose() or (ends and not self._task.backlog.waiting)
 
     def check_due(self, now: float) -> bool:
         """Tell the gate what is due; True if something is.
