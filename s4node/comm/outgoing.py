@@ -87,7 +87,7 @@ class Outgoing:
         room = count
         if stage.overflow is None and not self._executor.withholds:
             size = footprint(events)
-            room = self._executor.room_for_put(self, count, size, now, waits=waits)
+            room = min(count, self._executor.room_for_put(self, count, size, now, waits=waits))
             if room < count:
                 stage.dropped(count - room, self._executor.reason)
                 events = events[:room]

@@ -16,6 +16,8 @@ Rules
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -244,22 +246,46 @@ def _named(settings: StageSettings) -> Executor:
             f"that"
         )
     made: Executor = own.made(named, setting, "executor", settings)
-    for method in ("room", "room_for_put", "allowance", "left", "next_at"):
+    for method in _ANSWERS:
         if getattr(found, method) is not getattr(Executor, method):
             blamed = f"{method} of executor {named!r} of {setting}"
-            setattr(made, method, _checked(getattr(made, method), blamed))
+            setattr(made, method, _checked(getattr(made, method), blamed, _ANSWERS[method]))
     return made
 
 
-_ANSWERS: dict[str, tuple[Any, str]] = {
-    "left": (type(None), "nothing"),
-    "next_at": ((int, float), "a time"),
+def _events(answer: Any) -> int:
+    """A number of events; raises TypeError if ``answer`` is none."""
+    if isinstance(answer, float) and answer == math.inf:
+        return UNLIMITED
+    return operator.index(answer)
+
+
+def _time(answer: Any) -> float:
+    """A time; raises TypeError if ``answer`` is none."""
+    if not isinstance(answer, numbers.Real):
+        raise TypeError
+    return float(answer)
+
+
+def _nothing(answer: Any) -> None:
+    """Whatever it gives, nobody looks at it."""
+
+
+_ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "room": (_events, "a number of events"),
+    "room_for_put": (_events, "a number of events"),
+    "allowance": (_events, "a number of events"),
+    "left": (_nothing, "nothing"),
+    "next_at": (_time, "a time"),
 }
+"""What is made of the answers of an executor's methods, and what they have to be."""
 
 
-def _checked(method: Callable[..., Any], blamed: str) -> Callable[..., Any]:
+def _checked(
+    method: Callable[..., Any], blamed: str, wanted: tuple[Callable[[Any], Any], str]
+) -> Callable[..., Any]:
     """A method of an executor of one's own, whose faults say where it was named."""
-    kind, words = _ANSWERS.get(method.__name__, (int, "a number of events"))
+    of_answer, words = wanted
 
     def called(*arguments: Any, **named: Any) -> Any:
         try:
@@ -269,8 +295,9 @@ def _checked(method: Callable[..., Any], blamed: str) -> Callable[..., Any]:
                 f"{blamed} raised {described(error)}; nobody knows what the stage may take: mend "
                 f"it, or take the setting away"
             ) from error
-        if not isinstance(answer, kind):
-            raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}")
-        return answer
+        try:
+            return of_answer(answer)
+        except TypeError:
+            raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}") from None
 
     return called

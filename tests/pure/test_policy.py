@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -210,6 +212,58 @@ def test_an_own_executor_that_fails_is_named() -> None:
     with pytest.raises(S4Error, match=f"next_at {named} gave 'soon'; it has to give a time"):
         failing.next_at(0.0)
     assert failing.allowance(0.0) == UNLIMITED
+
+
+def undisguised(method: Any) -> Any:
+    """A decorator that does not keep the name of what it decorates."""
+
+    def wrapper(*arguments: Any) -> Any:
+        return method(*arguments)
+
+    return wrapper
+
+
+class Three:
+    """An integer, but no int, as those of numpy are."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+class Decorated(Executor):
+    """All of its methods have another name than they are called by."""
+
+    @undisguised
+    def room(self, load: object, events: int, size: int, now: float) -> Any:
+        return now or Three()
+
+    @undisguised
+    def allowance(self, now: float) -> Any:
+        return math.inf if now else "some"
+
+    @undisguised
+    def left(self, events: int) -> Any:
+        return events
+
+    @undisguised
+    def next_at(self, now: float) -> Any:
+        return 1.5 if now else Fraction(2)
+
+
+def test_what_an_own_executor_answers_is_taken_for_what_it_is_whoever_decorates_it() -> None:
+    found = executor_of(StageSettings(executor=f"{__name__}:Decorated"))
+    load = loaded("block", 0, 0)
+    assert type(room := found.room(load, 10, 0, 0.0)) is int
+    assert (room, found.room_for_put(load, 10, 0, 0.0, waits=False)) == (3, 3)
+    assert found.room(load, 10, 0, math.inf) == found.allowance(1.0) == UNLIMITED
+    found.left(1)
+    assert (found.next_at(1.0), found.next_at(0.0)) == (1.5, 2.0)
+    named = f"of executor '{__name__}:Decorated' of s4.stream.executor"
+    for wrong in (1.5, math.nan, -math.inf):
+        with pytest.raises(S4Error, match=f"room {named} gave {wrong}; .* a number of events"):
+            found.room(load, 10, 0, wrong)
+    with pytest.raises(S4Error, match=f"allowance {named} gave 'some'; .* a number of events"):
+        found.allowance(0.0)
 
 
 def test_the_built_in_policies_have_names() -> None:
