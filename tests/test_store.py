@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType, Unpack
 
 import msgspec
 import pytest
@@ -198,6 +198,9 @@ def test_a_tuple_is_checked_by_the_parts_that_are_declared(
         (tuple[NewType("User", str), int], ("joe", 1)),
         (tuple[str, ...], ("a",)),
         (tuple[str, ...], ("a", "b", "c")),
+        (tuple[str, *tuple[int, ...]], ("a",)),
+        (tuple[str, *tuple[int, ...]], ("a", 1, 2)),
+        (tuple[str, Unpack[tuple[int, ...]]], ("a", 1, 2)),  # noqa: UP044
     ],
     ids=repr,
 )

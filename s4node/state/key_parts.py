@@ -1,7 +1,8 @@
 """The parts of the tuples that are a store's keys, as they are declared. Pure.
 
 Rules
-- ``tuple[str, int]`` takes two parts of these types, ``tuple[str, ...]`` any number, ``tuple`` all.
+- ``tuple[str, int]`` takes two parts of these types, ``tuple[str, ...]`` any number, ``tuple`` all,
+  and so does one with an unpacked part, such as ``tuple[str, *tuple[int, ...]]``.
 - A part is of one of the types of which keys are. Where the declaration names none of them, any.
 - The bound of a range may be the beginning of a key.
 """
@@ -9,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin
 
 _TYPES = (str, int, bytes)
 
@@ -41,7 +42,15 @@ class KeyParts:
 
 def parts_of(declared: Any) -> KeyParts | None:
     """Those of a store's keys; None where any will do, or keys are no tuples."""
-    return KeyParts(declared) if get_origin(declared) is tuple and get_args(declared) else None
+    kinds = get_args(declared)
+    if get_origin(declared) is not tuple or not kinds or any(map(_is_unpacked, kinds)):
+        return None
+    return KeyParts(declared)
+
+
+def _is_unpacked(kind: Any) -> bool:
+    """Whether it is such as ``*tuple[int, ...]``, which stands for parts of any number."""
+    return get_origin(kind) is Unpack or getattr(kind, "__unpacked__", False) is True
 
 
 def _types_of(kind: Any) -> frozenset[type]:
