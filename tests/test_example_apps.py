@@ -98,6 +98,8 @@ LONG = b"error: a line is too long; it was dropped\n"
         [b"x" * 15, b"x" * 6 + b"\nann\n" + b"y" * 20 + b"\nbob"],
         [b"x" * 30, b"x" * 30, b"x\nan", b"n\n" + b"y" * 20 + b"\nbob"],
         [b"x" * 15, b"x" * 15, b"\n", b"ann\n" + b"y" * 20, b"\nbob"],
+        [b"x" * 21 + b"\r\nann\r\n" + b"y" * 20 + b"\r\nbob\r\n"],
+        [b"x" * 20, b"x\r", b"\nann\r\n" + b"y" * 20 + b"\r", b"\nbob\r\n"],
     ],
 )
 def test_a_line_that_is_too_long_is_answered_however_it_comes_and_the_others_go_on(

@@ -63,7 +63,7 @@ class LineAdapter(AdapterApp):
                 await self._send(peer, lines)
                 if skips:
                     rest = b""
-                elif len(rest) > self.longest:
+                elif self._is_too_long(rest):
                     rest, skips = b"", True
                     await self._complain(peer, [_TOO_LONG])
             await self._send(peer, [rest] if rest else [])
@@ -72,10 +72,13 @@ class LineAdapter(AdapterApp):
         finally:
             await trio.aclose_forcefully(peer)
 
+    def _is_too_long(self, line: bytes) -> bool:
+        return len(line.removesuffix(b"\r")) > self.longest  # it may be of the line's end
+
     async def _send(self, peer: trio.SocketStream, lines: list[bytes]) -> None:
         events, errors = [], []
         for line in lines:
-            if len(line) > self.longest:
+            if self._is_too_long(line):
                 errors.append(_TOO_LONG)
                 continue
             try:
