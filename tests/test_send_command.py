@@ -13,6 +13,7 @@ import pytest
 import trio
 from cli_apps import COUNTER, DIVIDE, HELLO, send
 from harness import (
+    DEADLINE,
     NodeProcess,
     environment,
     free_port,
@@ -100,7 +101,7 @@ async def test_the_outcome_can_be_had_as_json(folder: Path) -> None:
 
 @asynccontextmanager
 async def piped_send(folder: Path, address: str, *options: str) -> AsyncIterator[trio.Process]:
-    """``s4 send names``, with a pipe for its input and its outputs."""
+    """``s4 send names``, with a pipe for its input and its outputs, and time for slow machines."""
     process = await trio.lowlevel.open_process(
         s4("send", "names", "--to", address, *options),
         stdin=subprocess.PIPE,
@@ -113,7 +114,7 @@ async def piped_send(folder: Path, address: str, *options: str) -> AsyncIterator
     assert process.stdout is not None
     assert process.stderr is not None
     async with process.stdin, process.stdout, process.stderr:
-        with trio.fail_after(10):
+        with trio.fail_after(2 * DEADLINE):
             yield process
 
 
@@ -219,7 +220,7 @@ async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path)
 
 async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:
     (folder / "holding.py").write_text(HOLDING)
-    options = ("--json", "--timeout", "0.3")
+    options = ("--json", "--timeout", "2")  # it bounds connecting, too
     async with (
         node_process("holding.py", cwd=folder) as node,
         sending(folder, node, *options) as process,
@@ -238,7 +239,9 @@ async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Pa
     (folder / "holding.py").write_text(HOLDING)
     async with (
         node_process("holding.py", cwd=folder) as node,
-        sending(folder, node, "--json", "--timeout", "0.3") as process,
+        sending(
+            folder, node, "--json", "--timeout", "2"
+        ) as process,  # which bounds connecting, too
         trio.open_nursery() as nursery,
     ):
 
@@ -255,13 +258,13 @@ async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Pa
         assert outcome["admitted"] == 0
         assert outcome["pending"] > 32_768
         last = (await everything(process.stderr)).splitlines()[-1]
-        assert last.startswith(f"s4: stream 'names': nobody answers at {node.address} for 0.3 s")
+        assert last.startswith(f"s4: stream 'names': nobody answers at {node.address} for 2 s")
         assert last.endswith("events have no verdict. Send again what is pending when it runs")
 
 
 async def test_send_goes_on_with_a_node_that_comes_back_in_time(folder: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
-    async with piped_send(folder, address, "--timeout", "9") as process:
+    async with piped_send(folder, address, "--timeout", "30") as process:
         assert process.stdin is not None
         async with node_process("hello.py", cwd=folder, listen=address) as node:
             await process.stdin.send_all(b'{"name": "joe"}\n')
