@@ -327,6 +327,7 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     async def run() -> None:
         async with running(Relay("relay"), settings) as node, Client(node.address) as client:
             await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
+            await until(lambda: node.statistics().processed == 5)
 
     lost_five = r"5 events of stream 'clicks' .* consumer 'away'"
     with capture_logs() as logs, pytest.raises(EventsLost, match=lost_five):
@@ -358,9 +359,12 @@ async def test_what_an_app_has_put_on_its_own_stream_and_not_processed_is_told_w
     None
 ):
     async def run() -> None:
-        settings = {"task.shutdown.ms": "50"}
+        settings = {"task.shutdown.ms": "200"}
         async with running(Inside("inside"), settings) as node, Client(node.address) as client:
             await (await client.stream("clicks")).send_many([Click("ann", n) for n in range(5)])
+            await until(
+                lambda: [s.depth for s in node.statistics().stages if s.stream == "inner"] == [5]
+            )
 
     with capture_logs() as logs, pytest.raises(EventsLost, match="5 events that it has put on"):
         await run()
