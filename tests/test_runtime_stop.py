@@ -321,7 +321,7 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     settings = {
         "s4.stream.clicks.consumers": "away",
         "s4.cluster.away.address": f"tcp://127.0.0.1:{free_port()}",
-        "task.shutdown.ms": "200",
+        "task.shutdown.ms": "1000",
     }
 
     async def run() -> None:
@@ -334,7 +334,7 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
         await run()
     waited = ["a verdict of 'away' on 5 events of stream 'clicks'"]
     (told,) = [log for log in logs if log["event"] == "still draining"]
-    assert (told["waits_for"], told["at_most_seconds"]) == (waited, 0.2)
+    assert (told["waits_for"], told["at_most_seconds"]) == (waited, 1.0)
     (late,) = [log for log in logs if log["event"] == "not drained in time"]
     assert late["waits_for"] == waited
     (lost,) = [log for log in logs if log["log_level"] == "error"]
