@@ -237,11 +237,10 @@ async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder
 
 async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Path) -> None:
     (folder / "holding.py").write_text(HOLDING)
+    options = ("--json", "--timeout", "2")  # it bounds connecting, too
     async with (
         node_process("holding.py", cwd=folder) as node,
-        sending(
-            folder, node, "--json", "--timeout", "2"
-        ) as process,  # which bounds connecting, too
+        sending(folder, node, *options) as process,
         trio.open_nursery() as nursery,
     ):
 
@@ -293,7 +292,7 @@ async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:
         await process.stdin.send_all(b'{"name": "joe"}\n')
         await until(lambda: node.stdout == ["Hello joe!"])
         process.send_signal(signal.SIGINT)
-        with trio.fail_after(10):
+        with trio.fail_after(DEADLINE):
             assert await process.wait() == 130
         assert b"Traceback" not in await process.stderr.receive_some()
         await process.stdin.aclose()
