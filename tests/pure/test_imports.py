@@ -51,8 +51,8 @@ PURE_FOLDERS = ["pe", "executors"]
 HARMLESS = {
     "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
     "copy", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib",
-    "inspect", "itertools", "keyword", "math", "msgspec", "operator", "re", "struct", "sys",
-    "textwrap", "types", "typing", "unicodedata", "zlib",
+    "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re", "struct",
+    "sys", "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,
