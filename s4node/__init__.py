@@ -24,22 +24,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from s4node.app import AdapterApp, App
-    from s4node.comm.client import Client, ClientStream
-    from s4node.comm.outbox import Refusal
-    from s4node.comm.sync_client import SyncClient, SyncStream
-    from s4node.config import Config
-    from s4node.container.container import Container
-    from s4node.container.lifecycle import ContainerListener
-    from s4node.errors import S4Error
-    from s4node.event import Event, GenericEvent, event_id
-    from s4node.executors.policy import Executor
-    from s4node.keys import Key, KeyFinder
-    from s4node.pe.element import ProcessingElement
-    from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
-    from s4node.stream import InputStream, OutputStream, Stream
-    from s4node.systems.embedded_log import EmbeddedLog
-    from s4node.tasks import (
+    from s4node.app.app import AdapterApp, App
+    from s4node.app.processing_element import ProcessingElement
+    from s4node.app.stream import InputStream, OutputStream, Stream
+    from s4node.app.stream_task import (
         AsyncStreamTask,
         Callback,
         ClosableTask,
@@ -53,6 +41,18 @@ if TYPE_CHECKING:
         TaskContext,
         WindowableTask,
     )
+    from s4node.config.settings import Config
+    from s4node.errors import S4Error
+    from s4node.events.event import Event, GenericEvent, event_id
+    from s4node.events.keys import Key, KeyFinder
+    from s4node.net.client.client import Client, ClientStream
+    from s4node.net.client.sync_client import SyncClient, SyncStream
+    from s4node.net.egress.outbox import Refusal
+    from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
+    from s4node.runtime.container.container import Container
+    from s4node.runtime.container.lifecycle import ContainerListener
+    from s4node.stages.executors import Executor
+    from s4node.systems.embedded_log import EmbeddedLog
 
 __version__ = "0.1.0"
 
@@ -98,43 +98,43 @@ __all__ = [
 ]
 
 _HOMES = {
-    "App": "app",
-    "AdapterApp": "app",
-    "ProcessingElement": "pe.element",
-    "Event": "event",
-    "GenericEvent": "event",
-    "event_id": "event",
-    "Key": "keys",
-    "KeyFinder": "keys",
-    "Stream": "stream",
-    "InputStream": "stream",
-    "OutputStream": "stream",
-    "TaskApp": "tasks",
-    "StreamTask": "tasks",
-    "AsyncStreamTask": "tasks",
-    "InitableTask": "tasks",
-    "WindowableTask": "tasks",
-    "EndOfStreamListenerTask": "tasks",
-    "ClosableTask": "tasks",
-    "TaskContext": "tasks",
-    "Envelope": "tasks",
-    "Collector": "tasks",
-    "Coordinator": "tasks",
-    "Callback": "tasks",
-    "Client": "comm.client",
-    "ClientStream": "comm.client",
-    "SyncClient": "comm.sync_client",
-    "SyncStream": "comm.sync_client",
-    "Refusal": "comm.outbox",
-    "Oldest": "progress.startpoint",
-    "Upcoming": "progress.startpoint",
-    "Timestamp": "progress.startpoint",
-    "Specific": "progress.startpoint",
+    "App": "app.app",
+    "AdapterApp": "app.app",
+    "ProcessingElement": "app.processing_element",
+    "Event": "events.event",
+    "GenericEvent": "events.event",
+    "event_id": "events.event",
+    "Key": "events.keys",
+    "KeyFinder": "events.keys",
+    "Stream": "app.stream",
+    "InputStream": "app.stream",
+    "OutputStream": "app.stream",
+    "TaskApp": "app.stream_task",
+    "StreamTask": "app.stream_task",
+    "AsyncStreamTask": "app.stream_task",
+    "InitableTask": "app.stream_task",
+    "WindowableTask": "app.stream_task",
+    "EndOfStreamListenerTask": "app.stream_task",
+    "ClosableTask": "app.stream_task",
+    "TaskContext": "app.stream_task",
+    "Envelope": "app.stream_task",
+    "Collector": "app.stream_task",
+    "Coordinator": "app.stream_task",
+    "Callback": "app.stream_task",
+    "Client": "net.client.client",
+    "ClientStream": "net.client.client",
+    "SyncClient": "net.client.sync_client",
+    "SyncStream": "net.client.sync_client",
+    "Refusal": "net.egress.outbox",
+    "Oldest": "offsets.startpoint",
+    "Upcoming": "offsets.startpoint",
+    "Timestamp": "offsets.startpoint",
+    "Specific": "offsets.startpoint",
     "EmbeddedLog": "systems.embedded_log",
-    "Container": "container.container",
-    "ContainerListener": "container.lifecycle",
-    "Config": "config",
-    "Executor": "executors.policy",
+    "Container": "runtime.container.container",
+    "ContainerListener": "runtime.container.lifecycle",
+    "Config": "config.settings",
+    "Executor": "stages.executors",
     "S4Error": "errors",
 }
 

@@ -9,10 +9,10 @@ import trio
 from harness import until
 
 from s4node import App, Event, GenericEvent, ProcessingElement
-from s4node.container.container import Container
-from s4node.keys import Partitioner
+from s4node.events.keys import Partitioner
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import InputBatch, SystemStreamPartition
 
 
 class Click(Event):

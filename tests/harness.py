@@ -26,17 +26,17 @@ import pynng
 import pytest
 import trio
 
-from s4node.comm import frame as wire
-from s4node.config import Config
-from s4node.container.container import Container
+from s4node.config.settings import Config
 from s4node.errors import leaves
-from s4node.event import GenericEvent
-from s4node.schema import EventType
+from s4node.events.event import GenericEvent
+from s4node.events.schema import EventType
+from s4node.net.wire import frame as wire
+from s4node.runtime.container.container import Container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from s4node.app import App
+    from s4node.app.app import App
 
 ROOT = Path(__file__).resolve().parent.parent
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -213,7 +213,7 @@ async def s4_process(
 ) -> AsyncIterator[NodeProcess]:
     """An ``s4`` command as a process, ready (unless told otherwise); killed at the end.
 
-    ``fault`` is where it, or a process that it starts, is to die; see s4node/faults.py.
+    ``fault`` is where it, or a process that it starts, is to die; see s4node/failpoints.py.
     """
     process = await trio.lowlevel.open_process(
         s4(*arguments),

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from s4node.keys import crc32
-from s4node.progress.producers import KeptProducer, Producer
-from s4node.progress.store import ProgressStore
+from s4node.events.keys import crc32
+from s4node.offsets.producer_offsets import KeptProducer, Producer
+from s4node.offsets.task_claims import ProgressStore
 from s4node.state import epochs
+from s4node.state.browse import Look
 from s4node.state.database import Database
 from s4node.state.job import task_folder
-from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 
 

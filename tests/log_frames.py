@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import trio
 
-from s4node.comm.frame import Section
 from s4node.errors import S4Error
+from s4node.events.schema import TypeDecl
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.partition import StoredFrame
 from s4node.log.store import LogPartition
 from s4node.log.writer import Answer
-from s4node.schema import TypeDecl
+from s4node.net.wire.frame import Section
 
 CLICK = TypeDecl("Click", (1 << 64) - 7, (("user", "str", True),))
 

@@ -11,8 +11,8 @@ import sys
 
 import trio
 
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.membership import Membership, View
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.membership import Membership, View
 from s4node.errors import SessionLost
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from s4node import App, Event, ProcessingElement
-from s4node.comm.frame import WINDOW_BYTES
+from s4node.net.wire.frame import WINDOW_BYTES
 
 
 class Click(Event):

@@ -9,9 +9,9 @@ import trio
 from harness import plain_errors, running
 
 from s4node import App, Client, Config, Container, GenericEvent, ProcessingElement
-from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.folder import FolderCoordination
-from s4node.comm.door import Door
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.node.redirector import Door
 from s4node.errors import ConfigError
 
 ALL_INTERFACES = "tcp://0.0.0.0:0"

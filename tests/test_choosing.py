@@ -10,12 +10,12 @@ import trio
 from harness import running, until
 
 from s4node import App, Client, Event, ProcessingElement
-from s4node.container.container import Container
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.errors import CheckpointError, ConfigError
-from s4node.event import EventBatch
+from s4node.events.event import EventBatch
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
 
 
 class Rule(Event):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s4node import config as cfg
-from s4node import properties
-from s4node.config import Config, Problem, Setting, render
+from s4node.config import properties
+from s4node.config import settings as cfg
+from s4node.config.settings import Config, Problem, Setting, render
 from s4node.errors import ConfigError
 
 RENDERED = Path(__file__).parent.parent / "default.s4.comm.properties"
@@ -186,7 +186,7 @@ def test_the_example_of_every_family_is_one_that_loads(pattern: cfg.Pattern[obje
 
 def test_the_file_at_the_top_level_is_the_rendered_one() -> None:
     assert RENDERED.read_text(encoding="utf-8") == render(), (
-        "write the text of s4node.config.render() to default.s4.comm.properties"
+        "write the text of s4node.config.settings.render() to default.s4.comm.properties"
     )
 
 
@@ -539,7 +539,9 @@ def test_a_configuration_travels_to_another_process() -> None:
 
 
 def test_importing_the_configuration_imports_no_heavy_library() -> None:
-    program = "import sys; sys.path.insert(0, '.'); import s4node.config; print(*sys.modules)"
+    program = (
+        "import sys; sys.path.insert(0, '.'); import s4node.config.settings; print(*sys.modules)"
+    )
     output = subprocess.run(
         [sys.executable, "-c", program],
         cwd=RENDERED.parent,

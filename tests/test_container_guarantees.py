@@ -30,7 +30,7 @@ from s4node import (
     TaskApp,
 )
 from s4node.errors import CheckpointError, ProcessingError
-from s4node.progress.store import FILE
+from s4node.offsets.task_claims import FILE
 from s4node.systems.memory import MemorySystem
 
 GROUPER = "job.systemstreampartition.grouper.factory"

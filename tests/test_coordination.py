@@ -23,8 +23,8 @@ pytest.register_assert_rewrite("conformance.coordination")
 
 from conformance.coordination import CoordinationConformance, gone, peer  # noqa: E402
 
-from s4node.cluster.folder import FolderCoordination  # noqa: E402
-from s4node.cluster.session_file import SessionFile  # noqa: E402
+from s4node.cluster.coordination.folder import FolderCoordination  # noqa: E402
+from s4node.cluster.coordination.session_file import SessionFile  # noqa: E402
 from s4node.errors import ConfigError, CoordinationError, SessionLost  # noqa: E402
 
 

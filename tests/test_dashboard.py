@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from s4node.ops.dashboard import rendered
-from s4node.ops.snapshot import AppRow, Container, NodeRow, Row, Snapshot
+from s4node.cli.render.dashboard import rendered
+from s4node.deploy.cluster_snapshot import AppRow, Container, NodeRow, Row, Snapshot
 
 FAILURE = (
     "app 'counter': PE Count, key 'joe', event 12 of stream 'clicks':\n"

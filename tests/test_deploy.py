@@ -31,12 +31,12 @@ from harness import (
 )
 
 from s4node import Client, Config, Event
-from s4node.cluster import admin
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.node import Node
-from s4node.cluster.package import MANIFEST, Manifest, Package, Store, python_here
-from s4node.cluster.registry import AppInfo, NodeInfo, Registry
-from s4node.comm.door import Door
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.registry import AppInfo, NodeInfo, Registry
+from s4node.cluster.node import admin
+from s4node.cluster.node.node import Node
+from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
+from s4node.cluster.node.redirector import Door
 from s4node.errors import CoordinationError, S4Error
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import trio
 from conformance.coordination import python_process
 from harness import plain_errors, until
 
-from s4node.cluster.directory import Consumer, Consumers, Directory
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.membership import Membership
-from s4node.cluster.registry import RUNNING, STOPPING, AppId, AppInfo, Registry
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.membership import Membership
+from s4node.cluster.coordination.registry import RUNNING, STOPPING, AppId, AppInfo, Registry
+from s4node.cluster.coordination.stream_directory import Consumer, Consumers, Directory
 from s4node.errors import S4Error, SessionLost
 
 

@@ -19,15 +19,9 @@ from kept import kept_instances, kept_producers
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
-from s4node.errors import (
-    ConfigError,
-    ConnectionRefused,
-    EventError,
-    ProgressUnwritten,
-    TaskFenced,
-)
-from s4node.progress.store import ProgressStore
-from s4node.schema import JsonText
+from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
+from s4node.events.schema import JsonText
+from s4node.offsets.task_claims import ProgressStore
 from s4node.state.task_state import TaskState
 
 
@@ -609,7 +603,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
 async def test_troubles_of_commits_that_pass_do_not_add_up(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.runtime.commit.committer.RETRY_SECONDS", 0.01)
     often = settings | {"task.commit.ms": "10", "task.commit.timeout.ms": "50"}
     fails: list[str] = []
 

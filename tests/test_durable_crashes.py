@@ -17,7 +17,7 @@ import trio
 from harness import NodeProcess, environment, free_port, s4_process, until
 from kept import kept_instances, kept_producers
 
-from s4node.faults import POINTS
+from s4node.failpoints import POINTS
 from s4node.state import epochs
 
 USERS = 13
@@ -51,7 +51,7 @@ import json
 import sys
 import trio
 from s4node import Client, Event
-from s4node.schema import JsonText
+from s4node.events.schema import JsonText
 
 class Click(Event):
     user: str

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pages import run_blocks
 
-from s4node.comm.frame import WINDOW_BYTES
-from s4node.config import KEYS
-from s4node.container.task_settings import DURABLE_COMMIT
+from s4node.config.settings import KEYS
+from s4node.net.wire.frame import WINDOW_BYTES
+from s4node.runtime.task.settings import DURABLE_COMMIT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "durable.md").read_text()

@@ -16,15 +16,15 @@ import trio
 from harness import free_port, plain_errors, run_s4, s4_process, until
 
 from s4node import Event, GenericEvent
-from s4node.container.letters import letter
-from s4node.event import LIVE
-from s4node.keys import Partitioner, crc32
-from s4node.ops.dead_letter import Letter
+from s4node.cli.dead_letter import Letter
+from s4node.events.event import LIVE
+from s4node.events.keys import Partitioner, crc32
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.task.poison.dead_letter import letter
 from s4node.state import epochs
-from s4node.state.look import Look
+from s4node.state.browse import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
-from s4node.systems.system import InputBatch, SystemStreamPartition
 
 KEEPER = """
 from s4node import App, GenericEvent, ProcessingElement

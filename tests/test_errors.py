@@ -28,9 +28,9 @@ from input_systems import dies, fresh
 from kept import kept_instances, kept_rows
 
 from s4node import App, Client, Event, ProcessingElement, TaskApp
-from s4node.container.container import Container
 from s4node.errors import ConfigError, ProcessingError
-from s4node.keys import Partitioner
+from s4node.events.keys import Partitioner
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 

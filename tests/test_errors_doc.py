@@ -10,7 +10,7 @@ from harness import run_s4, s4_process
 from test_error_crashes import bench
 
 from s4node import Event
-from s4node.config import KEYS
+from s4node.config.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "errors.md").read_text()

@@ -16,10 +16,10 @@ import trio
 from harness import ANY_PORT, NodeProcess, free_port, plain_errors, s4_process, until
 
 from s4node import Client, Event, Oldest
-from s4node.keys import crc32
+from s4node.events.keys import crc32
 from s4node.state import epochs
+from s4node.state.browse import Look
 from s4node.state.job import task_folder
-from s4node.state.look import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 

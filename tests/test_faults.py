@@ -12,10 +12,10 @@ from harness import run_s4, s4_process, until
 from test_input_crashes import KEEPER, Bench, Click, append, bench
 
 from s4node.errors import ConfigError
-from s4node.faults import POINTS, point
-from s4node.keys import crc32
+from s4node.events.keys import crc32
+from s4node.failpoints import POINTS, point
 from s4node.state import epochs
-from s4node.state.look import Look
+from s4node.state.browse import Look
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import s4node
-from s4node.config import KEYS
-from s4node.ops.cli import main
+from s4node.cli.main import main
+from s4node.config.settings import KEYS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "from-s4.md").read_text()
 

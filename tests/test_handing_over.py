@@ -21,10 +21,10 @@ from test_errors import Store, Stores, stored
 from test_nodes import Nodes, nodes
 
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
-from s4node.container.container import Container
-from s4node.executors.stage import Overflow
-from s4node.keys import Partitioner
-from s4node.state.store import KeyValueStore
+from s4node.events.keys import Partitioner
+from s4node.runtime.container.container import Container
+from s4node.stages.stage import Overflow
+from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 

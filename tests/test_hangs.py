@@ -8,10 +8,10 @@ import trio.testing
 from harness import running
 
 from s4node import App, Client, Event, ProcessingElement
-from s4node.cluster.topology import Topology
-from s4node.config import Config
-from s4node.container.loop import EventLoop
+from s4node.cluster.coordination.topology import Topology
+from s4node.config.settings import Config
 from s4node.errors import ConfigError, StageBroken
+from s4node.runtime.loop.run_loop import EventLoop
 
 
 class Note(Event):

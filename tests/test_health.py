@@ -10,8 +10,8 @@ import pytest
 import trio
 from harness import ROOT, free_port, in_thread, node_process, run_s4
 
+from s4node.cli.health import check
 from s4node.errors import ConfigError, ConnectionRefused
-from s4node.ops.health import check
 
 HELLO = "apps/hello/app.py"
 

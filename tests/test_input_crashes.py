@@ -33,7 +33,7 @@ app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
 TASKS = """
 import os
 import time
-from s4node.tasks import TaskApp
+from s4node.app.stream_task import TaskApp
 
 class Write:
     def init(self, config, context):

@@ -15,14 +15,14 @@ from input_systems import dies, fresh
 from kept import keep_positions, kept_positions
 
 from s4node import App, GenericEvent, ProcessingElement
+from s4node.app.stream_task import TaskApp
 from s4node.errors import CheckpointError, StateError, TaskFenced
-from s4node.keys import Partitioner, hasher_named
-from s4node.progress.startpoint import Oldest
-from s4node.progress.store import FILE
+from s4node.events.keys import Partitioner, hasher_named
+from s4node.offsets.startpoint import Oldest
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import FILE
 from s4node.state.database import Database
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import TaskApp
 
 ADDRESS = "the tests' tasks"
 
@@ -354,7 +354,7 @@ async def test_where_an_input_begins_is_committed_so_that_a_crash_before_any_eve
 async def test_no_event_is_processed_before_it_is_kept_where_its_input_begins(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.runtime.commit.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 2)
     for partition in range(2):
         system.put("clicks", partition, event(0))
@@ -392,8 +392,8 @@ async def test_progress_is_committed_where_other_tasks_have_processed_all_that_w
 async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.runtime.commit.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     notes = Notes()
     file = Path(settings["s4.state.folder"]) / "default" / "notes" / FILE
@@ -422,8 +422,8 @@ async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
 async def test_commits_that_fail_for_too_long_stop_the_container(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr("s4node.container.committer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.runtime.commit.committer.RETRY_SECONDS", 0.01)
     system.create("clicks", 1)
     file = Path(settings["s4.state.folder"]) / "default" / "notes" / FILE
     more = {"task.commit.ms": "10", "task.commit.timeout.ms": "50"}

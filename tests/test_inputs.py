@@ -12,7 +12,6 @@ from harness import free_port, node_process, running, until
 from input_systems import dies, fresh
 
 from s4node import App, Event, GenericEvent, ProcessingElement
-from s4node.container.container import Container
 from s4node.errors import (
     CheckpointError,
     ConfigError,
@@ -22,9 +21,10 @@ from s4node.errors import (
     StartpointError,
     UnknownStream,
 )
-from s4node.keys import Partitioner
+from s4node.events.keys import Partitioner
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import InputBatch, SystemStreamPartition
 
 
 class Click(Event):
@@ -290,7 +290,7 @@ async def test_a_system_that_goes_away_is_waited_for_and_told_of_once(
     settings: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("s4node.container.consumers._GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.runtime.inputs.system_consumers._GRACE_SECONDS", 0.01)
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 1))
     app = Clicks()

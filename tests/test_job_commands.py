@@ -19,14 +19,14 @@ from kept import kept_positions
 from test_log_doc import matches
 
 from s4node import Client, Event, GenericEvent
-from s4node.config import GROUPER
-from s4node.container.container import Container
+from s4node.cli.main import main
+from s4node.config.settings import GROUPER
+from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError
-from s4node.keys import Partitioner
-from s4node.ops.cli import main
-from s4node.ops.load import load_app
-from s4node.progress.checkpoint import Checkpoint, JobGuard
-from s4node.progress.store import ProgressStore
+from s4node.events.keys import Partitioner
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.task_claims import ProgressStore
+from s4node.runtime.container.container import Container
 from s4node.state.job import replace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from s4node.errors import StateError, StoreCorrupt
-from s4node.keys import crc32
+from s4node.events.keys import crc32
 from s4node.state import epochs
+from s4node.state.checkpoint_policy import Keeping, Policy
 from s4node.state.database import DAMAGED, Database
 from s4node.state.epochs import claim, kept_of
-from s4node.state.keeping import Keeping, Policy
 from s4node.state.rows import META, task_row
 from s4node.state.task_state import TaskState
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 from tests.harness import nobody
 
 COUNTS = StoreSpec("counts", str, int)

@@ -192,7 +192,7 @@ async def test_a_killed_launcher_leaves_nobody(tmp_path: Path) -> None:
 
 DONE = """\
 import os
-from s4node.tasks import TaskApp
+from s4node.app.stream_task import TaskApp
 class Alarm:
     def init(self, config, context):
         print(os.getpid(), "begins")

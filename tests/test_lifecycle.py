@@ -12,11 +12,11 @@ from harness import ANY_PORT, plain_errors
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, ProcessingElement
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.container.lifecycle import ContainerListener, Lifecycle, Step, listeners_of
+from s4node.app.stream_task import TaskApp
+from s4node.config.settings import Config
 from s4node.errors import ConfigError, ContainerStopped, LifecycleError, ProcessingError
-from s4node.tasks import TaskApp
+from s4node.runtime.container.container import Container
+from s4node.runtime.container.lifecycle import ContainerListener, Lifecycle, Step, listeners_of
 
 HERE = __name__
 

@@ -10,7 +10,7 @@ import pytest
 from harness import free_port, run_s4, running
 from log_nodes import Click, log_at, log_node, some_app
 
-from s4node.ops.cli import main
+from s4node.cli.main import main
 
 
 @pytest.mark.parametrize(

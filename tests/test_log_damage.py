@@ -20,7 +20,7 @@ from s4node.log.ledger import Appended
 from s4node.log.partition import PartitionFile, create
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
-from s4node.systems.system import Bounds
+from s4node.offsets.system import Bounds
 from tests.harness import ROOT, nobody, until
 from tests.log_files import MIB, Clock, database, disk, locked, opened
 from tests.log_frames import append, events, numbered, read_all

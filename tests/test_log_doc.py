@@ -62,6 +62,6 @@ async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", re.findall(r"`(s4\.log\.[\w.]+)`", PAGE))
 def test_the_settings_that_the_page_names_exist(name: str) -> None:
-    from s4node import config
+    from s4node.config import settings as config
 
     assert name in {key.name for key in config.KEYS}

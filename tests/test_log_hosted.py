@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from s4node.comm import frame as wire
 from s4node.errors import StoreError
-from s4node.event import GenericEvent
-from s4node.executors.policy import DESERIALIZER, UNLIMITED, StageSettings
-from s4node.executors.stage import Gauge
-from s4node.keys import Partitioner
+from s4node.events.event import GenericEvent
+from s4node.events.keys import Partitioner
 from s4node.log.hosted import HostedStream
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
+from s4node.net.wire import frame as wire
+from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
+from s4node.stages.stage import Gauge
 from tests.harness import data_frame
 
 OWN, OTHER = 0, 1

@@ -25,8 +25,8 @@ from log_nodes import Click, log_at, log_node, read_all
 
 from s4node import Client
 from s4node.errors import StartpointError
-from s4node.progress.startpoint import Oldest, Specific
-from s4node.systems.system import SystemStreamPartition
+from s4node.offsets.startpoint import Oldest, Specific
+from s4node.offsets.system import SystemStreamPartition
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ trio.run(main, sys.argv[1])
 READER = """
 import sys, trio
 from s4node import Client
-from s4node.progress.startpoint import Oldest
+from s4node.offsets.startpoint import Oldest
 async def main(address):
     async with Client(address) as client, client.subscribe("clicks", start=Oldest()) as events:
         async for event in events:

@@ -14,10 +14,10 @@ from log_nodes import Click, Show, log_at, log_node, read_all
 from structlog.testing import capture_logs
 
 from s4node import App, Client
-from s4node.comm import frame as wire
 from s4node.errors import InputLost, StartpointError, UnknownStream
-from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
-from s4node.systems.system import SystemStreamPartition
+from s4node.net.wire import frame as wire
+from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
+from s4node.offsets.system import SystemStreamPartition
 
 
 async def test_a_later_reader_goes_on_where_an_earlier_one_stopped(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from log_files import database, locked
 from log_nodes import Click, Ignore, Tap, log_at, log_node, read_all, some_app
 
 from s4node import App, Client, GenericEvent, ProcessingElement
-from s4node.comm import frame as wire
-from s4node.comm.client import ClientStream
 from s4node.errors import (
     ConnectionRefused,
     StartpointError,
@@ -31,10 +29,12 @@ from s4node.errors import (
     StoreError,
     UnknownStream,
 )
-from s4node.keys import Partitioner
-from s4node.progress.startpoint import Oldest
-from s4node.schema import EventType, JsonText
-from s4node.systems.system import InputBatch, PartitionReader, SystemStreamPartition
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType, JsonText
+from s4node.net.client.client import ClientStream
+from s4node.net.wire import frame as wire
+from s4node.offsets.startpoint import Oldest
+from s4node.offsets.system import InputBatch, PartitionReader, SystemStreamPartition
 
 
 async def test_what_is_appended_is_read_from_the_oldest_on(tmp_path: Path) -> None:

@@ -10,18 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from s4node.config import Config
-from s4node.errors import (
-    InputLost,
-    S4Error,
-    StartpointError,
-    StoreError,
-    UnknownStream,
-)
+from s4node.config.settings import Config
+from s4node.errors import InputLost, S4Error, StartpointError, StoreError, UnknownStream
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.store import LogPartition, LogSettings, open_log
 from s4node.log.writer import QUEUE_BYTES, Answer
-from s4node.systems.system import Bounds
+from s4node.offsets.system import Bounds
 from tests.harness import ROOT, until
 from tests.log_files import MIB, Clock, disk, opened
 from tests.log_frames import CLICK, append, events, numbered, read_all

@@ -14,7 +14,7 @@ import structlog
 
 from s4node.errors import ConfigError
 from s4node.logger import get_logger
-from s4node.ops.logging import configure
+from s4node.process.log_setup import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

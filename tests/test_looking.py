@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from s4node.cli.main import main
 from s4node.errors import ProgressUnwritten
-from s4node.keys import crc32
-from s4node.ops.cli import main
-from s4node.progress.checkpoint import JobGuard
-from s4node.progress.store import ProgressStore
+from s4node.events.keys import crc32
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.task_claims import ProgressStore
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 SEEN = StoreSpec("seen", tuple[str, int], int)
 

@@ -17,9 +17,9 @@ from conformance.coordination import Peer, python_process
 from harness import limited, plain_errors, until
 from structlog.testing import capture_logs
 
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.membership import Membership, View
-from s4node.cluster.registry import AppId, Registry
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.membership import Membership, View
+from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.errors import CoordinationError, NameTaken, SessionLost
 
 LONG = 600.0

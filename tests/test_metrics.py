@@ -17,15 +17,15 @@ from input_systems import fresh, memory
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, ProcessingElement
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.container.statistics import OutboxStatistics
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp, TaskContext
+from s4node.config.settings import Config
 from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged
-from s4node.tasks import Collector, Coordinator, Envelope, TaskApp, TaskContext
+from s4node.runtime.container.container import Container
+from s4node.runtime.task.statistics import OutboxStatistics
 
 HERE = __name__
 

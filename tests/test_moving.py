@@ -9,8 +9,8 @@ import pytest
 import trio
 from torture.exact_run import PARTITIONS, ExactTorture
 
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.registry import AppId, Registry
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.registry import AppId, Registry
 
 pytestmark = pytest.mark.slow
 

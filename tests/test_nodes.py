@@ -26,14 +26,14 @@ from s4node import (
     ProcessingElement,
     Stream,
 )
-from s4node.cluster.directory import Consumer
-from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.folder import FolderCoordination
-from s4node.comm.door import Door
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.stream_directory import Consumer
+from s4node.cluster.node.redirector import Door
 from s4node.errors import ConnectionRefused, StageBroken
-from s4node.executors.stage import Stage
+from s4node.events.schema import JsonText
 from s4node.metrics.snapshot import Value
-from s4node.schema import JsonText
+from s4node.stages.stage import Stage
 
 USERS = [f"user-{n}" for n in range(40)]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import environment
 
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.own_folder import abandoned, temporary_coordination
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.node.own_folder import abandoned, temporary_coordination
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOLDER = """\
-from s4node.cluster.own_folder import temporary_coordination
+from s4node.cluster.node.own_folder import temporary_coordination
 with temporary_coordination("s4-test-") as folder:
     print(folder, flush=True)
     input()

@@ -19,13 +19,13 @@ import trio
 from harness import ANY_PORT, DEADLINE, plain_errors, until
 
 from s4node import Client, Event
-from s4node.cluster import package as archive
-from s4node.cluster.lifeline import Begin
-from s4node.cluster.package import Manifest, Package, Store
-from s4node.cluster.restarts import Limits
-from s4node.cluster.supervisor import ContainerProcess, supervising
+from s4node.cluster.node import package as archive
+from s4node.cluster.node.package import Manifest, Package, Store
+from s4node.cluster.node.restart_policy import Limits
+from s4node.cluster.node.supervisor import ContainerProcess, supervising
+from s4node.cluster.node.supervisor_protocol import Begin
+from s4node.deploy.pack import pack
 from s4node.errors import ConfigError, ContainerFailed, PackageError
-from s4node.ops.pack import pack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

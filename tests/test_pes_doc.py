@@ -9,7 +9,7 @@ import pytest
 from pages import run_blocks
 
 from s4node import AdapterApp, App, ProcessingElement
-from s4node.config import KEYS
+from s4node.config.settings import KEYS
 from s4node.errors import GraphError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,9 +12,9 @@ import pytest
 from harness import environment
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
-from s4node.ops.serve import exit_status
-from s4node.progress.checkpoint import JobGuard
-from s4node.progress.store import FILE, ProgressStore
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.task_claims import FILE, ProgressStore
+from s4node.process.serve import exit_status
 
 JOB = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4})
 
@@ -94,7 +94,7 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from s4node.progress.store import ProgressStore
+        from s4node.offsets.task_claims import ProgressStore
         import sys
         store = ProgressStore(Path({str(tmp_path)!r}))
         claim = store.claim(sys.argv[1], "", 0)

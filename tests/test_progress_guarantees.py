@@ -16,7 +16,7 @@ from kept import kept_positions
 from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
-from s4node.keys import Partitioner
+from s4node.events.keys import Partitioner
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 

@@ -21,8 +21,8 @@ from s4node.errors import (
     described,
     is_signal,
 )
+from s4node.offsets.system import SystemStreamPartition
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import SystemStreamPartition
 
 
 class Click(Event):

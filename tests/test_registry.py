@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from s4node.cluster.assignment import Assignment, Owner
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.registry import (
+from s4node.cluster.coordination.assignment import Assignment, Owner
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.registry import (
     AppId,
     AppInfo,
     ClusterInfo,
@@ -19,13 +19,7 @@ from s4node.cluster.registry import (
     NodeInfo,
     Registry,
 )
-from s4node.errors import (
-    BadVersion,
-    CoordinationError,
-    EntryExists,
-    NameTaken,
-    NoEntry,
-)
+from s4node.errors import BadVersion, CoordinationError, EntryExists, NameTaken, NoEntry
 
 COUNT = AppId("east", "count")
 ODD_NAMES = ["a/b", "..", ".", "a b", "ü/%2F", "日本", "x" * 60]

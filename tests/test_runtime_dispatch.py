@@ -11,14 +11,14 @@ from harness import data_frame, raw_peer, run_s4, running, until
 
 from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder, ProcessingElement
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProcessingError
-from s4node.keys import Partitioner, crc32, s4
+from s4node.events.keys import Partitioner, crc32, s4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from s4node import Container
-    from s4node.keys import KeySpec
+    from s4node.events.keys import KeySpec
 
 
 class Click(Event):

@@ -19,9 +19,9 @@ from harness import (
 from structlog.testing import capture_logs
 
 from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement, Stream
-from s4node.comm import frame as wire
-from s4node.container import drain
 from s4node.errors import EventsLost, ProcessingError
+from s4node.net.wire import frame as wire
+from s4node.runtime.container import drain
 
 if TYPE_CHECKING:
     from s4node import ClientStream

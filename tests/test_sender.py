@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from s4node import GenericEvent
-from s4node.comm.emitter import Emitter
-from s4node.comm.outbox import Outbox
-from s4node.comm.sender import RemoteSender
-from s4node.executors.policy import REMOTE_SENDER, StageSettings
-from s4node.executors.stage import Stage
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.remote_sender import RemoteSender
+from s4node.stages.executors import REMOTE_SENDER, StageSettings
+from s4node.stages.stage import Stage
 
 
 def sender() -> RemoteSender:

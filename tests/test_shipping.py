@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s4node.errors import CheckpointError, ConfigError, StateError, StoreCorrupt, TaskFenced
-from s4node.keys import crc32
-from s4node.progress.checkpoint import JobGuard
-from s4node.state import epochs, lineage, shipping
+from s4node.events.keys import crc32
+from s4node.offsets.checkpoint import JobGuard
+from s4node.state import epochs
+from s4node.state import remote_backup as shipping
+from s4node.state import remote_manifest as lineage
+from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.identity import shipped_of
-from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import Depot, Shipment
+from s4node.state.remote_backup import Depot, Shipment
 from s4node.state.task_state import TaskState
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 COUNTS = StoreSpec("counts", str, int)
 

@@ -18,11 +18,11 @@ from test_faults import USERS, counting, kept
 from test_input_crashes import Bench
 
 from s4node.errors import StoreCorrupt
-from s4node.faults import POINTS
-from s4node.keys import crc32
+from s4node.events.keys import crc32
+from s4node.failpoints import POINTS
+from s4node.state.browse import Look
 from s4node.state.database import Database
-from s4node.state.look import Look
-from s4node.state.shipping import Depot
+from s4node.state.remote_backup import Depot
 from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow

@@ -28,9 +28,9 @@ from harness import (
 from structlog.testing import capture_logs
 
 from s4node import AdapterApp, App, Client, Event, ProcessingElement
-from s4node.comm import frame as wire
 from s4node.errors import ConfigError, ConnectionRefused
-from s4node.schema import EventType
+from s4node.events.schema import EventType
+from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,15 +17,15 @@ from test_nodes import nodes
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
 from s4node.bench.process import resident_mb
-from s4node.comm import frame as wire
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.container.pipeline import Pipeline
-from s4node.container.spill import Spill
-from s4node.container.statistics import InputStatistics
+from s4node.config.settings import Config
 from s4node.errors import GraphError, ProcessingError, SpillError
-from s4node.event import EventBatch
-from s4node.executors.stage import StageStatistics
+from s4node.events.event import EventBatch
+from s4node.net.wire import frame as wire
+from s4node.runtime.container.container import Container
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.spill_file import Spill
+from s4node.runtime.task.statistics import InputStatistics
+from s4node.stages.stage import StageStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

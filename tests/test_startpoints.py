@@ -21,17 +21,17 @@ from input_systems import fresh
 from test_input_crashes import append, bench
 
 from s4node import Container, GenericEvent
-from s4node.comm import frame as wire
-from s4node.container.committer import folder_of
+from s4node.app.stream_task import TaskApp
 from s4node.errors import JobRuns, StartpointError
-from s4node.progress.fan_out import EXPIRY_MS, Request
-from s4node.progress.presence import Presence, runs, stopped
-from s4node.progress.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
-from s4node.progress.startpoints import FILE, StartpointStore
-from s4node.progress.store import now_ms
+from s4node.net.wire import frame as wire
+from s4node.offsets.job_lock import Presence, runs, stopped
+from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request
+from s4node.offsets.startpoint_store import FILE, StartpointStore
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import now_ms
+from s4node.runtime.commit.committer import folder_of
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import TaskApp
 
 ADDRESS = "the startpoints'"
 NOW = 1_700_000_000_000
@@ -450,7 +450,7 @@ async def test_a_job_for_which_nobody_asked_has_no_file_for_it(job: Job) -> None
 async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s4node.progress.sqlite_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
     await job.run("clicks", events=10)
     job.ask(Specific(7))
     with structlog.testing.capture_logs() as logs:
@@ -472,7 +472,7 @@ async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
 # writes each event down for good before it counts as processed, and commits at the 30th
 COMMITTING = """
 import os
-from s4node.tasks import TaskApp
+from s4node.app.stream_task import TaskApp
 
 class Write:
     def init(self, config, context):

@@ -22,12 +22,12 @@ from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
-from s4node.keys import Partitioner, crc32
-from s4node.ops.serve import exit_status
+from s4node.events.keys import Partitioner, crc32
+from s4node.process.serve import exit_status
 from s4node.state import epochs
+from s4node.state.browse import Look
 from s4node.state.job import task_folder
-from s4node.state.look import Look
-from s4node.state.store import KeyValueStore
+from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pages import run_blocks
 
-from s4node.config import KEYS
+from s4node.config.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "state.md").read_text()

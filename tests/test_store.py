@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from s4node.errors import StateError, StoreCorrupt
-from s4node.keys import crc32
+from s4node.events.keys import crc32
 from s4node.state.database import Database
-from s4node.state.ordered import encode
+from s4node.state.key_encoding import encode
+from s4node.state.key_value_store import KeyValueStore
 from s4node.state.rows import FIRST_TABLE, META, Changes, task_row
-from s4node.state.store import KeyValueStore
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 
 class Profile(msgspec.Struct, frozen=True):

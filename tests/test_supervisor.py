@@ -17,12 +17,12 @@ import trio
 from harness import ANY_PORT, DEADLINE, ROOT, environment, limited, plain_errors, until
 
 from s4node import Client, GenericEvent
-from s4node.cluster import lifeline
-from s4node.cluster.lifeline import Begin
-from s4node.cluster.restarts import Limits, Phase
-from s4node.cluster.supervisor import ContainerProcess, Supervisor, supervising
+from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node.restart_policy import Limits, Phase
+from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, supervising
+from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.errors import ContainerFailed
-from s4node.ops.container import Line
+from s4node.process.container_process import Line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -316,9 +316,9 @@ async def test_one_that_exits_without_a_word_is_told_by_its_status(folder: Path)
 
 LAUNCHER = """\
 import sys, trio
-from s4node.cluster.lifeline import Begin
-from s4node.cluster.restarts import Limits
-from s4node.cluster.supervisor import supervising
+from s4node.cluster.node.supervisor_protocol import Begin
+from s4node.cluster.node.restart_policy import Limits
+from s4node.cluster.node.supervisor import supervising
 async def main(file):
     async with supervising(Limits()) as supervisor:
         for name in ("a", "b"):

@@ -16,15 +16,15 @@ pytest.register_assert_rewrite("conformance.systems")
 from conformance.systems import Lab, SystemConformance  # noqa: E402
 
 from s4node import App, GenericEvent, ProcessingElement  # noqa: E402
-from s4node.config import Config  # noqa: E402
-from s4node.container.container import Container  # noqa: E402
+from s4node.config.settings import Config  # noqa: E402
 from s4node.errors import ConfigError, StartpointError, UnknownStream  # noqa: E402
-from s4node.progress.startpoint import Oldest, Timestamp, Upcoming  # noqa: E402
+from s4node.offsets.startpoint import Oldest, Timestamp, Upcoming  # noqa: E402
+from s4node.offsets.system import SystemStreamPartition  # noqa: E402
+from s4node.runtime.container.container import Container  # noqa: E402
 from s4node.systems.embedded_log import EmbeddedLog  # noqa: E402
 from s4node.systems.live import LiveSource  # noqa: E402
 from s4node.systems.memory import MemorySystem  # noqa: E402
 from s4node.systems.registry import Systems  # noqa: E402
-from s4node.systems.system import SystemStreamPartition  # noqa: E402
 
 
 class MemoryLab(Lab):

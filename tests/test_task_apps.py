@@ -31,7 +31,7 @@ from s4node import (
     ProcessingElement,
     TaskApp,
 )
-from s4node.keys import Partitioner, crc32
+from s4node.events.keys import Partitioner, crc32
 from s4node.systems.memory import MemorySystem
 
 

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from s4node import Event
+from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.errors import CallbackError, S4Error, TaskError
-from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.testing import AppTest
 
 

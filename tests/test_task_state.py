@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from s4node.keys import Key, crc32
+from s4node.events.keys import Key, crc32
+from s4node.state.browse import Look
 from s4node.state.database import Database
-from s4node.state.look import Look
 from s4node.state.task_state import TaskState
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 
 class Number:

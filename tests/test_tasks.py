@@ -17,12 +17,12 @@ import pytest
 import trio
 
 from s4node import Event
-from s4node.container.container import Container
+from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
-from s4node.keys import KeySpec
+from s4node.events.keys import KeySpec
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
-from s4node.systems.system import SystemStreamPartition
-from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
 from tests.harness import running, until
 from tests.input_systems import fresh
 

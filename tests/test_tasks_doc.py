@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pages import run_blocks
 
-from s4node.config import KEYS, Setting
+from s4node.config.settings import KEYS, Setting
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "tasks.md").read_text()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from s4node.errors import StateError
-from s4node.progress.suspects import Suspect
-from s4node.state.under_way import SLOTS, enter
+from s4node.runtime.task.poison.in_flight_journal import SLOTS, enter
+from s4node.runtime.task.poison.suspects import Suspect
 
 CLICKS, VIEWS = "log.clicks[0]", "views[0]@a producer"
 

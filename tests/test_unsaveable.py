@@ -19,7 +19,7 @@ from harness import running, until
 
 from s4node import App, ProcessingElement
 from s4node.errors import NotSaveable
-from s4node.keys import Partitioner
+from s4node.events.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 
 

@@ -14,14 +14,14 @@ from harness import ANY_PORT, plain_errors, until
 from kept import kept_producers
 
 from s4node import App, Client, Config, Container, Event, OutputStream, ProcessingElement
-from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.folder import FolderCoordination
-from s4node.cluster.registry import Registry
-from s4node.comm.dispatches import ways_of
-from s4node.container import exchange
-from s4node.keys import crc32
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.registry import Registry
+from s4node.events.keys import crc32
+from s4node.net.egress.transactional_outbox import ways_of
+from s4node.runtime.outputs import exchange
 from s4node.state import epochs
-from s4node.state.look import Look
+from s4node.state.browse import Look
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 

@@ -22,11 +22,12 @@ import pytest
 import trio
 from harness import DEADLINE, node_process, proxy, until
 
-from s4node import Event, GenericEvent, config
-from s4node.comm import frame as wire
-from s4node.comm import listener, producer_lane
-from s4node.keys import Partitioner, crc32, key_bytes
-from s4node.schema import EventType, TypeDecl
+from s4node import Event, GenericEvent
+from s4node.config import settings as config
+from s4node.events.keys import Partitioner, crc32, key_bytes
+from s4node.events.schema import EventType, TypeDecl
+from s4node.net.ingress import listener, producer_lane
+from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

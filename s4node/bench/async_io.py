@@ -15,14 +15,14 @@ from typing import Any
 
 import trio
 
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.bench.result import Result
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.event import Event
-from s4node.keys import Partitioner, hasher_named
-from s4node.ops import logging
+from s4node.config.settings import Config
+from s4node.events.event import Event
+from s4node.events.keys import Partitioner, hasher_named
+from s4node.process import log_setup as logging
+from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
-from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
 
 TASKS = 10
 KEYS = 100_000

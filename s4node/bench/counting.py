@@ -16,18 +16,18 @@ from typing import Any
 
 import trio
 
-from s4node.app import App
+from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.process import usage
-from s4node.comm.client import Client
-from s4node.config import Config
-from s4node.container.committer import folder_of
-from s4node.container.container import Container
-from s4node.container.task import Task
-from s4node.keys import crc32
-from s4node.ops.serve import tune_gc
+from s4node.config.settings import Config
+from s4node.events.keys import crc32
+from s4node.net.client.client import Client
+from s4node.process.serve import tune_gc
+from s4node.runtime.commit.committer import folder_of
+from s4node.runtime.container.container import Container
+from s4node.runtime.task.task import Task
 from s4node.state import epochs
-from s4node.state.look import Look
+from s4node.state.browse import Look
 from s4node.state.task_state import TaskState
 
 CHUNK = 2048

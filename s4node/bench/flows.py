@@ -16,18 +16,18 @@ from typing import Any
 
 import trio
 
-from s4node import config as settings
-from s4node.app import App
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import Stream
 from s4node.bench.process import usage
-from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.folder import FolderCoordination
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.event import Event
-from s4node.keys import Partitioner
-from s4node.ops.serve import tune_gc
-from s4node.pe.element import ProcessingElement
-from s4node.stream import Stream
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.events.event import Event
+from s4node.events.keys import Partitioner
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
 
 CLUSTER = "bench"
 WORDS_IN_A_SENTENCE = 10

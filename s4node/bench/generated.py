@@ -13,8 +13,8 @@ import trio
 
 from s4node.bench.workload import FIRST_TS, Reading
 from s4node.errors import StartpointError
-from s4node.progress.startpoint import Oldest, Specific, Startpoint
-from s4node.systems.system import (
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint
+from s4node.offsets.system import (
     END_OF_STREAM,
     Bounds,
     EndOfStream,
@@ -92,7 +92,7 @@ class Generated:
         self._keys, self._events = map(int, address.split("/"))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """See :class:`~s4node.systems.system.System`."""
+        """See :class:`~s4node.offsets.system.System`."""
         task_status.started()
         await trio.sleep_forever()
 

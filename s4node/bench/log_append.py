@@ -20,17 +20,17 @@ from typing import Any
 
 import trio
 
-from s4node import config as settings
 from s4node.bench import workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.comm.client import Client
-from s4node.comm.door import Door
-from s4node.config import Config
-from s4node.event import Event
+from s4node.cluster.node.redirector import Door
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.events.event import Event
 from s4node.log import partition
 from s4node.log.host import WINDOW, LogHost
 from s4node.log.writer import GROUP_BYTES
+from s4node.net.client.client import Client
 from s4node.systems.embedded_log import EmbeddedLog
 
 PRODUCERS = (1, 16)

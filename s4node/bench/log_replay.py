@@ -15,15 +15,15 @@ from typing import Any
 
 import trio
 
-from s4node.app import App
+from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.comm.door import Door
-from s4node.config import Config
-from s4node.container.container import Container
+from s4node.cluster.node.redirector import Door
+from s4node.config.settings import Config
 from s4node.log.host import LogHost
-from s4node.ops.serve import tune_gc
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
 from s4node.systems.embedded_log import EmbeddedLog
 
 PARTITIONS = (1, 8)

@@ -13,20 +13,20 @@ from typing import Any
 import trio
 import trio.lowlevel
 
-from s4node import config as settings
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.bench.result import Result, middle
-from s4node.config import Config
-from s4node.container import hooks
-from s4node.container.loop import EventLoop
-from s4node.container.pipeline import Pipeline
-from s4node.container.requests import Asked
-from s4node.container.stream_task import StreamCollector, processor_of
-from s4node.container.task import Task
-from s4node.container.task_settings import TaskSettings
-from s4node.event import Event
-from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.systems.system import InputBatch, SystemStreamPartition
-from s4node.tasks import Collector, Coordinator, Envelope, TaskApp
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.events.event import Event
+from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.container import hooks
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import StreamCollector, processor_of
+from s4node.runtime.task.task import Task
 
 BATCH = 2048
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import trio
 
-from s4node.app import App
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
 from s4node.bench.process import Role, resident_mb, usage
 from s4node.bench.result import Result
-from s4node.comm.client import Client
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.event import Event
-from s4node.ops.serve import tune_gc
-from s4node.pe.element import ProcessingElement
+from s4node.config.settings import Config
+from s4node.events.event import Event
+from s4node.net.client.client import Client
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
 
 HANDLER_SECONDS = 0.001
 TAKES = int(1 / HANDLER_SECONDS)

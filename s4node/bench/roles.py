@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from s4node.app import App
+from s4node.app.app import App
 from s4node.bench import (
     counting,
     durable_latency,
@@ -26,12 +26,12 @@ from s4node.bench import (
     workload,
 )
 from s4node.bench.process import resident_mb, usage
-from s4node.comm.client import Client
-from s4node.comm.sync_client import SyncClient
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.ops import logging
-from s4node.ops.serve import tune_gc
+from s4node.config.settings import Config
+from s4node.net.client.client import Client
+from s4node.net.client.sync_client import SyncClient
+from s4node.process import log_setup as logging
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
 
 CHUNK = 2048
 

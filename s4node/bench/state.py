@@ -22,22 +22,23 @@ import msgspec
 import trio
 from rocksdict import Options, Rdict
 
-from s4node.app import App
+from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.counting import Pauses
 from s4node.bench.generated import key_of
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.config import Config
-from s4node.container.committer import folder_of
-from s4node.container.container import Container
-from s4node.keys import KEY_GROUPS, crc32
-from s4node.ops.serve import tune_gc
-from s4node.state import epochs, ordered
+from s4node.config.settings import Config
+from s4node.events.keys import KEY_GROUPS, crc32
+from s4node.process.serve import tune_gc
+from s4node.runtime.commit.committer import folder_of
+from s4node.runtime.container.container import Container
+from s4node.state import epochs
+from s4node.state import key_encoding as ordered
 from s4node.state.database import Database
 from s4node.state.rows import prefix
 from s4node.state.task_state import TaskState
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 ROWS, QUICK_ROWS = 300_000, 5_000
 KEYS, QUICK_KEYS = 10_000_000, 20_000

@@ -20,16 +20,16 @@ from typing import Any
 import pynng
 import trio
 
-from s4node.app import App
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
 from s4node.bench.process import usage
-from s4node.comm import frame as wire
-from s4node.comm.client import Client
-from s4node.config import Config
-from s4node.container.container import Container
-from s4node.event import Event
-from s4node.ops.serve import tune_gc
-from s4node.pe.element import ProcessingElement
-from s4node.schema import EventType
+from s4node.config.settings import Config
+from s4node.events.event import Event
+from s4node.events.schema import EventType
+from s4node.net.client.client import Client
+from s4node.net.wire import frame as wire
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
 
 _TFD_NONBLOCK, _TFD_TIMER_ABSTIME, _CLOCK_MONOTONIC = 0o4000, 1, 1
 _LEAD = 0.2

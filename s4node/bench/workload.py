@@ -14,8 +14,8 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice
 
-from s4node.event import Event
-from s4node.pe.element import ProcessingElement
+from s4node.app.processing_element import ProcessingElement
+from s4node.events.event import Event
 
 WORDS = 10_000
 LENGTH = 1 << 18

@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 import trio
 
-from s4node import config as settings
-from s4node.comm import frame as wire
-from s4node.comm.admission import PERIOD
-from s4node.comm.listener import Connection
-from s4node.comm.producer_lane import ProducerLane
-from s4node.config import Config
+from s4node.config import settings
+from s4node.config.settings import Config
 from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
-from s4node.executors.policy import DESERIALIZER, UNLIMITED, StageSettings
-from s4node.executors.stage import Gauge
-from s4node.keys import hasher_named
+from s4node.events.keys import hasher_named
+from s4node.events.routing import KeyRule
+from s4node.events.schema import TypeDecl
 from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, describe
 from s4node.log.ledger import Appended, Incoming, unfit
 from s4node.log.store import LogPartition, LogSettings, LogStore, LogStream, open_log
 from s4node.logger import get_logger
-from s4node.routing import KeyRule
-from s4node.schema import TypeDecl
+from s4node.net.ingress.admission import PERIOD
+from s4node.net.ingress.listener import Connection
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
+from s4node.stages.stage import Gauge
 
 log = get_logger("s4node.log")
 

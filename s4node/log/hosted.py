@@ -25,20 +25,20 @@ from typing import Any
 
 import msgspec
 
-from s4node.comm import frame as wire
-from s4node.comm.admission import MAX_PRODUCERS, StreamAdmission
-from s4node.comm.producer_lane import LaneReceipt, ProducerLane
 from s4node.errors import KeyFinderError, S4Error, StoreCorrupt
-from s4node.event import GenericEvent
-from s4node.executors.policy import StageSettings
-from s4node.executors.stage import Gauge, Stage
-from s4node.keys import Partitioner, hasher_named
+from s4node.events.event import GenericEvent
+from s4node.events.keys import Partitioner, hasher_named
+from s4node.events.routing import KeyRule
+from s4node.events.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
 from s4node.log.ledger import Appended, Incoming, part_name, unfit
 from s4node.log.split import Part, take_apart
 from s4node.log.store import LogPartition, LogStream
 from s4node.logger import get_logger
-from s4node.routing import KeyRule
-from s4node.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
+from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
+from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.stages.executors import StageSettings
+from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.log")
 

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt
-from s4node.schema import TypeDecl
+from s4node.events.schema import TypeDecl
+from s4node.net.wire.frame import Section
 
 _PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 partitions
 

@@ -41,11 +41,11 @@ from zlib import crc32
 
 import msgspec
 
-from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt, StoreError
+from s4node.events.schema import UNREADABLE, TypeDecl
 from s4node.log.ledger import Entry, Known, Ledger, Plan
 from s4node.log.retention import Held, Keep, Row, cut
-from s4node.schema import UNREADABLE, TypeDecl
+from s4node.net.wire.frame import Section
 
 FORMAT = 1
 """The version of the files; one with a higher one is refused."""

@@ -12,10 +12,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from s4node.comm import frame as wire
-from s4node.comm.decoder import FrameDecoder, raws_of
-from s4node.routing import key_failure
-from s4node.schema import Refusals, TypeReader
+from s4node.events.routing import key_failure
+from s4node.events.schema import Refusals, TypeReader
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder, raws_of
 
 
 class Part(NamedTuple):

@@ -29,7 +29,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import trio
 
-from s4node.config import (
+from s4node.config.kinds import is_file_name
+from s4node.config.paths import full_path
+from s4node.config.settings import (
     LOG_FOLDER,
     LOG_QUOTA_BYTES,
     LOG_RETENTION_BYTES,
@@ -46,7 +48,7 @@ from s4node.errors import (
     StoreError,
     UnknownStream,
 )
-from s4node.kinds import is_file_name
+from s4node.events.schema import UNREADABLE, TypeDecl
 from s4node.log.ledger import Incoming, part_of
 from s4node.log.partition import (
     FORMAT,
@@ -59,9 +61,7 @@ from s4node.log.partition import (
 from s4node.log.retention import Keep
 from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
 from s4node.logger import get_logger
-from s4node.paths import full_path
-from s4node.schema import UNREADABLE, TypeDecl
-from s4node.systems.system import Bounds
+from s4node.offsets.system import Bounds
 
 log = get_logger("s4node.log")
 

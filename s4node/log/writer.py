@@ -38,12 +38,12 @@ from typing import NamedTuple, TypeAlias
 import trio
 
 from s4node.errors import S4Error, StoreCorrupt, StoreError
-from s4node.faults import passing
+from s4node.events.schema import TypeDecl
+from s4node.failpoints import passing
 from s4node.log.ledger import Appended, Incoming, Known
 from s4node.log.partition import WAL_BYTES, NotTaken, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
-from s4node.schema import TypeDecl
 
 _log = get_logger()
 

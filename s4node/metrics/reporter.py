@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from s4node import config as settings
-from s4node import own
-from s4node.config import Config
+from s4node.config import plugins as own
+from s4node.config import settings
+from s4node.config.paths import full_path
+from s4node.config.settings import Config
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
-from s4node.paths import full_path
 
 
 class MetricsReporter(Protocol):

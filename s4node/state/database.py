@@ -43,7 +43,7 @@ from rocksdict import (
 )
 
 from s4node.errors import StateError, StoreCorrupt
-from s4node.faults import passing
+from s4node.failpoints import passing
 from s4node.state.rows import META, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"

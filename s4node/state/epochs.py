@@ -33,9 +33,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
-from s4node.faults import passing
+from s4node.events.schema import UNREADABLE
+from s4node.failpoints import passing
 from s4node.logger import get_logger
-from s4node.schema import UNREADABLE
 from s4node.state.database import DAMAGED, Database, empty
 
 log = get_logger("s4node.state")

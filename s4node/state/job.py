@@ -14,17 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from s4node import kinds
+from s4node.config import kinds
 from s4node.errors import ConfigError
-from s4node.keys import crc32
-from s4node.progress.checkpoint import Checkpoint
-from s4node.progress.producers import KeptProducer, Producer
-from s4node.progress.store import ProgressStore
+from s4node.events.keys import crc32
+from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.producer_offsets import KeptProducer, Producer
+from s4node.offsets.task_claims import ProgressStore
 from s4node.state import epochs
+from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.identity import shipped_of
-from s4node.state.keeping import Keeping, Policy
-from s4node.state.shipping import Depot
+from s4node.state.remote_backup import Depot
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"

@@ -19,8 +19,8 @@ from functools import cache
 from typing import Any
 
 from s4node.errors import NotSaveable
-from s4node.keys import KEY_GROUPS, Hasher, crc32
-from s4node.state import ordered
+from s4node.events.keys import KEY_GROUPS, Hasher, crc32
+from s4node.state import key_encoding as ordered
 
 TASK_GROUP = 0xFFFF
 """The group of what belongs to no key."""

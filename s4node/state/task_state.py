@@ -19,17 +19,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from s4node.keys import KEY_GROUPS, Hasher
-from s4node.progress.producers import (
+from s4node.events.keys import KEY_GROUPS, Hasher
+from s4node.offsets.producer_offsets import (
     KeptProducer,
     KeptProducers,
     Producer,
     producer_of,
     row_of,
 )
+from s4node.state.commit_id import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of, owners_of
 from s4node.state.database import Database
-from s4node.state.identity import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of, owners_of
-from s4node.state.instances import Codec, SavedInstances
+from s4node.state.key_value_store import KeyValueStore
+from s4node.state.pe_store import Codec, SavedInstances
 from s4node.state.rows import (
     CONSUMED,
     FIRST_TABLE,
@@ -41,8 +42,7 @@ from s4node.state.rows import (
     prefix,
     task_row,
 )
-from s4node.state.store import KeyValueStore
-from s4node.stores import StoreSpec
+from s4node.store_spec import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode

@@ -18,11 +18,6 @@ from typing import Any
 
 import trio
 
-from s4node.comm.decoder import raws_of
-from s4node.comm.encoder import encoded
-from s4node.comm.reader_link import ReaderLink
-from s4node.comm.reading import Arrived, Lost, Reading
-from s4node.comm.socket import host_and_port
 from s4node.errors import (
     ConnectionRefused,
     EventError,
@@ -32,10 +27,15 @@ from s4node.errors import (
     StoreCorrupt,
     UnknownStream,
 )
-from s4node.event import GenericEvent
-from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
-from s4node.schema import EventType
-from s4node.systems.system import (
+from s4node.events.event import GenericEvent
+from s4node.events.schema import EventType
+from s4node.net.client.reader_link import ReaderLink
+from s4node.net.client.reading import Arrived, Lost, Reading
+from s4node.net.transport.pair_socket import host_and_port
+from s4node.net.wire.decoder import raws_of
+from s4node.net.wire.encoder import encoded
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.offsets.system import (
     Bounds,
     EndOfStream,
     InputBatch,

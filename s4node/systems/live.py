@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from s4node.errors import StartpointError, UnknownStream
-from s4node.event import LIVE
-from s4node.progress.startpoint import Startpoint, Upcoming
-from s4node.systems.system import SystemStreamPartition
+from s4node.events.event import LIVE
+from s4node.offsets.startpoint import Startpoint, Upcoming
+from s4node.offsets.system import SystemStreamPartition
 
 
 class LiveSource:

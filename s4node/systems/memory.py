@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import trio
 
 from s4node.errors import InputLost, StartpointError, UnknownStream
-from s4node.event import GenericEvent
-from s4node.progress.startpoint import Oldest, Specific, Startpoint, Timestamp
-from s4node.schema import EventType, TypeDecl, TypeReader, reader_of
-from s4node.systems.system import (
+from s4node.events.event import GenericEvent
+from s4node.events.schema import EventType, TypeDecl, TypeReader, reader_of
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.offsets.system import (
     END_OF_STREAM,
     Bounds,
     EndOfStream,
@@ -131,7 +131,7 @@ class MemorySystem:
     # -- the contract --------------------------------------------------------------------------
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """See :class:`~s4node.systems.system.System`."""
+        """See :class:`~s4node.offsets.system.System`."""
         task_status.started()
         await trio.sleep_forever()
 

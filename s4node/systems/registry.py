@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from s4node import config as settings
-from s4node import own
-from s4node.config import Config
+from s4node.config import plugins as own
+from s4node.config import settings
+from s4node.config.settings import Config
 from s4node.errors import ConfigError, UnknownStream
-from s4node.event import LIVE
-from s4node.systems.system import System
+from s4node.events.event import LIVE
+from s4node.offsets.system import System
 
 LOG = "log"
 _METHODS = ("run", "wait_reachable", "partitions", "bounds", "resolve", "open", "append")

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
-from s4node.app import App
-from s4node.config import Config
-from s4node.container.stream_task import StreamTaskProcessor
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.config.settings import Config
 from s4node.errors import S4Error
-from s4node.keys import Key
-from s4node.pe.element import ProcessingElement
-from s4node.pe.prototype import Prototype
+from s4node.events.keys import Key
+from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.testing.client import ClientStream, InputClient, Refused
 from s4node.testing.runtime import Runtime
 

@@ -14,12 +14,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from s4node.container.dispatch import Dispatch
-from s4node.event import LIVE, EventBatch
-from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.schema import EventType
-from s4node.stream import InputStream, Stream
-from s4node.systems.system import InputBatch, SystemStreamPartition
+from s4node.app.stream import InputStream, Stream
+from s4node.events.event import LIVE, EventBatch
+from s4node.events.schema import EventType
+from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.outputs.dispatch import Dispatch
 
 
 class Refused(NamedTuple):

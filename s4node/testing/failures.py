@@ -13,8 +13,8 @@ import inspect
 from collections import deque
 from typing import Any
 
-from s4node.keys import Key
-from s4node.pe.prototype import Handler, HandlerTable, Prototype
+from s4node.app.prototype import Handler, HandlerTable, Prototype
+from s4node.events.keys import Key
 
 
 class Failures:

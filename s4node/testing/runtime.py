@@ -21,25 +21,25 @@ from typing import Any, TypeVar, cast
 import trio
 import trio.testing
 
-from s4node import config as settings
-from s4node.app import App
-from s4node.config import Config
-from s4node.container import hooks
-from s4node.container.dispatch import Dispatch
-from s4node.container.gate import Op
-from s4node.container.pipeline import Pipeline
-from s4node.container.requests import Requests
-from s4node.container.steps import Steps
-from s4node.container.stream_task import processor_of
-from s4node.container.task import Task
-from s4node.container.task_settings import TaskSettings
+from s4node.app.app import App
+from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.config import settings
+from s4node.config.settings import Config
 from s4node.errors import GraphError, S4Error, WouldBlock
-from s4node.event import EventBatch
-from s4node.keys import Partitioner, hasher_named
-from s4node.progress.startpoint import Specific
+from s4node.events.event import EventBatch
+from s4node.events.keys import Partitioner, hasher_named
+from s4node.offsets.startpoint import Specific
+from s4node.runtime.container import hooks
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.step_runner import Steps
+from s4node.runtime.outputs.dispatch import Dispatch
+from s4node.runtime.task.coordinator_requests import Requests
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import processor_of
+from s4node.runtime.task.task import Task
 from s4node.state.database import Database
 from s4node.state.task_state import TaskState
-from s4node.stream import InputStream, OutputStream, Stream
 from s4node.testing.client import ClientStream, InputClient
 from s4node.testing.failures import Failures
 from s4node.testing.guest import Guest

@@ -13,7 +13,7 @@ import sys
 
 import trio
 
-from s4node.cluster.coordination import Coordination, Session
+from s4node.cluster.coordination.contract import Coordination, Session
 from s4node.errors import BadVersion, CoordinationError, EntryExists, SessionLost
 
 

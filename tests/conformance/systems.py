@@ -19,8 +19,8 @@ from harness import plain_errors
 
 from s4node import Event, GenericEvent
 from s4node.errors import InputLost, StartpointError, UnknownStream
-from s4node.progress.startpoint import Oldest, Specific, Timestamp, Upcoming
-from s4node.systems.system import (
+from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
+from s4node.offsets.system import (
     Bounds,
     EndOfStream,
     InputBatch,

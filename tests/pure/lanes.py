@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from s4node.comm import frame as wire
-from s4node.comm.frame import Frame, envelope, read_envelope
-from s4node.comm.leg import Leg
-from s4node.comm.outbox import Outbox
-from s4node.event import Event
-from s4node.schema import EventType
+from s4node.events.event import Event
+from s4node.events.schema import EventType
+from s4node.net.egress.leg import Leg
+from s4node.net.egress.outbox import Outbox
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import Frame, envelope, read_envelope
 
 
 class Tick(Event):

@@ -6,11 +6,11 @@ from typing import Any
 
 from lanes import NODE
 
-from s4node.comm import frame as wire
-from s4node.comm.admission import StreamAdmission
-from s4node.comm.producer_lane import MAX_EXCEPTIONS, FrameReceipt, ProducerLane
-from s4node.event import EventBatch
-from s4node.executors.stage import Stage
+from s4node.events.event import EventBatch
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import MAX_EXCEPTIONS, FrameReceipt, ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.stages.stage import Stage
 
 
 class Ears:

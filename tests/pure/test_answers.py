@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.comm.answers import Answers
+from s4node.net.transport.peer_answers import Answers
 
 
 def test_who_only_sends_what_cannot_be_read_is_a_stranger_until_a_frame_can() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.cluster.assignment import (
+from s4node.cluster.coordination.assignment import (
     Assignment,
     Member,
     Owner,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.cluster.assignment import Assignment, Key, Member, assign, balance
+from s4node.cluster.coordination.assignment import Assignment, Key, Member, assign, balance
 
 
 def member(name: str, life: int = 1) -> Member:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from lanes import TICK, Tick, answer, headers_of, way
 
-from s4node.comm import frame as wire
-from s4node.comm.admission import StreamAdmission
-from s4node.comm.frame import Frame, check_sections, envelope, read_envelope
-from s4node.comm.outbox import Outbox, Refusal
-from s4node.comm.producer_lane import FrameReceipt, ProducerLane
-from s4node.event import EventBatch
-from s4node.executors.policy import StageSettings
-from s4node.executors.stage import Gauge, Stage
+from s4node.events.event import EventBatch
+from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import Frame, check_sections, envelope, read_envelope
+from s4node.stages.executors import StageSettings
+from s4node.stages.stage import Gauge, Stage
 
 
 class Wire:

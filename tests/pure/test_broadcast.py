@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node import config as settings
-from s4node.config import Config
-from s4node.container.broadcast import partitions_of
+from s4node.config import settings
+from s4node.config.kinds import PartitionRange
+from s4node.config.settings import Config
 from s4node.errors import ConfigError
-from s4node.kinds import PartitionRange
-from s4node.systems.system import SystemStreamPartition as Ssp
+from s4node.offsets.system import SystemStreamPartition as Ssp
+from s4node.runtime.inputs.broadcast import partitions_of
 
 KEY = "task.broadcast.inputs"
 

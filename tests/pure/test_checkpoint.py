@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from s4node.errors import CheckpointError
-from s4node.progress.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
 
 CLICKS = ("log", "clicks", 0)
 JOB = JobGuard(4, "by-partition", "crc32", {"log.clicks": 4, "log.views": 2})

@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.config import Config
-from s4node.container.chooser import (
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, S4Error
+from s4node.events.event import EventBatch
+from s4node.offsets.system import Bounds
+from s4node.offsets.system import SystemStreamPartition as Ssp
+from s4node.runtime.task.chooser import (
     Batching,
     Bootstrap,
     Bootstrapping,
@@ -21,10 +25,6 @@ from s4node.container.chooser import (
     RoundRobin,
     TieredPriority,
 )
-from s4node.errors import ConfigError, S4Error
-from s4node.event import EventBatch
-from s4node.systems.system import Bounds
-from s4node.systems.system import SystemStreamPartition as Ssp
 
 HERE = __name__
 

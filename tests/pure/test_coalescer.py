@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm.coalescer import Coalescer
+from s4node.net.transport.linger import Coalescer
 
 
 def test_a_quiet_stream_sends_at_once() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from s4node import App, Event
-from s4node.container.backlog import Backlog
-from s4node.container.culprits import Culprits, Fault, LeftOut, Place, place_of
-from s4node.container.intake import MixedBatch
-from s4node.container.isolation import is_covered
-from s4node.container.mixed import MixedInputPart, sorted_out
-from s4node.event import EventBatch
-from s4node.executors.stage import Stage
-from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.systems.system import InputBatch, SystemStreamPartition
+from s4node.events.event import EventBatch
+from s4node.net.ingress.rerouted_batch import MixedInputPart, sorted_out
+from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.inputs.input_batches import MixedBatch
+from s4node.runtime.task.backlog import Backlog
+from s4node.runtime.task.isolation import is_covered
+from s4node.runtime.task.poison.poison_events import Culprits, Fault, LeftOut, Place, place_of
+from s4node.stages.stage import Stage
 
 
 class Click(Event):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.event import EventBatch
-from s4node.executors.credit import Credit
-from s4node.executors.policy import StageSettings
-from s4node.executors.stage import Gauge, Stage
+from s4node.events.event import EventBatch
+from s4node.stages.credit import Credit
+from s4node.stages.executors import StageSettings
+from s4node.stages.stage import Gauge, Stage
 
 
 def filled(stage: Stage, events: int) -> None:

@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node import Event
-from s4node.container.culprits import (
+from s4node.errors import ProcessingError
+from s4node.events.event import EventBatch
+from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.task.poison.poison_events import (
     LONGEST_LEASH,
     Culprits,
     Fault,
@@ -15,10 +19,6 @@ from s4node.container.culprits import (
     fault_of,
     place_of,
 )
-from s4node.errors import ProcessingError
-from s4node.event import EventBatch
-from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.systems.system import InputBatch, SystemStreamPartition
 
 SSP = SystemStreamPartition("log", "clicks", 0)
 FAULT = Fault("it is bad")

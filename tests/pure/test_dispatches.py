@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node import Event
-from s4node.comm import frame as wire
-from s4node.comm.decoder import FrameDecoder
-from s4node.comm.dispatches import Dispatches, life_of, ways_of
-from s4node.comm.outbox import Outbox
 from s4node.errors import SpillError, StateError
-from s4node.schema import EventType
+from s4node.events.schema import EventType
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.transactional_outbox import Dispatches, life_of, ways_of
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 ADDRESS = "tcp://there:1"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from apps.flights.adapter import FlightsAdapter
 from apps.flights.app import FlightsApp
 from s4node import App, Event, KeyFinder, ProcessingElement
-from s4node.ops.diagram import Diagram, diagram_of
-from s4node.ops.mermaid import mermaid
-from s4node.ops.picture import picture
+from s4node.cli.render.diagram import Diagram, diagram_of
+from s4node.cli.render.mermaid import mermaid
+from s4node.cli.render.picture import picture
 
 
 class Job(Event):

@@ -13,23 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm import frame as wire
-from s4node.comm.durable import DurableAdmission, DurableLane
-from s4node.container.backlog import Backlog
-from s4node.container.culprits import Culprits, Fault, LeftOut, Place
-from s4node.container.gate import Op
-from s4node.container.isolation import is_covered
-from s4node.container.port import InputPort
-from s4node.container.processor import Mode
-from s4node.container.stream_task import StreamTaskProcessor
-from s4node.container.task import Task
-from s4node.container.task_settings import TaskSettings
-from s4node.event import Event, EventBatch
-from s4node.executors.stage import Stage
-from s4node.keys import Partitioner
-from s4node.schema import EventType
-from s4node.stream import InputStream
-from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
+from s4node.app.stream import InputStream
+from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp
+from s4node.events.event import Event, EventBatch
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType
+from s4node.net.ingress.durable_admission import DurableAdmission, DurableLane
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.port import InputPort
+from s4node.runtime.task.backlog import Backlog
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.isolation import is_covered
+from s4node.runtime.task.poison.poison_events import Culprits, Fault, LeftOut, Place
+from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
+from s4node.runtime.task.task import Task
+from s4node.stages.stage import Stage
 
 PEER = object()
 

@@ -10,15 +10,20 @@ import pytest
 from lanes import NODE, Tick, way
 from test_both_ends import World, happen
 
-from s4node.comm import frame as wire
-from s4node.comm.durable import UNKNOWN_BYTES, DurableAdmission, DurableReceipt, TakenLanes
-from s4node.comm.frame import WINDOW_BYTES, Frame
-from s4node.comm.outbox import Outbox
-from s4node.comm.producer_lane import LaneReceipt
-from s4node.event import EventBatch
-from s4node.executors.stage import Gauge, Stage
-from s4node.progress.input_progress import PartReceipt
-from s4node.progress.producers import KeptProducer
+from s4node.events.event import EventBatch
+from s4node.net.egress.outbox import Outbox
+from s4node.net.ingress.durable_admission import (
+    UNKNOWN_BYTES,
+    DurableAdmission,
+    DurableReceipt,
+    TakenLanes,
+)
+from s4node.net.ingress.producer_lane import LaneReceipt
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import WINDOW_BYTES, Frame
+from s4node.offsets.input_progress import PartReceipt
+from s4node.offsets.producer_offsets import KeptProducer
+from s4node.stages.stage import Gauge, Stage
 
 State = dict[tuple[str, int], list[int]]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import EventError, ProcessingError, S4Error, leaves
-from s4node.event import Event, EventBatch, GenericEvent
+from s4node.events.event import Event, EventBatch, GenericEvent
 
 
 class Click(Event):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.container.examination import Examination
+from s4node.runtime.task.poison.unsaveable_search import Examination
 
 
 def successor(before: Examination) -> Examination:

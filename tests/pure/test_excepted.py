@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm.excepted import Excepted
+from s4node.net.transport.number_ranges import Excepted
 
 
 def of(*ranges: tuple[int, int]) -> Excepted:

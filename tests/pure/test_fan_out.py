@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.progress.fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out, without
-from s4node.progress.startpoint import (
+from s4node.offsets.startpoint import (
     Oldest,
     Specific,
     Startpoint,
@@ -15,6 +14,7 @@ from s4node.progress.startpoint import (
     Timestamp,
     Upcoming,
 )
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out, without
 
 A: Place = ("log", "clicks", 0)
 B: Place = ("log", "a.7.b", 0)

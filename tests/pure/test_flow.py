@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node import AdapterApp, App, Event, OutputStream, ProcessingElement, Stream
-from s4node.flow import components, cycles, describe, edges, levels, puts
+from s4node.app.dataflow import components, cycles, describe, edges, levels, puts
 
 
 class Word(Event):

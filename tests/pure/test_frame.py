@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm import frame as wire
-from s4node.comm.frame import BadFrame, Frame, check_sections, encode_frame, read_envelope
 from s4node.errors import LocalFrameError, RemoteFrameError
-from s4node.schema import TypeDecl
+from s4node.events.schema import TypeDecl
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import BadFrame, Frame, check_sections, encode_frame, read_envelope
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "frames"
 LIMIT = 1_048_576

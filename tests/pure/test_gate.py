@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.container.gate import Gate, Op
+from s4node.runtime.task.gate import Gate, Op
 
 ANY = None
 FLAGS = (False, True)

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app import AdapterApp, App
-from s4node.errors import EventError, GraphError, KeyFinderError, S4Error
-from s4node.event import Event, GenericEvent
-from s4node.graph import (
+from s4node.app.app import AdapterApp, App
+from s4node.app.graph import (
     Plan,
     TriggerState,
     blame,
@@ -21,9 +19,11 @@ from s4node.graph import (
     make_instances,
     rule_of,
 )
-from s4node.pe.element import ProcessingElement
-from s4node.routing import culprit
-from s4node.stream import InputStream, OutputStream, Stream
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.errors import EventError, GraphError, KeyFinderError, S4Error
+from s4node.events.event import Event, GenericEvent
+from s4node.events.routing import culprit
 
 
 class Click(Event):

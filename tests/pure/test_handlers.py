@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app import App
+from s4node.app.app import App
+from s4node.app.processing_element import ElementType, ProcessingElement
+from s4node.app.prototype import HandlerTable
 from s4node.errors import GraphError
-from s4node.event import Event, GenericEvent
-from s4node.pe.element import ElementType, ProcessingElement
-from s4node.pe.prototype import HandlerTable
+from s4node.events.event import Event, GenericEvent
 
 if TYPE_CHECKING:
     from decimal import Decimal

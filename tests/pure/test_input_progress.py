@@ -9,9 +9,9 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.event import EventBatch
-from s4node.progress.input_progress import InputProgress, InputReceipt, taken
-from s4node.systems.system import SystemStreamPartition
+from s4node.events.event import EventBatch
+from s4node.offsets.input_progress import InputProgress, InputReceipt, taken
+from s4node.offsets.system import SystemStreamPartition
 
 SSP = SystemStreamPartition("memory", "clicks", 0)
 

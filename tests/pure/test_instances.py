@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app import App
-from s4node.container.kept import KeptElements
+from s4node.app.app import App
+from s4node.app.graph import make_instances
+from s4node.app.instances import BoundedInstances, Instances
+from s4node.app.processing_element import ProcessingElement
 from s4node.errors import KeyFinderError
-from s4node.event import GenericEvent
-from s4node.graph import make_instances
-from s4node.pe.element import ProcessingElement
-from s4node.pe.instances import BoundedInstances, Instances
+from s4node.events.event import GenericEvent
+from s4node.runtime.task.pe_state import KeptElements
 
 
 class Logged(ProcessingElement):

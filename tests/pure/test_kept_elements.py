@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from s4node import App, Event, ProcessingElement
-from s4node.container.elements import Elements
-from s4node.event import EventBatch
+from s4node.events.event import EventBatch
+from s4node.runtime.task.pe_processor import Elements
 
 
 class Click(Event):

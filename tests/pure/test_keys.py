@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import ConfigError, KeyFinderError
-from s4node.keys import (
+from s4node.events.keys import (
     KEY_GROUPS,
     Key,
     Partitioner,
@@ -292,7 +292,7 @@ def test_partitions_are_1_to_4096(partitions: int) -> None:
 def test_another_process_with_another_hash_seed_finds_the_same_partitions() -> None:
     keys: list[Any] = ["", "joe", "héllo", 0, -5, 2**63, b"\x00\xff", ("a", 1, b"b")]
     program = (
-        "import json; from s4node.keys import *\n"
+        "import json; from s4node.events.keys import *\n"
         "keys = ['', 'joe', 'héllo', 0, -5, 2**63, b'\\x00\\xff', ('a', 1, b'b')]\n"
         "print(json.dumps([[hash('joe')]] + [[Partitioner(t, h).partition_of(k) for k in keys]\n"
         "    for h in (crc32, s4) for t in (1, 7, 64, 4096)]))"

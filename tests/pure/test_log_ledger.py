@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm.frame import Section
 from s4node.errors import StoreCorrupt
+from s4node.events.schema import TypeDecl
 from s4node.log.ledger import Appended, Incoming, Known, Ledger, part_name, part_of, unfit
-from s4node.schema import TypeDecl
+from s4node.net.wire.frame import Section
 
 CLICK = TypeDecl("Click", 7, (("user", "str", True),))
 VIEW = TypeDecl("View", 8, (("page", "str", True),))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.progress.low_watermark import LowWatermark
+from s4node.offsets.low_watermark import LowWatermark
 
 
 def test_it_starts_where_it_is_told_and_moves_with_what_is_next() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.config import Config
-from s4node.container.model import AppKind, JobModel, check_containers, model_of
+from s4node.config.settings import Config
 from s4node.errors import ConfigError
-from s4node.systems.system import SystemStreamPartition as Ssp
+from s4node.offsets.system import SystemStreamPartition as Ssp
+from s4node.runtime.inputs.job_model import AppKind, JobModel, check_containers, model_of
 
 GROUPER = "job.systemstreampartition.grouper.factory"
 TASKS = AppKind()

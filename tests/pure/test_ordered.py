@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from s4node.errors import StateError
-from s4node.keys import KEY_GROUPS, Hasher, Key, crc32, s4
-from s4node.state.ordered import decode, decode_tuple, encode
+from s4node.events.keys import KEY_GROUPS, Hasher, Key, crc32, s4
+from s4node.state.key_encoding import decode, decode_tuple, encode
 from s4node.state.rows import prefix, with_text_rows
 
 parts = st.one_of(st.text(), st.binary(), st.integers(-(2**63), 2**63 - 1))

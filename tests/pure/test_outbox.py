@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from lanes import TICK, Tick, Tock, answer, headers_of, opened, ruled, spans, ticks, way
 
-from s4node.comm import frame as wire
-from s4node.comm.frame import WINDOW_BYTES, Frame, check_sections, envelope, read_envelope
-from s4node.comm.leg import Leg
-from s4node.comm.outbox import MAX_REFUSALS, Outbox, Refusal
 from s4node.errors import EventError
-from s4node.event import Event, GenericEvent
-from s4node.keys import Partitioner
-from s4node.schema import EventType, JsonText
+from s4node.events.event import Event, GenericEvent
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType, JsonText
+from s4node.net.egress.leg import Leg
+from s4node.net.egress.outbox import MAX_REFUSALS, Outbox, Refusal
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import WINDOW_BYTES, Frame, check_sections, envelope, read_envelope
 
 
 def test_nothing_leaves_before_the_hello_has_been_answered() -> None:
@@ -176,7 +176,7 @@ def test_no_lane_waits_for_ever_behind_one_that_uses_the_budget_up() -> None:
 
 @pytest.mark.parametrize("routing", ["crc32:user", "s4:user"])
 def test_with_the_node_s_key_events_go_to_the_partition_of_their_key(routing: str) -> None:
-    from s4node.keys import crc32, s4
+    from s4node.events.keys import crc32, s4
 
     outbox = opened(*[1000] * 4, routing=routing)
     outbox.extend(ticks(100))

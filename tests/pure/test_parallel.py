@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.executors.parallel import KeyOrder
+from s4node.stages.key_order import KeyOrder
 
 
 def order(limit: int, *events: str) -> KeyOrder[str]:

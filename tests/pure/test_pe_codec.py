@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from s4node import App, GenericEvent, ProcessingElement
+from s4node.app.pe_codec import ElementCodec, Fields
 from s4node.errors import GraphError, StateError
-from s4node.pe.codec import ElementCodec, Fields
 
 
 def instance(cls: type[ProcessingElement], **state: Any) -> Any:

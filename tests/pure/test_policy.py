@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import ConfigError, S4Error
-from s4node.executors.policy import (
+from s4node.stages.executors import (
     UNLIMITED,
     Block,
     Executor,
@@ -21,7 +21,7 @@ from s4node.executors.policy import (
     Throttle,
     executor_of,
 )
-from s4node.executors.stage import Gauge
+from s4node.stages.stage import Gauge
 
 
 def loaded(executor: str, depth: int, size: int) -> Gauge:

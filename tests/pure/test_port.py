@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app import App
-from s4node.comm import frame as wire
-from s4node.comm.producer_lane import ProducerLane
-from s4node.container.port import InputPort
-from s4node.event import Event, EventBatch, GenericEvent
-from s4node.executors.stage import Stage
-from s4node.keys import Partitioner
-from s4node.schema import EventType, TypeDecl, fingerprint_of
-from s4node.stream import InputStream
+from s4node.app.app import App
+from s4node.app.stream import InputStream
+from s4node.events.event import Event, EventBatch, GenericEvent
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.port import InputPort
+from s4node.stages.stage import Stage
 
 PEER = object()
 

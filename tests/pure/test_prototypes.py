@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from s4node.app import App
+from s4node.app.app import App
+from s4node.app.graph import make_instances
+from s4node.app.processing_element import ElementType, ProcessingElement
+from s4node.app.prototype import Trigger
 from s4node.errors import GraphError
-from s4node.event import Event, GenericEvent
-from s4node.graph import make_instances
-from s4node.pe.element import ElementType, ProcessingElement
-from s4node.pe.prototype import Trigger
+from s4node.events.event import Event, GenericEvent
 
 
 class Animal(Event):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm import frame as wire
-from s4node.comm.reading import Arrived, Lost, Reading
 from s4node.errors import ConnectionRefused, InputLost, StartpointError, UnknownStream
-from s4node.event import Event
-from s4node.progress.startpoint import Oldest, Specific, Upcoming
-from s4node.schema import EventType
+from s4node.events.event import Event
+from s4node.events.schema import EventType
+from s4node.net.client.reading import Arrived, Lost, Reading
+from s4node.net.wire import frame as wire
+from s4node.offsets.startpoint import Oldest, Specific, Upcoming
 
 
 class Click(Event):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.progress.release import Release
+from s4node.offsets.ordered_release import Release
 
 
 def begun(count: int) -> Release[int]:

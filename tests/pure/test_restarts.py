@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.cluster.restarts import LOOK_SECONDS, Action, Limits, Phase, Restarts
+from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 
 LIMITS = Limits(start=60, pulse=10, drain=30, pause=0.5, longest_pause=4)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import GraphError, KeyFinderError
-from s4node.event import Event, GenericEvent
-from s4node.keys import Partitioner
-from s4node.routing import KeyRule, culprit, is_generic, key_failure, route, router
+from s4node.events.event import Event, GenericEvent
+from s4node.events.keys import Partitioner
+from s4node.events.routing import KeyRule, culprit, is_generic, key_failure, route, router
 
 
 class Click(Event):

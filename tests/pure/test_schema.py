@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import EventError
-from s4node.event import Event, GenericEvent
-from s4node.schema import EventType, JsonText, JsonType, TypeDecl, fingerprint_of, reader_of
+from s4node.events.event import Event, GenericEvent
+from s4node.events.schema import EventType, JsonText, JsonType, TypeDecl, fingerprint_of, reader_of
 
 
 class Click(Event):
@@ -219,8 +219,8 @@ def test_the_order_in_which_a_union_is_written_does_not_matter() -> None:
 def test_another_process_with_another_hash_seed_finds_the_same_fingerprint() -> None:
     program = (
         "from typing import *\n"
-        "from s4node.event import Event\n"
-        "from s4node.schema import EventType\n"
+        "from s4node.events.event import Event\n"
+        "from s4node.events.schema import EventType\n"
         "class E(Event):\n"
         "    a: Union[str, int, None]\n"
         "    b: Literal[3, 'x', None, 1]\n"

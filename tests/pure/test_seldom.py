@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.comm.seldom import Seldom
+from s4node.net.transport.log_throttle import Seldom
 
 
 def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from s4node.ops.snapshot import (
+from s4node.deploy.cluster_snapshot import (
     OutboxRow,
     Row,
     Snapshot,

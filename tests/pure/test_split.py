@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.comm import frame as wire
-from s4node.comm.decoder import FrameDecoder
-from s4node.event import Event, GenericEvent
+from s4node.events.event import Event, GenericEvent
+from s4node.events.schema import EventType, OpenType, TypeReader
 from s4node.log.split import Part, array_of, take_apart
-from s4node.schema import EventType, OpenType, TypeReader
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder
 
 
 class Click(Event):

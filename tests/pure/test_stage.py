@@ -7,9 +7,9 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.event import EventBatch
-from s4node.executors.policy import StageSettings
-from s4node.executors.stage import Stage, StageStatistics
+from s4node.events.event import EventBatch
+from s4node.stages.executors import StageSettings
+from s4node.stages.stage import Stage, StageStatistics
 
 
 def batch(size: int) -> EventBatch:

@@ -8,7 +8,7 @@ import pytest
 
 from s4node import Client
 from s4node.errors import StartpointError
-from s4node.progress.startpoint import Oldest, Specific, Timestamp, startpoint_of
+from s4node.offsets.startpoint import Oldest, Specific, Timestamp, startpoint_of
 
 
 @pytest.mark.parametrize("make", [Timestamp, Specific, startpoint_of])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.progress.suspects import ALL, Suspect, Suspects, after_death
+from s4node.runtime.task.poison.suspects import ALL, Suspect, Suspects, after_death
 
 
 @given(

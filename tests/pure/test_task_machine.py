@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s4node.container.flights import Flights
-from s4node.container.gate import Op
-from s4node.container.isolation import Isolation
-from s4node.container.processor import Mode
-from s4node.container.requests import Asked, Requests
-from s4node.container.stream_task import StreamTaskProcessor
-from s4node.container.task import Task
-from s4node.container.task_settings import TaskSettings
-from s4node.event import Event, EventBatch
-from s4node.executors.policy import StageSettings
-from s4node.executors.stage import Stage
-from s4node.progress.input_progress import InputProgress, InputReceipt
-from s4node.progress.suspects import Suspect
+from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp
+from s4node.events.event import Event, EventBatch
+from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.task.coordinator_requests import Asked, Requests
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.in_flight import Flights
+from s4node.runtime.task.isolation import Isolation
+from s4node.runtime.task.poison.suspects import Suspect
+from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
+from s4node.runtime.task.task import Task
+from s4node.stages.executors import StageSettings
+from s4node.stages.stage import Stage
 from s4node.state.rows import Changes
-from s4node.systems.system import InputBatch, SystemStreamPartition
-from s4node.tasks import Callback, Collector, Coordinator, Envelope, TaskApp
 
 
 class Click(Event):

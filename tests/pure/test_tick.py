@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.container.tick import Tick
+from s4node.runtime.task.tick import Tick
 
 
 def test_a_tick_comes_every_interval() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from s4node.container.gate import Gate
-from s4node.container.timetable import Timetable
+from s4node.runtime.task.gate import Gate
+from s4node.runtime.task.timers import Timetable
 
 
 def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timetable, Gate]:

@@ -18,7 +18,7 @@ import trio
 
 from s4node import Client
 from s4node.errors import ConnectionRefused, StageBroken
-from s4node.ops import logging
+from s4node.process import log_setup as logging
 from torture.exact import Order, order
 
 PATIENCE_SECONDS = 6.0

@@ -22,8 +22,8 @@ import trio
 from harness import free_port, run_s4
 
 from s4node import Client, Oldest
-from s4node.faults import POINTS
-from s4node.ops import logging
+from s4node.failpoints import POINTS
+from s4node.process import log_setup as logging
 from torture.exact import Order, order
 from torture.log_run import LogTorture
 from torture.run import SESSION_SECONDS, SETTINGS

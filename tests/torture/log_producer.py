@@ -19,9 +19,9 @@ import msgspec
 import trio
 
 from s4node import Client
-from s4node.keys import Partitioner
-from s4node.ops import logging
-from s4node.schema import JsonText
+from s4node.events.keys import Partitioner
+from s4node.events.schema import JsonText
+from s4node.process import log_setup as logging
 from torture.apps import GROUPS, USERS, Tap
 
 

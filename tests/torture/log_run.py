@@ -25,7 +25,7 @@ from kept import kept_positions
 
 from s4node import Client, Oldest
 from s4node.errors import S4Error
-from s4node.ops import logging
+from s4node.process import log_setup as logging
 from torture.apps import Tap
 from torture.copying import WAYS
 from torture.ledger import read

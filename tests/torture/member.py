@@ -18,11 +18,11 @@ from pathlib import Path
 import trio
 
 from s4node import Config, Container
-from s4node import config as settings
-from s4node.cluster.enrolment import Enrolment
-from s4node.cluster.folder import FolderCoordination
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.config import settings
 from s4node.errors import leaves
-from s4node.ops import logging
+from s4node.process import log_setup as logging
 from torture.apps import make
 
 

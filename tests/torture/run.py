@@ -25,8 +25,8 @@ import trio
 from harness import ROOT, Proxy, environment, in_thread, plain_errors, proxy, until
 
 from s4node import Client, SyncClient
-from s4node.ops import logging
-from s4node.schema import JsonText
+from s4node.events.schema import JsonText
+from s4node.process import log_setup as logging
 from torture.apps import GROUPS, USERS, Tap
 from torture.ledger import Sent, complaints, read
 

@@ -1,0 +1,1 @@
+"""What authors declare: streams, PEs, tasks; and the dispatch plan made of it."""

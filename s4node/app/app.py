@@ -1,0 +1,224 @@
+"""App and AdapterApp: where an author declares streams and PEs.
+
+Rules
+- Order of a life: ``on_init`` declares the graph, the graph is checked, ``on_start`` begins what
+  the app does by itself, ``on_close`` ends it. Each may be plain or ``async``.
+- Declaring happens in ``on_init``, or at the top of a module on an App that is used directly.
+- An app knows no process: parameters, clock and the nursery of its background tasks are given to
+  it before ``on_init`` and ``on_start``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.errors import GraphError
+from s4node.events.event import LIVE
+from s4node.events.keys import KeySpec
+from s4node.store_spec import StoreSpec
+
+P = TypeVar("P", bound=ProcessingElement)
+S = TypeVar("S", bound=Stream)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+
+
+class App:
+    """An event-processing app: a graph of streams and processing elements.
+
+    Subclass it and declare the graph in :meth:`on_init`, or make one at the top of a module and
+    declare on it directly::
+
+        app = App("clicks")
+        app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    """
+
+    name: str
+    """Shown in logs and errors; the class's name unless given."""
+
+    parameters: Mapping[str, str]
+    """The ``s4.app.*`` settings, by what follows that."""
+
+    partitions: int
+    """How many tasks the app is shared out among."""
+
+    clock: Callable[[], float]
+    """The time in seconds, by which timers and triggers go."""
+
+    streams: dict[str, Stream]
+    prototypes: dict[str, tuple[Prototype, ProcessingElement]]
+    stores: dict[str, StoreSpec[Any, Any]]
+    spawn: Callable[..., None] | None
+    _frozen: bool
+
+    has_tasks: ClassVar[bool] = False
+    """Whether the streams lead to tasks instead of PEs."""
+
+    def __new__(cls, *_arguments: Any, **_named: Any) -> Self:
+        """Whole as it is made: a subclass's own ``__init__`` need not call this class's, and may
+        declare the graph before it does."""
+        self = super().__new__(cls)
+        self.name = cls.__name__
+        self.parameters = {}
+        self.partitions = 1
+        self.clock = time.time
+        self.streams = {}
+        self.prototypes = {}
+        self.stores = {}
+        self.spawn = None
+        self._frozen = False
+        return self
+
+    def __init__(self, name: str = "") -> None:
+        if name:
+            self.name = name
+
+    # -- the author overrides ----------------------------------------------------------------
+
+    def on_init(self) -> Any:
+        """Declare streams and PEs. ``self.parameters`` holds the ``s4.app.*`` settings."""
+
+    def on_start(self) -> Any:
+        """The app runs: start sources with :meth:`start_soon`."""
+
+    def on_close(self) -> Any:
+        """The app stops: it has been drained, or has failed after its start began."""
+
+    # -- the author calls --------------------------------------------------------------------
+
+    def create_pe(self, cls: type[P], *arguments: Any, name: str = "", **named: Any) -> P:
+        """The prototype of a PE class; further arguments go to the class's constructor."""
+        self._declaring()
+        if not (isinstance(cls, type) and issubclass(cls, ProcessingElement)):
+            raise GraphError(f"{cls!r} is not a ProcessingElement class")
+        name = name or self._free_name(cls.__name__)
+        if name in self.prototypes:
+            raise GraphError(f"app {self.name!r} has a PE {name!r} already; give it another name")
+        prototype = Prototype(cls, self, name)
+        element = prototype.element(*arguments, **named)
+        self.prototypes[name] = prototype, element
+        return element  # type: ignore[return-value]
+
+    def create_stream(
+        self,
+        name: str,
+        *pes: ProcessingElement,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        broadcast: bool = False,
+    ) -> Stream:
+        """A stream inside the app: what PEs put on it comes to ``pes``.
+
+        ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event. A
+        key of several parts is a tuple; a tuple or list of one part is that part.
+        ``types`` are its event types; left out, they are those that the PEs' handlers name.
+        """
+        return self._add(Stream, name, pes, key, types, broadcast)
+
+    def create_input_stream(
+        self,
+        name: str,
+        *pes: ProcessingElement,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        system: str = LIVE,
+    ) -> InputStream:
+        """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
+
+        Its events come over the sockets, or are read from the stream of this name of a ``system``
+        such as ``log``; the setting ``task.inputs`` wins over it.
+        """
+        stream = self._add(InputStream, name, pes, key, types, broadcast=False)
+        stream.system = system
+        return stream
+
+    def create_output_stream(
+        self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()
+    ) -> OutputStream:
+        """A stream to the clusters that consume ``name``; without a key, round robin."""
+        return self._add(OutputStream, name, (), key, types, broadcast=False)
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Run an async function beside the app until it ends or the app stops.
+
+        It is cancelled when the app begins to stop. An exception that leaves it stops the app, with
+        a SourceError that names it.
+        """
+        if self.spawn is None:
+            raise GraphError(f"app {self.name!r} has not started; use start_soon in on_start")
+        self.spawn(function, *arguments)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """The graph is complete: prototypes become what their instances share."""
+        self._frozen = True
+        for prototype, element in self.prototypes.values():
+            prototype.freeze(element)
+
+    def _add(
+        self,
+        kind: type[S],
+        name: str,
+        pes: Sequence[ProcessingElement],
+        key: KeySpec | None,
+        types: Sequence[type] | type,
+        broadcast: bool,
+    ) -> S:
+        self._declaring()
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise GraphError(f"{name!r} is no stream name; use letters, digits and . _ -")
+        if name in self.streams:
+            raise GraphError(f"app {self.name!r} has a stream {name!r} already")
+        for pe in pes:
+            if not isinstance(pe, ProcessingElement):
+                raise GraphError(f"stream {name!r}: {pe!r} is not from create_pe()")
+            if pe._prototype.app is not self:
+                raise GraphError(f"stream {name!r}: {pe!r} belongs to another app")
+        if isinstance(types, type):
+            types = (types,)
+        targets = [pe._prototype for pe in pes]
+        stream = kind(
+            name, len(self.streams), targets, key=key, types=tuple(types), broadcast=broadcast
+        )
+        self.streams[name] = stream
+        return stream
+
+    def _declaring(self) -> None:
+        if self._frozen:
+            raise GraphError(f"app {self.name!r} has started; declare its graph in on_init")
+
+    def _free_name(self, name: str) -> str:
+        taken = sum(1 for known in self.prototypes if known.split("#")[0] == name)
+        return f"{name}#{taken + 1}" if taken else name
+
+
+class AdapterApp(App):
+    """An app that brings events into other clusters through one stream.
+
+    The stream's name is the setting ``s4.adapter.output.stream`` (or ``output_stream`` on the
+    class). Set ``remote_stream_key_finder`` before ``super().on_init()`` to choose the partition
+    by key; without it events go round robin. Send with ``remote_stream``: ``put`` in handlers,
+    ``await send`` in sources.
+    """
+
+    output_stream: str = ""
+    remote_stream_key_finder: KeySpec | None = None
+    remote_stream_types: Sequence[type] = ()
+    remote_stream: OutputStream
+
+    def on_init(self) -> Any:
+        """Create the remote stream; call it at the end of your own ``on_init``."""
+        if not self.output_stream:
+            raise GraphError(
+                f"adapter {self.name!r} has no output stream; set s4.adapter.output.stream"
+            )
+        self.remote_stream = self.create_output_stream(
+            self.output_stream, key=self.remote_stream_key_finder, types=self.remote_stream_types
+        )

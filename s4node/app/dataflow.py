@@ -1,0 +1,291 @@
+"""An app's dataflow: which streams its PEs put on, and the feedback cycles in that.
+
+Rules
+- Found without running anything, from what handlers can reach: streams in the prototype's
+  attributes (also inside of lists, dicts, objects and closures), and streams that the code of the
+  handlers, and of the functions which that code names, reads from globals, closures or the app.
+- The walk is bounded, and an object that does not let itself be looked into is left alone.
+- An edge too many is possible (a stream held but never put on), an edge too few as well (a name
+  that is put together at run time). Whoever relies on edges adds those that it sees at run time.
+- Everything is sorted where order could show, so that two runs say the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from s4node.app.app import AdapterApp, App
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.app.stream import Stream
+
+_LIBRARY = inspect.__file__.rpartition("/")[0]
+_MOST = 100_000
+"""How many values are walked for one PE. Who holds more in a prototype holds data, not streams."""
+
+_OURS = (App, AdapterApp, ProcessingElement, object)
+_OPAQUE = (App, ProcessingElement, Prototype, type, ModuleType, str, bytes, int, float, complex)
+
+
+def puts(app: App) -> dict[str, set[str]]:
+    """The streams that each PE puts on, by the PE's name."""
+    found: dict[str, set[str]] = {}
+    for name, (prototype, element) in app.prototypes.items():
+        reached = _Reach(app, prototype, element).streams()
+        found[name] = {stream.name for stream in reached if app.streams.get(stream.name) is stream}
+    return found
+
+
+def edges(app: App) -> dict[str, set[str]]:
+    """For every stream of the app, the streams that the PEs behind it put on."""
+    put = puts(app)
+    return {
+        name: set().union(*(put[target.name] for target in stream.targets))
+        for name, stream in app.streams.items()
+    }
+
+
+def components(edges: Mapping[str, AbstractSet[str]]) -> list[list[str]]:
+    """The groups of streams that feed themselves, each sorted, in order of their first name.
+
+    A stream belongs to at most one group; two streams of a group reach each other.
+    """
+    found = [group for group in _strongly_connected(edges) if _feeds_itself(group, edges)]
+    return sorted(sorted(group) for group in found)
+
+
+def cycles(edges: Mapping[str, AbstractSet[str]]) -> list[list[str]]:
+    """A shortest cycle for each of the :func:`components`, through its first name.
+
+    The cycle starts with that name and does not repeat it at the end; see :func:`describe`.
+    """
+    return [_cycle_through(group[0], set(group), edges) for group in components(edges)]
+
+
+def levels(edges: Mapping[str, AbstractSet[str]], starts: Iterable[str]) -> dict[str, int]:
+    """How many streams lie between each stream and the nearest of ``starts``, which have 0.
+
+    A stream that none of them leads to has 0, too.
+    """
+    found = dict.fromkeys(edges, 0) | dict.fromkeys(starts, 0)
+    reached, border = set(starts), list(starts)
+    while border:
+        following = []
+        for name in border:
+            for target in sorted(edges.get(name, ())):
+                if target not in reached:
+                    reached.add(target)
+                    found[target] = found[name] + 1
+                    following.append(target)
+        border = following
+    return found
+
+
+def describe(cycle: Iterable[str]) -> str:
+    """The cycle in words: ``a -> b -> a``."""
+    names = list(cycle)
+    return " -> ".join([*names, *names[:1]])
+
+
+# -- what a prototype's handlers can reach --------------------------------------------------------
+
+
+class _Reach:
+    """Walks from one prototype over values and code, each once, and collects streams."""
+
+    def __init__(self, app: App, prototype: Prototype, element: ProcessingElement) -> None:
+        self._app = app
+        self._element = element
+        self._classes = [c for c in type(element).__mro__ if c not in _OURS]
+        self._app_classes = [c for c in type(app).__mro__ if c not in _OURS]
+        self._tops = {_top(c.__module__) for c in (*self._classes, *self._app_classes)}
+        self._hooks = [
+            *prototype.on_event.declared.values(),
+            *prototype.on_trigger.declared.values(),
+            *filter(None, (prototype.on_time, prototype.on_create, prototype.on_remove)),
+        ]
+        self._found: list[Stream] = []
+        self._seen: dict[int, Any] = {}  # the values are kept, so that no id is used twice
+        self._of_app: set[int] = set()
+        self._waiting: list[Any] = []
+
+    def streams(self) -> list[Stream]:
+        self._waiting += self._hooks
+        self._waiting += vars(self._element).values() if hasattr(self._element, "__dict__") else ()
+        self._waiting += (getattr(self._element, n, None) for n in type(self._element)._state)
+        while self._waiting and len(self._seen) < _MOST:
+            value = self._waiting.pop()
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._waiting += self._behind(value)
+        return self._found
+
+    def _behind(self, value: Any) -> Iterator[Any]:
+        """The values that one value leads to."""
+        if isinstance(value, Stream):
+            self._found.append(value)
+        elif isinstance(value, FunctionType):
+            yield from self._behind_function(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield value.__func__
+        elif isinstance(value, MethodType):
+            yield from (value.__self__, value.__func__)
+        elif isinstance(value, property):
+            yield value.fget
+        elif isinstance(value, functools.partial):
+            yield from (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, dict):
+            yield from islice(value.values(), _MOST)
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            yield from islice(value, _MOST)
+        elif not isinstance(value, _OPAQUE):
+            yield from _attributes(value)
+
+    def _behind_function(self, function: FunctionType) -> Iterator[Any]:
+        if not self._is_own(function):
+            return
+        yield getattr(function, "__wrapped__", None)
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+        names, texts = _named(function.__code__)
+        scope = [function.__globals__[n] for n in names if n in function.__globals__]
+        scope += map(_contents, function.__closure__ or ())
+        yield from scope
+        for place in scope:
+            if isinstance(place, (ModuleType, type)):  # helpers.emit(...), Base.on_event(self, ...)
+                yield from (vars(place)[name] for name in names if name in vars(place))
+        yield from _members(self._classes, names)
+        if "app" in names or self._app in scope or id(function) in self._of_app:
+            yield from self._behind_app(names, texts)
+
+    def _behind_app(self, names: set[str], texts: set[str]) -> Iterator[Any]:
+        """What code that names the app reads from it."""
+        for name in names & vars(self._app).keys() - {"streams", "prototypes"}:
+            yield vars(self._app)[name]
+        if "streams" in names:
+            yield from (self._app.streams[text] for text in texts & self._app.streams.keys())
+        for member in _members(self._app_classes, names):
+            self._of_app.add(id(member))
+            yield member
+
+    def _is_own(self, function: FunctionType) -> bool:
+        """Whether the function is of the app's author, not of a library."""
+        if _top(function.__module__) in self._tops:
+            return True
+        file = function.__code__.co_filename
+        return not (file.startswith((_LIBRARY, "<frozen")) or "-packages/" in file)
+
+
+def _top(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """The values of an object's attributes, slots included."""
+    with suppress(Exception):  # a proxy may raise anything
+        yield from list(getattr(value, "__dict__", {}).values())
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            with suppress(Exception):
+                yield getattr(value, slot, None)
+
+
+def _members(classes: Iterable[type], names: set[str]) -> Iterator[Any]:
+    """What the names mean as members of the first class that has them; of all, for ``super()``."""
+    met: set[str] = set()
+    for cls in classes:
+        here = {name for name in names - met if name in vars(cls)}
+        yield from (vars(cls)[name] for name in here)
+        if "super" not in names:
+            met |= here
+
+
+def _named(code: CodeType) -> tuple[set[str], set[str]]:
+    """The names that the code reads and the texts in it, those of inner functions included."""
+    names, texts = set(code.co_names), set()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner_names, inner_texts = _named(constant)
+            names |= inner_names
+            texts |= inner_texts
+        elif isinstance(constant, str):
+            texts.add(constant)
+    return names, texts
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+# -- cycles ---------------------------------------------------------------------------------------
+
+
+def _strongly_connected(edges: Mapping[str, AbstractSet[str]]) -> Iterator[list[str]]:
+    """Tarjan's algorithm without recursion, so that a long chain of streams is no problem."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    for root in edges:
+        if root in index:
+            continue
+        path: list[tuple[str, Iterator[str]]] = []
+        entering: str | None = root
+        while entering is not None or path:
+            if entering is not None:
+                index[entering] = low[entering] = len(index)
+                stack.append(entering)
+                on_stack.add(entering)
+                path.append((entering, iter(edges.get(entering, ()))))
+                entering = None
+            name, targets = path[-1]
+            for target in targets:
+                if target not in index:
+                    entering = target
+                    break
+                if target in on_stack:
+                    low[name] = min(low[name], index[target])
+            else:
+                path.pop()
+                if path:
+                    above = path[-1][0]
+                    low[above] = min(low[above], low[name])
+                if low[name] == index[name]:
+                    group = [stack.pop()]
+                    while group[-1] != name:
+                        group.append(stack.pop())
+                    on_stack.difference_update(group)
+                    yield group
+
+
+def _feeds_itself(group: list[str], edges: Mapping[str, AbstractSet[str]]) -> bool:
+    return len(group) > 1 or group[0] in edges.get(group[0], ())
+
+
+def _cycle_through(start: str, group: set[str], edges: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """The shortest way from ``start`` back to it inside of its group."""
+    came_from: dict[str, str] = {}
+    waiting = deque([start])
+    while True:
+        name = waiting.popleft()
+        for target in sorted(group & edges.get(name, set())):
+            if target == start:
+                path = [name]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if target not in came_from:
+                came_from[target] = name
+                waiting.append(target)

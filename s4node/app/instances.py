@@ -1,0 +1,213 @@
+"""The instances of one prototype in one task, by key.
+
+Rules
+- Reading a key makes its instance; that is all that the dispatch loop does.
+- Bounds are applied between batches, never while a handler runs, so an instance never vanishes
+  under its own handler. Where handlers overlap for long, the size is held beside them, by letting
+  go of others than theirs; many at a time, for finding the oldest takes its time.
+- Instances that are kept in a store leave memory beyond a cache's size without being removed;
+  ``on_remove`` is for what is gone for good.
+- ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
+  is ``async`` is awaited at the end of the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice, takewhile
+from typing import Any, Protocol
+
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.events.keys import Key, check_key
+
+PE = ProcessingElement
+
+_BEYOND = 64  # instances, or an eighth of the size, before the size is held beside handlers
+
+
+class Keeper(Protocol):
+    """Where instances are kept, if anywhere."""
+
+    def touch(self, keys: Iterable[Key | None]) -> None:
+        """Those of these that are in memory are about to change."""
+        ...
+
+    def evict(self, key: Key | None) -> None:
+        """The key's instance is about to leave memory."""
+        ...
+
+    def forget(self, key: Key | None) -> None:
+        """The key's instance is about to be gone for good."""
+        ...
+
+
+class Instances(dict[Any, PE]):
+    """An unbounded map from key to instance."""
+
+    __slots__ = (
+        "_async_create",
+        "_async_remove",
+        "fetch",
+        "gone",
+        "keeper",
+        "leaving",
+        "partition",
+        "prototype",
+    )
+
+    def __init__(self, prototype: Prototype, partition: int) -> None:
+        super().__init__()
+        self.prototype = prototype
+        self.partition = partition
+        self.leaving: list[PE] = []
+        self.gone: Callable[[Any], None] | None = None
+        self.keeper: Keeper | None = None
+        self.fetch: Callable[[], None] | None = None  # puts in what is saved of the coming events
+        self._async_create = inspect.iscoroutinefunction(prototype.on_create)
+        self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
+
+    def __missing__(self, key: Key) -> PE:
+        prototype = self.prototype
+        checked = check_key(key)
+        if self.fetch is not None:
+            self.fetch()
+            if key in self:
+                return super().__getitem__(key)
+        instance = prototype.make(checked, self)
+        if prototype.on_create is not None:
+            assert not self._async_create, "async on_create goes through obtain()"
+            prototype.on_create(instance)
+        self[key] = instance
+        if self.keeper is not None:  # the one before it may have been removed in this very slice
+            self.keeper.touch((instance.key,))
+        return instance
+
+    async def obtain(self, key: Key) -> PE:
+        """The key's instance where ``on_create`` is async."""
+        if key in self:
+            return self[key]
+        checked = check_key(key)
+        if self.fetch is not None:
+            self.fetch()
+            if key in self:
+                return self[key]
+        instance = self.prototype.make(checked, self)
+        assert self.prototype.on_create is not None
+        await self.prototype.on_create(instance)
+        self[key] = instance
+        if self.keeper is not None:
+            self.keeper.touch((instance.key,))
+        return self[key]  # counts as its first use
+
+    def singleton(self) -> PE:
+        """The one instance, made on the first call; its ``on_create`` is the caller's business."""
+        if None not in self:
+            self[None] = self.prototype.make(None, self)
+        return self[None]
+
+    def remove(self, instance: PE) -> None:
+        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
+        if self.get(instance.key) is not instance:
+            return
+        if self.keeper is not None:
+            self.keeper.forget(instance.key)
+        del self[instance.key]
+        if self.gone is not None:
+            self.gone(instance.key)
+        if self._async_remove:
+            self.leaving.append(instance)
+        elif self.prototype.on_remove is not None:
+            self.prototype.on_remove(instance)
+
+    async def finish_leaving(self) -> None:
+        """Await the ``on_remove`` of what was removed."""
+        on_remove = self.prototype.on_remove
+        assert on_remove is not None
+        while self.leaving:
+            await on_remove(self.leaving.pop(0))
+
+    def trim(self) -> None:
+        """Apply the bounds; an unbounded map has none."""
+
+    def shrink(self, in_use: Collection[Any]) -> None:
+        """Apply the bound of the size while instances are in use, to others than those."""
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the first instance may have been idle for too long; None if none ever is."""
+        return None
+
+
+class BoundedInstances(Instances):
+    """A map that keeps the instances used last: at most so many, none idle for so long."""
+
+    __slots__ = ("_clock", "_used")
+
+    def __init__(self, prototype: Prototype, partition: int, clock: Callable[[], float]) -> None:
+        super().__init__(prototype, partition)
+        self._clock = clock
+        self._used: dict[Any, float] = {}
+
+    def __getitem__(self, key: Any) -> PE:
+        instance = super().pop(key, None)
+        if instance is None:
+            instance = self.__missing__(key)
+        else:
+            super().__setitem__(key, instance)  # now the youngest
+        if self.prototype.cache_idle:
+            self._used.pop(key, None)
+            self._used[key] = self._clock()
+        return instance
+
+    def trim(self) -> None:
+        """Remove the least recently used beyond the size, and all that are idle for too long."""
+        self.shrink(())
+        if self.prototype.cache_idle:
+            before = self._clock() - self.prototype.cache_idle
+            idle = takewhile(lambda item: item[1] <= before, self._used.items())
+            for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
+                self.remove(instance)
+
+    def shrink(self, in_use: Collection[Any]) -> None:
+        """Remove the least recently used beyond the size that are not in use."""
+        size = self.prototype.cache_size
+        beyond = len(self) - size
+        if not size or beyond <= 0:
+            return
+        # found in one pass: a dict is slow to find its first entry behind removed ones; and in one
+        # step of the interpreter, for handlers in threads may add others
+        oldest = list(islice(self.values(), beyond + len(in_use)))
+        for instance in islice((each for each in oldest if each.key not in in_use), beyond):
+            if self.keeper is None:
+                self.remove(instance)
+            else:
+                self._evict(self.keeper, instance)
+
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``shrink`` while so many are in use."""
+        size = self.prototype.cache_size
+        return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
+
+    def _evict(self, keeper: Keeper, instance: PE) -> None:
+        """Let go of an instance that is kept elsewhere."""
+        keeper.evict(instance.key)
+        del self[instance.key]
+        self._used.pop(instance.key, None)
+        if self.gone is not None:
+            self.gone(instance.key)
+
+    def remove(self, instance: PE) -> None:
+        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
+        super().remove(instance)
+        if instance.key not in self:
+            self._used.pop(instance.key, None)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the instance unused for longest is due."""
+        if not self.prototype.cache_idle:
+            return None
+        oldest = next(iter(self._used.values()), None)  # a thread may just have the only one out
+        return None if oldest is None else oldest + self.prototype.cache_idle

@@ -1,0 +1,231 @@
+"""The state of PE instances as bytes, and how it outlives changes of the class. Pure.
+
+Rules
+- What is saved is what the class declares: its annotated attributes with defaults, in their order.
+- A saved instance says under which version of the class it was saved. Versions are numbered as
+  they come, and kept with the state.
+- An attribute that is new gets its default. One that is gone, or has another type, is refused by
+  name, unless the class has ``migrate``, which is given what was saved and returns what it is now.
+- Python does not hold values to their annotations, so nor does this where the bytes say by
+  themselves what the value was: None, numbers and truth values come back whatever is declared.
+  Anything else that is not what is declared is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from inspect import get_annotations
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from s4node.app.processing_element import ProcessingElement
+from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, described, is_signal
+from s4node.events.routing import compiled
+from s4node.events.schema import words
+
+Fields = tuple[tuple[str, str], ...]
+"""The attributes of one version of a class, each with its type in words."""
+
+_DAMAGED = "it is damaged, or of another class; go back to a copy that is sound"
+
+_encode = msgspec.msgpack.Encoder().encode
+_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_anything = msgspec.msgpack.Decoder().decode
+_scalar = msgspec.msgpack.Decoder(int | float | bool | None).decode
+
+
+class ElementCodec:
+    """Saves and restores instances of one PE class.
+
+    ``versions`` are those under which there is state, the oldest first; the class's own is added
+    if it is new. Raises GraphError where the class has state that cannot be saved, StateError
+    where what was saved does not fit it any more.
+    """
+
+    def __init__(self, cls: type[ProcessingElement], versions: Sequence[Fields] = ()) -> None:
+        self._name = cls.__name__
+        self._types = _types_of(cls)
+        check_defaults(cls, cls._state)
+        self.fields: Fields = tuple(
+            (name, _words(cls, name, kind)) for name, kind in self._types.items()
+        )
+        self._migrate: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(
+            cls, "migrate", None
+        )
+        self.versions: tuple[Fields, ...] = tuple(versions)
+        if self.fields not in self.versions:
+            self.versions = (*self.versions, self.fields)
+        self._version = self.versions.index(self.fields)
+        row = ", ".join([str(self._version), *(f"i.{name}" for name in self._types)])
+        source = ["def encode(instances):", f"    return [_encode(({row},)) for i in instances]"]
+        self._encode_all = compiled("encode", source, {"_encode": _encode})
+        # a row's fields are named by their position, for an attribute may have any name
+        places = {name: f"at_{place}" for place, name in enumerate(self._types)}
+        given = [f"    i.{name} = row.{at}" for name, at in places.items()] or ["    pass"]
+        self._give = compiled("give", ["def give(i, row):", *given], {})
+        self._decoders = {
+            name: msgspec.msgpack.Decoder(kind).decode for name, kind in self._types.items()
+        }
+        saved = msgspec.defstruct(
+            "Row",
+            [("version", int), *zip(places.values(), self._types.values(), strict=True)],
+            array_like=True,
+            gc=False,
+        )
+        self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(saved).decode
+        for fields in self.versions:
+            if not self._migrate:
+                self._check(fields)
+
+    def encode(self, instance: ProcessingElement) -> bytes:
+        """The instance's state; raises NotSaveable for a value that cannot be saved."""
+        try:
+            return _encode([self._version, *(getattr(instance, name) for name in self._types)])
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise NotSaveable(self._name, instance.key, self._worst(instance), error) from error
+
+    def _worst(self, instance: ProcessingElement) -> str:
+        """The attribute that cannot be encoded; all of them where that is so together only."""
+        for name in self._types:
+            try:
+                _encode(getattr(instance, name))
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                return name
+        return ", ".join(self._types)
+
+    def encode_all(self, instances: list[Any]) -> list[bytes]:
+        """The states of several instances; raises NotSaveable as ``encode`` does."""
+        try:
+            return self._encode_all(instances)  # type: ignore[no-any-return]
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return [self.encode(instance) for instance in instances]
+
+    def restore(self, instance: ProcessingElement, data: bytes) -> None:
+        """Give the instance the state that was saved."""
+        try:
+            row = self._row(data)
+            if row.version == self._version:
+                self._give(instance, row)
+                return
+        except msgspec.MsgspecError:
+            pass  # it is of another version, of values that are not as declared, or damaged
+        for name, value in self._older(instance.key, data).items():
+            setattr(instance, name, value)
+
+    def _older(self, key: Any, data: bytes) -> dict[str, Any]:
+        try:
+            version, *values = _raw_list(data)
+            fields = self.versions[_anything(version)]
+            saved = dict(zip((name for name, _ in fields), values, strict=True))
+        except (msgspec.MsgspecError, ValueError, IndexError, TypeError) as error:
+            raise self._unread(key, str(error)) from error
+        if self._migrate is None or fields == self.fields:
+            return {name: self._value(key, name, raw) for name, raw in saved.items()}
+        try:
+            plain = {name: _anything(raw) for name, raw in saved.items()}
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise self._unread(key, str(error)) from error
+        return self._migrated(key, self._migrate, plain)
+
+    def _migrated(
+        self, key: Any, migrate: Callable[[dict[str, Any]], Any], saved: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the class makes of what was saved by an earlier version of it."""
+        try:
+            migrated = migrate(saved)
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            raise self._unmigrated(key, f"raised {described(error)}") from error
+        if not isinstance(migrated, Mapping):
+            raise self._unmigrated(key, f"returned {migrated!r} instead of a dict of attributes")
+        found: dict[str, Any] = {}
+        for name, value in migrated.items():
+            if name not in self._types:
+                returned = f"returned an attribute {name!r}, which it does not have"
+                raise self._unmigrated(key, returned)
+            try:
+                found[name] = msgspec.convert(value, self._types[name])
+            except msgspec.ValidationError as error:
+                returned = f"returned an attribute {name!r} that is not of its type: {error}"
+                raise self._unmigrated(key, returned) from error
+        return found
+
+    def _unmigrated(self, key: Any, what: str) -> NotRestorable:
+        return NotRestorable(
+            self._name, key, f"migrate of {self._name} {key!r} {what}", "mend migrate"
+        )
+
+    def _value(self, key: Any, name: str, raw: Any) -> Any:
+        """A value that was saved."""
+        try:
+            return self._decoders[name](raw)
+        except msgspec.MsgspecError as error:
+            with suppress(msgspec.MsgspecError):
+                return _scalar(raw)
+            declared = dict(self.fields)[name]
+            raise self._unread(
+                key,
+                f"attribute {name!r} is declared {declared}, and held something else ({error})",
+                "declare what it holds, and have the class's migrate(saved) read what is there",
+            ) from error
+
+    def _unread(self, key: Any, why: str, mending: str = _DAMAGED) -> NotRestorable:
+        fact = f"saved state of {self._name} {key!r} cannot be read: {why}"
+        return NotRestorable(self._name, key, fact, mending)
+
+    def _check(self, saved: Fields) -> None:
+        own = dict(self.fields)
+        for name, kind in saved:
+            if name not in own:
+                reason = f"saved state has an attribute {name}: {kind}, which it no longer has"
+            elif own[name] != kind:
+                reason = f"attribute {name} is {own[name]}, and was saved as {kind}"
+            else:
+                continue
+            raise StateError(
+                f"PE class {self._name}: {reason}; keep it, or give the class a static method "
+                f"migrate(saved: dict) -> dict"
+            )
+
+
+def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:
+    """The state's attributes with their types; an attribute whose default was changed keeps its."""
+    hints: dict[str, Any] = {}
+    try:
+        for base in reversed(cls.__mro__):
+            if base is not ProcessingElement:
+                hints |= get_annotations(base, eval_str=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise GraphError(
+            f"PE class {cls.__name__}: the types of its state cannot be resolved ({error}); "
+            f"import them at the top of the module"
+        ) from error
+    return {name: hints.get(name, Any) for name in cls._state}
+
+
+def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) -> None:
+    """Refuse what would come back as another type, and so only fail after a restart; ``defaults``
+    are those of the class, or of its prototype."""
+    for name, default in defaults.items():
+        for plain in (dict, list, set):
+            if isinstance(default, plain) and type(default) is not plain:
+                raise GraphError(
+                    f"PE class {cls.__name__}: attribute {name} is a {type(default).__name__}, and "
+                    f"would come back from its state as a plain {plain.__name__}; give it a "
+                    f"{plain.__name__} as its default"
+                )
+
+
+def _words(cls: type[ProcessingElement], name: str, kind: Any) -> str:
+    try:
+        msgspec.msgpack.Decoder(kind)
+        return words(inspect.type_info(kind))
+    except (TypeError, ValueError, NameError) as error:
+        raise GraphError(
+            f"PE class {cls.__name__}: attribute {name} is {kind!r}, which cannot be saved: "
+            f"{error}; use numbers, text, lists, dicts, sets, dataclasses, msgspec structs"
+        ) from error

@@ -1,0 +1,172 @@
+"""ProcessingElement: the class that an app's author subclasses.
+
+Rules
+- A prototype is configured once, before the app starts; an instance is made for each key at the
+  key's first event. The constructor runs for the prototype only; ``on_create`` for each instance.
+- Annotated attributes with defaults are the state of an instance, and all of it: they become
+  slots, which are small and quick, and an attribute that is not declared cannot be set. A mutable
+  default is copied for each instance.
+- What is set on the prototype holds for all its instances: a state attribute's new default, or
+  anything else (streams, parameters) as a common value.
+- One instance runs one handler at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from s4node.errors import GraphError
+
+if TYPE_CHECKING:
+    from s4node.app.app import App
+    from s4node.app.instances import Instances
+    from s4node.app.prototype import Prototype
+    from s4node.events.keys import Key
+
+
+_RESERVED = {"_group", "_home", "_mark", "_prototype", "_row", "app", "key", "partition"}
+
+
+class ElementType(ABCMeta):
+    """The class of PE classes: makes slots of annotated attributes with defaults."""
+
+    _state: dict[str, Any]
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
+    ) -> ElementType:
+        inherited: dict[str, Any] = {}
+        for base in reversed(bases):
+            inherited |= getattr(base, "_state", {})
+        own = {
+            attribute: namespace.pop(attribute)
+            for attribute, kind in _annotations(namespace).items()
+            if attribute in namespace and "ClassVar" not in str(kind)
+        }
+        changed = [n for n in inherited if n in namespace and _is_default(namespace[n])]
+        own |= {attribute: namespace.pop(attribute) for attribute in changed}
+        for attribute in own.keys() & _RESERVED:
+            raise GraphError(f"PE class {name}: {attribute!r} is taken; give it another name")
+        slots = namespace.get("__slots__", ())
+        slots = (slots,) if isinstance(slots, str) else slots
+        added = [n for n in own if n not in inherited]
+        if isinstance(slots, dict):  # of names and what help() says of them
+            namespace["__slots__"] = {**slots, **dict.fromkeys(added)}
+        else:
+            namespace["__slots__"] = (*slots, *added)
+        try:
+            cls = super().__new__(mcs, name, bases, namespace, **more)
+        except TypeError as error:
+            if "layout" not in str(error) and "lay-out" not in str(error):
+                raise
+            raise GraphError(
+                f"PE class {name}: two of its bases {', '.join(b.__name__ for b in bases)} have "
+                f"state; let one derive from the other, or keep the state in one"
+            ) from error
+        cls._state = inherited | own
+        return cls
+
+
+def _is_default(value: Any) -> bool:
+    """Whether a subclass gives a state attribute a new default, not a method of that name."""
+    return not isinstance(value, (property, staticmethod, classmethod, FunctionType))
+
+
+def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:
+    """The annotations in a class body; from Python 3.14 on they are computed on demand."""
+    if "__annotations__" in namespace or "__annotate_func__" not in namespace:
+        return dict(namespace.get("__annotations__", {}))
+    import annotationlib
+
+    annotate = annotationlib.get_annotate_from_class_namespace(namespace)
+    if annotate is None:
+        return {}
+    form = annotationlib.Format.FORWARDREF
+    return dict(annotationlib.call_annotate_function(annotate, form))
+
+
+class ProcessingElement(metaclass=ElementType):
+    """The state and the handlers of one key.
+
+    Write the handlers that you need; each may be plain or ``async``:
+
+    - ``on_event(self, event: Click)``: any number of them, named ``on_event`` or ``on_event_...``,
+      each annotated with the event type it takes (none means every type). The most specific one
+      that fits is called. An event that none fits is counted, and reported once for its type.
+    - ``on_trigger(self, event: Click)``, named likewise: after ``on_event``, when the trigger set
+      with :meth:`set_trigger` fires.
+    - ``on_time(self)``: every :meth:`set_timer_interval` seconds, on each instance.
+    - ``on_create(self)`` before an instance's first event, ``on_remove(self)`` when the instance
+      leaves its cache or is removed. They are not called when the app starts or stops.
+
+    A handler sends with ``stream.put(event)``, which never waits. A plain handler holds up its
+    process while it runs: use an ``async`` one for whatever waits.
+    """
+
+    __slots__ = {  # with what help() says of them
+        "_group": None,
+        "_home": None,
+        "_mark": None,
+        "_row": None,
+        "key": "The instance's key: a str, an int, bytes, or a tuple of at least two of those. "
+        "None in a prototype and in a singleton.",
+    }
+
+    _prototype: ClassVar[Prototype]
+
+    app: ClassVar[App]
+    """The app that this PE belongs to."""
+
+    key: Key | None
+
+    _home: Instances
+    _mark: object  # when it was touched last, where it is saved,
+    _row: bytes  # and where that is, once it was,
+    _group: list[ProcessingElement]  # and where it is noted for the next commit
+
+    @property
+    def partition(self) -> int:
+        """The partition in which this instance lives, from 0."""
+        return self._home.partition
+
+    # -- for the prototype, before the app starts --------------------------------------------
+
+    def set_trigger(self, event_type: type, *, events: int = 0, seconds: float = 0) -> None:
+        """Call ``on_trigger`` for events of this type (or a subclass), counted for each key.
+
+        It fires with the event that is the ``events``-th since the last firing, or that arrives
+        ``seconds`` or more after the last firing, whichever comes first. Until it has fired, both
+        count from the key's first event of the type. 0 leaves that condition out.
+        """
+        self._prototype.set_trigger(event_type, events, seconds)
+
+    def set_timer_interval(self, seconds: float) -> None:
+        """Call ``on_time`` on each instance every ``seconds`` (processing time); 0 for never."""
+        self._prototype.set_timer_interval(seconds)
+
+    def set_singleton(self, singleton: bool = True) -> None:
+        """Have one instance in each partition, made at the start, for every event."""
+        self._prototype.set_singleton(singleton)
+
+    def set_pe_cache(self, max_size: int = 0, idle_seconds: float = 0) -> None:
+        """Keep at most ``max_size`` instances in a partition, and none unused for so long.
+
+        Give one of them or both; a bound of 0 is left out. They are applied between batches. What
+        goes is removed, and its ``on_remove`` called. Where state is kept, the least recently used
+        beyond ``max_size`` only leave memory, and what is not in memory is never idle.
+        """
+        self._prototype.set_cache(max_size, idle_seconds)
+
+    # -- for an instance ---------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """Remove this instance: its ``on_remove`` is called, the key's next event makes a new one.
+
+        A handler that removes its own instance goes on to its end.
+        """
+        self._home.remove(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {getattr(self, 'key', None)!r}>"

@@ -1,0 +1,299 @@
+"""A prototype: what the instances of one PE of one app have in common.
+
+Rules
+- Handlers are found by their name and the annotation of their first parameter, once, when the
+  prototype is made. An event's handler is the one for the nearest class in its method resolution
+  order, so the most specific type wins in any hierarchy.
+- Every mistake in a PE class is a GraphError when the PE is created, not a surprise at an event.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+
+from s4node.app.processing_element import ElementType, ProcessingElement
+from s4node.errors import GraphError
+from s4node.events.event import Event, GenericEvent
+from s4node.events.routing import compiled
+
+if TYPE_CHECKING:
+    from s4node.app.app import App
+
+Handler: TypeAlias = Callable[[Any, Any], Any]
+P = TypeVar("P", bound=ProcessingElement)
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, type, range)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When ``on_trigger`` fires for a type of event; 0 leaves a condition out."""
+
+    event_type: type
+    events: int
+    seconds: float
+
+
+class HandlerTable(dict[type, Handler]):
+    """From an event's class to the handler that fits best; fills itself as classes appear."""
+
+    def __init__(self, name: str, handlers: dict[type, Handler]) -> None:
+        super().__init__()
+        self.name = name
+        self.declared = handlers
+        self.unhandled: Counter[type] = Counter()
+        self.on_unhandled: Callable[[type], None] = lambda _: None
+
+    def find(self, cls: type) -> Handler | None:
+        """The handler of the nearest base class, or None."""
+        for base in cls.__mro__:
+            if base in self.declared:
+                return self.declared[base]
+        return None
+
+    def __missing__(self, cls: type) -> Handler:
+        found = self.find(cls)
+        if found is None:
+            found = self._count_unhandled
+            self.on_unhandled(cls)
+        self[cls] = found
+        return found
+
+    def _count_unhandled(self, _instance: Any, event: Any) -> None:
+        self.unhandled[event.__class__] += 1
+
+    @property
+    def any_async(self) -> bool:
+        """Whether some handler is ``async``."""
+        return any(map(inspect.iscoroutinefunction, self.declared.values()))
+
+
+class Prototype:
+    """The bound class of one PE: the user's class with the app and the configuration on it."""
+
+    def __init__(self, cls: type[ProcessingElement], app: App, name: str) -> None:
+        self.name = name
+        self.app = app
+        self.singleton = False
+        self.timer_interval: float | None = None  # until it is set, be it to 0 for never
+        self.cache_size = 0
+        self.cache_idle = 0.0
+        self.triggers: list[Trigger] = []
+        self.started = False
+        self.on_event = HandlerTable("on_event", _handlers(cls, "on_event"))
+        self.on_trigger = HandlerTable("on_trigger", _handlers(cls, "on_trigger"))
+        self.on_time = _plain_hook(cls, "on_time")
+        self.on_create = _plain_hook(cls, "on_create")
+        self.on_remove = _plain_hook(cls, "on_remove")
+        self.cls = self._bound(cls, ())
+        # a base outside of this house may have brought a dict along
+        self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
+        self.make: Callable[[Any, Any], ProcessingElement] = _not_started
+        """``make(key, home)`` is a new instance; its ``on_create`` is the caller's business."""
+
+    def _bound(self, cls: type[P], slots: tuple[str, ...]) -> type[P]:
+        body = {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "__slots__": slots,
+            "_prototype": self,
+            "app": self.app,
+        }
+        return ElementType(cls.__name__, (cls,), body)  # type: ignore[return-value]
+
+    def element(self, *arguments: Any, **named: Any) -> ProcessingElement:
+        """The prototype object, which the app's author configures."""
+        element = self._element_cls.__new__(self._element_cls)
+        element.key = None
+        for name, value in self.cls._state.items():
+            setattr(element, name, copy.deepcopy(value))
+        element.__init__(*arguments, **named)  # type: ignore[misc]
+        return element
+
+    @property
+    def is_async(self) -> bool:
+        """Whether anything that runs for an event is ``async``."""
+        return (
+            self.on_event.any_async
+            or self.on_trigger.any_async
+            or inspect.iscoroutinefunction(self.on_create)
+            or inspect.iscoroutinefunction(self.on_remove)
+        )
+
+    def hooks(self) -> list[tuple[str, Handler | Callable[[Any], Any] | None]]:
+        """The names and methods of all that is called for an event, at a time or for a life."""
+        handlers = [*self.on_event.declared.values(), *self.on_trigger.declared.values()]
+        return [
+            *((handler.__name__, handler) for handler in dict.fromkeys(handlers)),
+            ("on_time", self.on_time),
+            ("on_create", self.on_create),
+            ("on_remove", self.on_remove),
+        ]
+
+    def event_types(self) -> tuple[type, ...]:
+        """The concrete event types that the handlers name."""
+        return tuple(
+            cls
+            for cls in self.on_event.declared
+            if cls is GenericEvent or (issubclass(cls, Event) and cls is not Event)
+        )
+
+    def set_trigger(self, event_type: type, events: int, seconds: float) -> None:
+        """See ProcessingElement.set_trigger."""
+        self._check_not_started()
+        if not isinstance(event_type, type):
+            raise GraphError(f"{self.name}: a trigger is for an event type, not {event_type!r}")
+        if events <= 0 and seconds <= 0:
+            raise GraphError(f"{self.name}: a trigger needs events > 0 or seconds > 0")
+        if not self.on_trigger.declared:
+            raise GraphError(f"{self.name}: a trigger is set but there is no on_trigger method")
+        self.triggers.append(Trigger(event_type, events, seconds))
+
+    def set_timer_interval(self, seconds: float) -> None:
+        """See ProcessingElement.set_timer_interval."""
+        self._check_not_started()
+        if seconds < 0:
+            raise GraphError(f"{self.name}: the timer interval is {seconds}; give seconds >= 0")
+        if self.on_time is None:
+            raise GraphError(f"{self.name}: a timer is set but there is no on_time method")
+        self.timer_interval = seconds
+
+    def set_singleton(self, singleton: bool) -> None:
+        """See ProcessingElement.set_singleton."""
+        self._check_not_started()
+        self.singleton = singleton
+
+    def set_cache(self, max_size: int, idle_seconds: float) -> None:
+        """See ProcessingElement.set_pe_cache."""
+        self._check_not_started()
+        if max_size < 0 or idle_seconds < 0 or not (max_size or idle_seconds):
+            raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
+        self.cache_size, self.cache_idle = max_size, idle_seconds
+
+    def freeze(self, element: ProcessingElement) -> None:
+        """The app starts: what was set on the prototype holds for all its instances."""
+        for name, value in vars(element).items():
+            # a function set as a value is not a method
+            setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
+        state = {name: getattr(element, name) for name in self.cls._state}
+        copied = {n: value for n, value in state.items() if not isinstance(value, _IMMUTABLE)}
+        lines = [
+            "def make(key, home):",
+            "    i = new(cls)",
+            "    i.key = key",
+            "    i._home = home",
+            "    i._mark = None",
+        ]
+        lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
+        bindings = {"new": self.cls.__new__, "cls": self.cls, "copy": copy.deepcopy}
+        bindings |= {f"_{name}": value for name, value in state.items()}
+        self.make = compiled("make", [*lines, "    return i"], bindings)
+        self.started = True
+
+    def _check_not_started(self) -> None:
+        if self.started:
+            raise GraphError(
+                f"{self.name} is configured after the app has started; do it in on_init"
+            )
+
+
+def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
+    hook = getattr(cls, name, None)
+    if hook is None:
+        return None
+    if not callable(hook):
+        raise GraphError(f"{cls.__name__}.{name} is not a method")
+    parameters = inspect.signature(hook).parameters.values()
+    if sum(p.default is p.empty and p.kind not in _VARIABLE for p in parameters) != 1:
+        raise GraphError(f"{cls.__name__}.{name} takes {len(parameters)} parameters; write (self)")
+    return hook  # type: ignore[no-any-return]
+
+
+def _not_started(_key: Any, _home: Any) -> ProcessingElement:
+    raise GraphError("a PE instance before its app has started")
+
+
+def _handlers(cls: type, word: str) -> dict[type, Handler]:
+    """Handlers by event type; of two for one type in one class hierarchy the subclass's wins."""
+    found: dict[type, Handler] = {}
+    owner: dict[type, str] = {}
+    names = [n for n in dir(cls) if n == word or n.startswith(f"{word}_")]
+    depth = {n: next(i for i, c in enumerate(cls.__mro__) if n in c.__dict__) for n in names}
+    for name in sorted(names, key=lambda n: depth[n]):
+        function = inspect.getattr_static(cls, name)
+        if not inspect.isfunction(function):
+            raise GraphError(f"{cls.__name__}.{name} is not a method")
+        for event_type in _event_types_of(cls, function):
+            if event_type not in found:
+                found[event_type], owner[event_type] = function, name
+            elif depth[owner[event_type]] == depth[name]:
+                raise GraphError(
+                    f"{cls.__name__}.{owner[event_type]} and {cls.__name__}.{name} both take "
+                    f"{event_type.__name__}; keep one"
+                )
+    return found
+
+
+def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]:
+    """What a handler's first parameter is annotated with; ``object`` if with nothing."""
+    place = f"{cls.__name__}.{function.__name__}"
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 2:
+        raise GraphError(f"{place} takes {len(parameters)} parameters; write (self, event: Type)")
+    if parameters[1].kind in _BY_NAME:
+        raise GraphError(f"{place} takes its event by name only; write (self, event: Type)")
+    annotation = parameters[1].annotation
+    if annotation is inspect.Parameter.empty:
+        return (object,)
+    if isinstance(annotation, str):
+        try:
+            annotation = _resolved(annotation, cls, inspect.unwrap(function))
+        except (NameError, AttributeError, SyntaxError, TypeError) as error:
+            raise GraphError(
+                f"{place}: the annotation {annotation!r} cannot be resolved ({error}); define "
+                f"the event type at the top of the module"
+            ) from error
+    if annotation is Any:
+        return (object,)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(annotation) if union else (annotation,)
+    for kind in kinds:
+        if kind is not object and not _is_event_type(kind):
+            raise GraphError(f"{place} takes {kind!r}, which is not an event type{_instead(kind)}")
+    return tuple(kinds)
+
+
+def _is_event_type(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
+
+
+def _instead(kind: object) -> str:
+    """What to write for an event type with parameters, of which its events know nothing."""
+    origin = typing.get_origin(kind)
+    if not _is_event_type(origin):
+        return ""
+    name = origin.__name__
+    return (
+        f"; an event is a {name} whatever it holds: write {name}, or a class of your own: "
+        f"class Mine({kind!r})"
+    )
+
+
+def _resolved(annotation: str, cls: type, function: Any) -> Any:
+    """What the text of one annotation of a method names; the others may be anything."""
+
+    def only() -> None: ...
+
+    only.__annotations__ = {"event": annotation}
+    scope = {**inspect.getclosurevars(function).nonlocals, cls.__name__: cls}
+    return typing.get_type_hints(only, function.__globals__, scope)["event"]

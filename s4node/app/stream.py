@@ -1,0 +1,209 @@
+"""Streams: what PEs put events on, and what brings events to PEs.
+
+Rules
+- ``put`` is for handlers: it checks the event's type and appends; nothing waits. The task hands
+  on what was put at the end of the batch.
+- ``send`` is for sources (adapters, background tasks): it waits while the stream is full.
+- A stream declares its event types, or takes those that its PEs' handlers name; where neither
+  says anything it carries GenericEvents. An output stream without types learns them as they come.
+- A stream knows no task, socket or process: who carries events away is injected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from s4node.errors import EventError, GraphError, S4Error
+from s4node.events.event import LIVE, GenericEvent
+from s4node.events.keys import KeySpec
+from s4node.events.schema import EventType
+
+if TYPE_CHECKING:
+    from s4node.app.prototype import Prototype
+
+emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
+"""What the running task has put on each stream since its last batch, by the stream's index."""
+
+
+class Carrier(Protocol):
+    """Takes events that come from outside of any handler."""
+
+    async def send(self, events: Sequence[Any]) -> None:
+        """Take the events as soon as there is room."""
+        ...
+
+    def send_nowait(self, events: Sequence[Any]) -> None:
+        """Take the events; raise WouldBlock, and take none, if there is no room."""
+        ...
+
+    @property
+    def pressure(self) -> float:
+        """How full the way out is: 0 is empty, 1 and more means that senders wait."""
+        ...
+
+
+class Stream:
+    """An internal stream of an app: from PEs to PEs.
+
+    Keyed, its events go to the partition and the PE instance of their key. Un-keyed, they stay in
+    the partition where they were put, or go to all of them with ``broadcast``.
+    """
+
+    kind = "internal"
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        targets: Sequence[Prototype] = (),
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] = (),
+        broadcast: bool = False,
+    ) -> None:
+        self.name = name
+        self.targets = tuple(targets)
+        self.key = key
+        self.broadcast = broadcast
+        self.carrier: Carrier | None = None
+        self.parallelism = 1
+        self._index = index
+        named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
+        self._declared = tuple(named) or self._default_types()
+        self._types = {cls: EventType(cls) for cls in self._declared}
+        self._accepts = frozenset(self._types) - {GenericEvent}
+
+    def _default_types(self) -> tuple[type, ...]:
+        return (GenericEvent,)
+
+    @property
+    def types(self) -> tuple[EventType, ...]:
+        """The event types that the stream carries."""
+        return tuple(self._types.values())
+
+    def set_parallelism(self, handlers: int) -> None:
+        """Let up to so many handlers of this stream run at a time in each partition.
+
+        The events of a key stay in order. ``async`` handlers overlap on the event loop, plain ones
+        run in threads, which helps handlers that wait and not those that compute. It takes a key,
+        and PEs that are no singletons. The setting ``s4.stream.parallelism`` wins over it.
+        """
+        if not isinstance(handlers, int) or handlers < 1:
+            raise GraphError(
+                f"stream {self.name!r}: a parallelism of {handlers!r} is no whole number from 1 on"
+            )
+        self.parallelism = handlers
+
+    def put(self, event: Any) -> None:
+        """Send an event from a handler; it leaves when the batch at hand is done.
+
+        Raises EventError for a type that the stream does not carry.
+        """
+        if event.__class__ not in self._accepts:
+            self._check(event)
+        try:
+            emitted.get()[self._index].append(event)
+        except LookupError:
+            raise S4Error(
+                f"put() on stream {self.name!r} outside of a handler; use 'await stream.send()'"
+            ) from None
+
+    def put_into(self, put: list[list[Any]], event: Any) -> None:
+        """As put, where the running task is known; from any thread."""
+        if event.__class__ not in self._accepts:
+            self._check(event)
+        put[self._index].append(event)
+
+    async def send(self, event: Any) -> None:
+        """Send an event from a source, waiting while the stream is full.
+
+        Raises EventError for a type that the stream does not carry, S4Error before the app has
+        started; so do send_many and send_nowait.
+        """
+        await self.send_many((event,))
+
+    async def send_many(self, events: Iterable[Any]) -> None:
+        """Send events from a source, in order, waiting while the stream is full."""
+        await self._carrier().send(self._checked(events))
+
+    def send_nowait(self, event: Any) -> None:
+        """As send, but raises WouldBlock where send would wait."""
+        self._carrier().send_nowait(self._checked((event,)))
+
+    @property
+    def pressure(self) -> float:
+        """How full the way out is, so that a source can react: from 1 on, ``send`` waits."""
+        return self._carrier().pressure
+
+    def _carrier(self) -> Carrier:
+        if self.carrier is None:
+            raise S4Error(f"stream {self.name!r} is used before its app has started")
+        return self.carrier
+
+    def _checked(self, events: Iterable[Any]) -> list[Any]:
+        checked = list(events)
+        for cls in set(map(type, checked)):
+            if cls not in self._accepts:
+                for event in checked:
+                    if event.__class__ is cls:
+                        self._check(event)
+        return checked
+
+    def _check(self, event: Any) -> None:
+        cls = event.__class__
+        if cls is GenericEvent and cls in self._types:
+            event.freeze()
+            return
+        declared = ", ".join(kind.name for kind in self.types)
+        raise EventError(
+            f"stream {self.name!r} takes {declared}, not {cls.__name__}; declare it with "
+            f"types=(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class InputStream(Stream):
+    """A stream that brings events from other clusters and clients to PEs, or from a system.
+
+    ``system`` is where its events are read from; ``live`` are those that producers send.
+    With a key it owns its keys: an event that arrives in the wrong partition is sent on to the
+    right one, so a key lives in one place whatever the sender did.
+    """
+
+    kind = "input"
+    system = LIVE
+    whole = True
+    """Whether all its partitions are read, or only those that the settings broadcast."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether producers send its events."""
+        return self.system == LIVE
+
+
+class OutputStream(Stream):
+    """A stream to the clusters that consume it.
+
+    With a key its events go to the partition of their key there, without one round robin over the
+    consuming cluster's partitions. Each consuming cluster gets every event once.
+    """
+
+    kind = "output"
+
+    def _default_types(self) -> tuple[type, ...]:
+        return ()
+
+    def _check(self, event: Any) -> None:
+        cls = event.__class__
+        if not self._declared and cls not in self._types:
+            self._types[cls] = EventType(cls)
+            self._accepts = frozenset(self._types) - {GenericEvent}
+        if cls in self._types:
+            if cls is GenericEvent:
+                event.freeze()
+            return
+        super()._check(event)

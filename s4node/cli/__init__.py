@@ -1,0 +1,1 @@
+"""The s4 command."""

@@ -1,0 +1,228 @@
+"""``s4 checkpoint``: how far the tasks of an app have come, whether it runs or not.
+
+Rules
+- What is exported can be imported as it is, while no container of the job runs. All of a file is
+  looked at before anything is written.
+- Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
+- What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused,
+  and one of a partition that another task reads. From an app of another name it is told.
+- It goes where the job's state goes: where that is shipped, the command needs its URL. So does who
+  looks, or is told that this folder may be behind.
+- What cannot be read is told behind the rest where it is shown; nothing of it is carried elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from s4node.cli.job import Job, Where, find_job, tell_damaged, tell_older
+from s4node.config.settings import Config
+from s4node.errors import CheckpointError, ConfigError
+from s4node.events.schema import UNREADABLE
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.job_lock import stopped
+from s4node.offsets.startpoint import Number
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import ProgressStore, now_ms
+from s4node.state import epochs
+from s4node.state.job import Progress, replace, task_folder
+
+_FORMAT = 1
+
+
+def list_(target: str, config: Config, *, as_json: bool) -> int:
+    """Print the tasks that have a checkpoint; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    kept = {task: epochs.kept_of(task_folder(job.folder, task)) for task in job.checkpoints}
+    if as_json:
+        print(json.dumps([
+            {
+                "task": task, "written_ms": one.written_ms, "inputs": len(one.offsets),
+                "kept": [{"name": k.name, "commit": k.commit, "kept_ms": k.kept_ms}
+                         for k in kept[task]],
+            }
+            for task, one in job.checkpoints.items()
+        ]))  # fmt: skip
+        return _told(job, *job.progress(job.tasks))
+    for task, one in job.checkpoints.items():
+        count = len(one.offsets)
+        print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
+        for each in kept[task]:
+            print(f"  kept {each.name}: commit {each.commit}, {_at(each.kept_ms)}")
+    return _told(job, *job.progress(job.tasks))
+
+
+def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
+    """Print what each task goes on with, the offset of each partition and the number of each
+    producer of a durable stream; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    job.check_task(task)
+    shown, damaged = job.progress([task] if task else job.tasks)
+    if as_json:
+        tasks = _tasks({name: one.checkpoint for name, one in shown.items()})
+        for name, progress in shown.items():
+            tasks[name]["producers"] = [
+                {"stream": stream, "producer": producer, "number": kept.number}
+                for (stream, producer), kept in sorted(progress.producers.items())
+            ]
+        print(json.dumps(tasks))
+        return _told(job, shown, damaged)
+    for name, (one, producers, _) in shown.items():
+        print(f"{name}: {_when(one)}")
+        for at, offset in sorted(one.offsets.items()):
+            print(f"  {SystemStreamPartition(*at)}: {offset}")
+        for (stream, producer), kept in sorted(producers.items()):
+            print(f"  {stream} from {producer!r}: {kept.number}")
+    return _told(job, shown, damaged)
+
+
+def _told(job: Job, shown: Mapping[str, Progress], damaged: Mapping[str, str]) -> int:
+    """Say what is to be said behind what was shown; returns the exit status."""
+    tell_older(job, [one.shipped for one in shown.values()])
+    return tell_damaged(damaged)
+
+
+def export(target: str, config: Config) -> int:
+    """Print all checkpoints as JSON, for an import; returns the exit status."""
+    job = _with_checkpoints(target, config)
+    job.check_sound()
+    guard = None if job.guard is None else job.guard.to_row()
+    document = {
+        "format": _FORMAT, "app": job.name, "job": guard, "tasks": _tasks(job.checkpoints),
+    }  # fmt: skip
+    print(json.dumps(document, indent=2))
+    return _told(job, *job.progress(job.tasks))
+
+
+def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
+    """Have the tasks in ``file`` (- for standard input) go on where it says; returns the exit
+    status."""
+    job = find_job(target, config, shipped=True)
+    job.check_sound()
+    app, guard, checkpoints = _read(file)
+    for task, one in checkpoints.items():
+        job.check_task(task)
+        for at in one.offsets:
+            job.places(Where(*at))  # raises where the job does not read it
+            if reader := job.reader_of(at, task):
+                raise ConfigError(
+                    f"{file} has {SystemStreamPartition(*at)} for task {task!r}, and {reader!r} "
+                    f"reads it; name that one"
+                )
+    if job.depot is None:
+        _check_unshipped(job, checkpoints)
+    with stopped(job.folder):
+        store = ProgressStore(job.folder)
+        try:
+            if guard is not None:
+                store.admit(guard)
+                if job.depot is not None:
+                    job.depot.admit(guard)
+            replace(job.folder, store, checkpoints, job.depot)
+        finally:
+            store.close()
+    if app not in ("", job.name):  # it may have been renamed
+        print(f"s4: {file} was exported from app {app!r}; it goes to {job.name!r}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"tasks": sorted(checkpoints)}))
+    else:
+        count = len(checkpoints)
+        print(f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
+              f"says; startpoints that are set come first", file=sys.stderr)  # fmt: skip
+    return 0
+
+
+def _check_unshipped(job: Job, tasks: Collection[str]) -> None:
+    for one in job.progress(tasks)[0].values():
+        if url := one.shipped:
+            raise ConfigError(
+                f"what {job.name} keeps is shipped to {url}, and an import has to go there, too: "
+                f"give the setting s4.state.url of its start with -p"
+            )
+
+
+def _with_checkpoints(target: str, config: Config) -> Job:
+    job = find_job(target, config, shipped=True)
+    if not job.tasks:
+        places = f"{job.folder}" if job.depot is None else f"{job.folder} or at {job.depot.url}"
+        raise CheckpointError(f"{job.name} has no checkpoints in {places}; it has not run yet")
+    return job
+
+
+def _tasks(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
+    return {
+        task: {
+            "written_ms": one.written_ms,
+            "offsets": [
+                {"system": system, "stream": stream, "partition": partition, "offset": offset}
+                for (system, stream, partition), offset in sorted(one.offsets.items())
+            ],
+        }
+        for task, one in checkpoints.items()
+    }
+
+
+class _Offset(msgspec.Struct):
+    system: str
+    stream: str
+    partition: Number
+    offset: Number
+
+
+class _Task(msgspec.Struct):
+    offsets: list[_Offset]
+
+
+class _Document(msgspec.Struct):
+    format: int
+    tasks: dict[str, _Task]
+    job: dict[str, Any] | None = None
+    app: str = ""
+
+
+def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
+    """The app, where it is named, the job and the checkpoints in a file."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        document = msgspec.json.decode(data, type=_Document)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"{file} is not what s4 checkpoint export prints: {error}") from error
+    if document.format != _FORMAT:
+        raise ConfigError(
+            f"{file} is of format {document.format}, and this s4node reads {_FORMAT}; import it "
+            f"with the s4node that exported it"
+        )
+    now = now_ms()
+    found = {}
+    for task, one in document.tasks.items():
+        offsets = {(o.system, o.stream, o.partition): o.offset for o in one.offsets}
+        wrong = [str(SystemStreamPartition(*at)) for at, n in offsets.items() if min(n, at[2]) < 0]
+        if wrong:
+            raise ConfigError(f"{file}: {wrong[0]} of task {task!r}: offsets are 0 or more")
+        if len(offsets) < len(one.offsets):
+            seen = Counter((o.system, o.stream, o.partition) for o in one.offsets)
+            twice = SystemStreamPartition(*seen.most_common(1)[0][0])
+            raise ConfigError(f"{file} has {twice} twice for task {task!r}; leave one")
+        found[task] = Checkpoint(offsets, now)
+    guard = None if document.job is None else JobGuard.of(document.job)
+    return document.app, guard, found
+
+
+def _when(one: Checkpoint) -> str:
+    if not one.written_ms:
+        return "nothing written"
+    return f"written {_at(one.written_ms)}"
+
+
+def _at(millis: int) -> str:
+    return f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"

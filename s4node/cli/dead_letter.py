@@ -1,0 +1,339 @@
+"""``s4 dead-letter``: the events that an app could not process, from the stream that keeps them.
+
+Rules
+- The stream is that of ``task.dead.letter.stream``, wherever the settings say that it is. The id of
+  a letter is its partition and offset there, such as ``0:17``.
+- An event is sent again as it was, to where it came from, under a name of its own: so it is there
+  once, however often it is sent again.
+- What does not decode, and what the app has put itself, cannot be sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import trio
+
+from s4node.cli.job import find_job
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, S4Error, on_one_line
+from s4node.events.event import LIVE, GenericEvent
+from s4node.events.schema import (
+    GENERIC,
+    UNREADABLE,
+    EventType,
+    JsonText,
+    OpenType,
+    TypeDecl,
+    fingerprint_of,
+)
+from s4node.net.client.client import Client
+from s4node.net.ingress.producer_lane import origin_of
+from s4node.net.wire.frame import TASK, too_long
+from s4node.offsets.system import InputBatch, System, SystemStreamPartition
+from s4node.process.serve import exit_status
+from s4node.systems.embedded_log import EmbeddedLog
+from s4node.systems.registry import Systems
+
+_TIMEOUT_SECONDS = 10.0
+_ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
+_SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
+
+
+class Letter(NamedTuple):
+    """A dead letter and its ``id``."""
+
+    id: str
+    letter: GenericEvent
+
+    @property
+    def stream(self) -> str:
+        """Where its event came from."""
+        return f"{self.letter.system}.{self.letter.stream}"
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Stream, reason without what is of the single event, and where it was raised."""
+        return self.stream, self.letter.reason.partition(":")[0], self.letter.get("pe", "")
+
+    def is_own(self, cluster: str) -> bool:
+        """Whether a task of the app has put its event, for itself or for another of the app."""
+        letter = self.letter
+        task = origin_of(letter.stream, letter.partition, f"{TASK}{cluster}/{letter.get('app')}/")
+        sent = letter.system == LIVE and letter.origin.startswith(task)
+        return bool(sent or letter.offset < 0)
+
+    @property
+    def declaration(self) -> TypeDecl | None:
+        """The type of its event; None where that did not decode."""
+        name = self.letter.get("type")
+        if not name:
+            return None
+        fields = tuple((field, kind, bool(must)) for field, kind, must in self.letter.fields)
+        return TypeDecl(name, fingerprint_of(name, fields), fields)
+
+    @property
+    def event(self) -> dict[str, Any] | None:
+        """The attributes of its event; None where it did not decode."""
+        declared = self.declaration
+        if declared is None:
+            return None
+        kind = EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
+        try:
+            return kind.decode(self.letter.raw)[0].attributes
+        except UNREADABLE:
+            return None
+
+
+def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:
+    """Print how many letters there are, by stream and reason, or each; returns the exit status."""
+
+    async def work(letters: list[Letter], _: Systems) -> int:
+        if every:
+            for one in letters:
+                if as_json:
+                    print(json.dumps(_plain(one, raw=False)))
+                else:
+                    at = f"{one.letter.origin}:{one.letter.offset}"
+                    print(f"{one.id}  {at}  {on_one_line(one.letter.reason)}")
+            return 0
+        groups = Counter(one.kind for one in letters)
+        if as_json:
+            print(json.dumps([
+                {"stream": kind[0], "reason": kind[1], "pe": kind[2], "letters": count,
+                 "first": next(one.id for one in letters if one.kind == kind)}
+                for kind, count in groups.items()
+            ]))  # fmt: skip
+            return 0
+        for kind, count in groups.items():
+            first = next(one.id for one in letters if one.kind == kind)
+            where = f" in {kind[2]}" if kind[2] else ""
+            what = on_one_line(f"{kind[0]}: {kind[1]}{where}")
+            print(f"{count:6}  {what}, the first is {first}")
+        if not groups:
+            print("no dead letters", file=sys.stderr)
+        return 0
+
+    return _with_letters(target, config, [], stream, work)
+
+
+def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> int:
+    """Print letters with all that is known of them; returns the exit status."""
+
+    async def work(letters: list[Letter], _: Systems) -> int:
+        for one in letters:
+            if as_json:
+                print(json.dumps(_plain(one, raw=True)))
+                continue
+            print(f"id: {one.id}")
+            for name in _SHOWN:
+                value = one.letter.get(name, "")
+                if value != "":
+                    print(f"{name}: {on_one_line(str(value))}")
+            event = one.event
+            what = (
+                f"{one.letter.type} {json.dumps(_json(event))}"
+                if event is not None
+                else (f"does not decode: {one.letter.raw.hex()}")
+            )
+            print(f"event: {what}")
+            if one.letter.get("trace"):
+                print(one.letter.trace.rstrip("\n"))
+        return 0
+
+    return _with_letters(target, config, ids, "", work)
+
+
+def replay(
+    target: str, ids: Sequence[str], config: Config, address: str, *, stream: str, as_json: bool
+) -> int:
+    """Send the events of letters again; returns the exit status."""
+
+    cluster = config[settings.CLUSTER_NAME]
+
+    async def work(letters: list[Letter], systems: Systems) -> int:
+        sent: Counter[str] = Counter()
+        for one in letters:
+            try:
+                if one.is_own(cluster):
+                    raise _Not("its event was put by the app itself; send again what has led to it")
+                sent["sent" if await _send_again(one, systems, address) else "sent before"] += 1
+            except (_Not, S4Error) as error:
+                sent["not sent"] += 1
+                print(f"{one.id}: {on_one_line(str(error))}", file=sys.stderr)
+        if as_json:
+            counts = {word: sent[word] for word in ("sent", "sent before", "not sent")}
+            print(json.dumps(counts))
+        else:
+            said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
+            count = len(letters)
+            what = "letter" if count == 1 else "letters"
+            print(f"{count} {what}: {said or 'nothing to send'}", file=sys.stderr)
+        return 1 if sent["not sent"] else 0
+
+    return _with_letters(target, config, ids, stream, work)
+
+
+class _Not(Exception):  # noqa: N818 - it is not an error of ours
+    """Why an event cannot be sent again."""
+
+
+async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
+    """Whether the event was not sent again before."""
+    letter, declared = one.letter, one.declaration
+    if declared is None:
+        raise _Not("its event did not decode; have its producer send it as it should be")
+    name = f"replay of {letter.get('app', '')} {letter.get('task', '')} {letter.origin}"
+    name += f":{letter.offset}"
+    if letter.system == LIVE:
+        return await _send_live(one, name, address)
+    system = systems[letter.system]
+    if not isinstance(system, EmbeddedLog):
+        raise _Not(f"system {letter.system!r} is no log")
+    encoded = {
+        "types": [[declared.name, declared.fingerprint, list(declared.fields)]],
+        "sections": [[declared.fingerprint, 1, len(letter.raw)]],
+        "body": letter.raw,
+    }
+    return await system.append_encoded(letter.stream, letter.partition, encoded, name)
+
+
+async def _send_live(one: Letter, name: str, address: str) -> bool:
+    if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
+        name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
+    async with Client(address, producer=name) as client:
+        stream = await client.stream(one.letter.stream)
+        for partition in range(stream.partitions):
+            if await stream.resume_at(partition):
+                return False
+        stream.read_as(one.letter.type)
+        await stream.send(JsonText(msgspec.json.encode(one.event)))
+        refusals = await stream.flush()
+        if refusals:
+            raise _Not(f"it is refused: {refusals[0].reason}")
+    return True
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def _with_letters(
+    target: str,
+    config: Config,
+    ids: Sequence[str],
+    stream: str,
+    work: Callable[[list[Letter], Systems], Awaitable[int]],
+) -> int:
+    """Run ``work`` with the letters of the app: those of these ids, or from this stream, or all."""
+    for each in ids:
+        if not _ID.fullmatch(each):
+            raise ConfigError(f"{each!r} is no id of a dead letter; list --all shows them")
+    name = find_job(target, config).name
+
+    async def run() -> int:
+        async with _systems(config) as (systems, home, kept):
+            letters = [
+                one async for one in _letters(home, kept)
+                if one.letter.get("app", name) == name and stream in ("", one.stream)
+            ]  # fmt: skip
+            if ids:
+                known = {one.id: one for one in letters}
+                missing = [each for each in ids if each not in known]
+                if missing:
+                    raise S4Error(
+                        f"{name} has no dead letter {missing[0]}; s4 dead-letter list --all shows "
+                        f"which there are"
+                    )
+                letters = [known[each] for each in ids]
+            return await work(letters, systems)
+
+    try:
+        return trio.run(run)
+    except BaseException as error:
+        return exit_status(error)
+
+
+@asynccontextmanager
+async def _systems(config: Config) -> AsyncIterator[tuple[Systems, System, str]]:
+    """The systems, the one that has the dead letters, and its stream."""
+    own = config[settings.LISTENER_ADDRESS] if config[settings.LOG_FOLDER] else ""
+    systems = Systems(config, own)
+    home, stream = _home(config, systems)
+    async with trio.open_nursery() as nursery:
+        others = [systems[name] for name in systems.names if name != LIVE]
+        for system in others if home in others else [home, *others]:
+            await nursery.start(_run, system)
+        with trio.move_on_after(_TIMEOUT_SECONDS) as patience:
+            await home.wait_reachable()
+        if patience.cancelled_caught:
+            raise S4Error(
+                f"the dead letters are in system {home.name!r}, which nobody serves at "
+                f"{getattr(home, 'address', '') or 'its address'}; start the node that has it"
+            )
+        yield systems, home, stream
+        nursery.cancel_scope.cancel()
+
+
+async def _run(system: System, task_status: trio.TaskStatus[None]) -> None:
+    await system.run(task_status=task_status)
+
+
+def _home(config: Config, systems: Systems) -> tuple[System, str]:
+    name = config[settings.DEAD_LETTERS]
+    if not name:
+        raise ConfigError(
+            f"{settings.DEAD_LETTERS.name} is not set: give the settings that the app runs with, "
+            f"with --config or -p"
+        )
+    for cluster in config.matching(settings.STREAM_CONSUMERS).get(name, ()):
+        address = config.matching(settings.CLUSTER_ADDRESS).get(cluster, "")
+        if address:
+            return EmbeddedLog(cluster, address), name
+    system, _, stream = name.partition(".")
+    if not stream:
+        raise ConfigError(
+            f"{settings.DEAD_LETTERS.name} = {name} is an output stream, and the settings name no "
+            f"address of a cluster that consumes it; give those that the app runs with"
+        )
+    return systems[system], stream
+
+
+async def _letters(home: System, stream: str) -> AsyncIterator[Letter]:
+    for partition in range(await home.partitions(stream)):
+        place = SystemStreamPartition(home.name, stream, partition)
+        bounds = await home.bounds(place)
+        reader = await home.open(place, bounds.oldest, [GenericEvent])
+        try:
+            while reader.position < bounds.upcoming:
+                batch = await reader.read()
+                if not isinstance(batch, InputBatch):
+                    break
+                batch.load()
+                for index, letter in enumerate(batch.events):
+                    if "reason" in letter and "raw" in letter:
+                        yield Letter(f"{partition}:{batch.number(index)}", letter)
+        finally:
+            await reader.aclose()
+
+
+def _plain(one: Letter, *, raw: bool) -> dict[str, Any]:
+    found = {"id": one.id, **one.letter.attributes, "event": one.event}
+    found.pop("fields", None)
+    if not raw:
+        found.pop("raw", None)
+        found.pop("trace", None)
+    return dict(_json(found))
+
+
+def _json(value: Any) -> Any:
+    """As JSON has it: bytes are base64."""
+    return msgspec.to_builtins(value)

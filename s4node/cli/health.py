@@ -1,0 +1,27 @@
+"""``s4 health``: does a node answer? For health checks, so it is cheap: no trio, no nng."""
+
+from __future__ import annotations
+
+from s4node.errors import ConnectionRefused
+from s4node.net.transport.probe import look
+
+
+def check(address: str, timeout: float) -> None:
+    """Return if a node answers at ``address`` within ``timeout`` seconds.
+
+    Raises ConnectionRefused with what happened instead, and ConfigError for what is no address.
+    """
+    try:
+        problem = look(address, timeout)
+    except TimeoutError:
+        raise ConnectionRefused(
+            f"nothing answers at {address} within {timeout:g} s; the node hangs, is overloaded or "
+            f"cannot be reached: look at its log, or give it a longer --timeout"
+        ) from None
+    except OSError as error:
+        raise ConnectionRefused(
+            f"no node can be reached at {address}: {error.strerror or error}; "
+            f"start one there, or name its s4.listener.address"
+        ) from error
+    if problem:
+        raise ConnectionRefused(f"what listens at {address} {problem}")

@@ -1,0 +1,269 @@
+"""The job that a command is about: what an app keeps on this machine, whether it runs or not.
+
+Rules
+- A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
+- What its inputs and tasks are is known from its last start, or from the app itself.
+- A task whose state is damaged hides no other: what can be shown is, and then the damage is told.
+- Who looks at state names the URL to which it is shipped, and sees what the next owner would find;
+  who does not is told that there may be more. Nothing is changed, here or there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from s4node.config import settings
+from s4node.config.kinds import is_name
+from s4node.config.paths import is_file, is_folder, looking
+from s4node.config.settings import Config
+from s4node.deploy.load_app import load_app
+from s4node.errors import ConfigError, StoreCorrupt, UnknownStream
+from s4node.events.event import LIVE
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.job_lock import runs
+from s4node.offsets.startpoint_fan_out import Place
+from s4node.offsets.task_claims import FILE, ProgressStore
+from s4node.runtime.commit.committer import folder_of
+from s4node.runtime.container.hooks import declare
+from s4node.runtime.inputs.binding import replayable
+from s4node.state.job import Progress, kept_by, safe_name, task_of
+from s4node.state.remote_backup import Depot, depot_of
+from s4node.state.task_state import TaskState
+
+_PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
+
+_FIX = "mend its rights, or name another folder with -p s4.state.folder=FOLDER"
+
+
+class Where(NamedTuple):
+    """A partition of an input, or without one all of the stream's."""
+
+    system: str
+    stream: str
+    partition: int | None
+
+    def has(self, place: Place) -> bool:
+        """Whether this partition is meant."""
+        return (self.system, self.stream) == place[:2] and self.partition in (None, place[2])
+
+    def __str__(self) -> str:
+        name = f"{self.system}.{self.stream}"
+        return name if self.partition is None else f"{name}[{self.partition}]"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job.
+
+    ``guard`` and ``tasks`` are from its last start. ``read`` are the inputs of its program, as
+    ``system.stream``; empty where that is not known. ``depot`` is where its state is shipped to, if
+    that is looked at as well.
+    """
+
+    name: str
+    folder: Path
+    guard: JobGuard | None
+    tasks: Sequence[str]
+    read: Sequence[str] = ()
+    depot: Depot | None = None
+    _looks: dict[str, Progress | StoreCorrupt] = field(default_factory=dict)
+
+    @contextmanager
+    def kept(self, task: str) -> Iterator[TaskState | None]:
+        """What a task keeps, to look at; raises StoreCorrupt where it is damaged."""
+        with looking(self.folder, _FIX), kept_by(self.folder, task, self.depot) as state:
+            yield state
+
+    def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
+        """How far these tasks are; and of those that are damaged, why."""
+        for task in tasks:
+            if task not in self._looks:
+                try:
+                    with self.kept(task) as state:
+                        self._looks[task] = Progress() if state is None else Progress.of(state)
+                except StoreCorrupt as error:
+                    self._looks[task] = error
+        looks = {task: self._looks[task] for task in tasks}
+        return (
+            {task: one for task, one in looks.items() if isinstance(one, Progress)},
+            {task: str(one) for task, one in looks.items() if isinstance(one, StoreCorrupt)},
+        )
+
+    @cached_property
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """Those of the tasks that are not damaged."""
+        return {task: one.checkpoint for task, one in self.progress(self.tasks)[0].items()}
+
+    @property
+    def damaged(self) -> Mapping[str, str]:
+        """Why the others are."""
+        return self.progress(self.tasks)[1]
+
+    @cached_property
+    def inputs(self) -> Mapping[str, int | None]:
+        """The partitions of what it reads by ``system.stream``, None where nobody knows."""
+        counts = {} if self.guard is None else self.guard.counts
+        seen = {f"{at[0]}.{at[1]}" for one in self.checkpoints.values() for at in one.offsets}
+        return {each: counts.get(each) for each in self.read or sorted({*counts, *seen})}
+
+    @property
+    def running(self) -> bool:
+        """Whether a container of it runs."""
+        return runs(self.folder)
+
+    def places(self, where: Where) -> list[Place]:
+        """The partitions that are meant; raises UnknownStream where the job does not read them."""
+        name = f"{where.system}.{where.stream}"
+        if where.system == LIVE:
+            raise UnknownStream(
+                f"{where} is fed over live sockets, which keep nothing to go back to"
+            )
+        if name not in self.inputs:
+            raise UnknownStream(
+                f"app {self.name!r} does not read {name}; it reads: "
+                f"{', '.join(self.inputs) or 'nothing that can be read again'}. If it is to read "
+                f"it from its next start on, name the app as for s4 run, with its settings"
+            )
+        count = self.inputs[name]
+        if where.partition is not None:
+            if count is not None and where.partition >= count:
+                raise UnknownStream(
+                    f"{name} has partitions 0 to {count - 1}, not {where.partition}"
+                )
+            return [(where.system, where.stream, where.partition)]
+        if count is None:
+            raise UnknownStream(
+                f"how many partitions {name} has is not known before {self.name} has run; name "
+                f"each, such as '{name}[0]'"
+            )
+        return [(where.system, where.stream, number) for number in range(count)]
+
+    def check_task(self, task: str) -> None:
+        """Raise ConfigError for a task that the job does not have, as far as that is known."""
+        if task and self.tasks and task not in self.tasks:
+            raise ConfigError(
+                f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.tasks)}"
+            )
+
+    def places_of(self, task: str, places: list[Place]) -> list[Place]:
+        """Those that a task (empty: any) reads, or may: of a place in no checkpoint, or of a task
+        that has none, nobody knows. Raises ConfigError if it reads none of them."""
+        self.check_task(task)
+        read = [place for place in places if not self.reader_of(place, task)]
+        if not read:
+            place = places[0]
+            raise ConfigError(
+                f"task {task!r} of app {self.name!r} does not read {Where(*place)}, "
+                f"{self.reader_of(place, task)!r} does; name that one, or leave --task out"
+            )
+        return read
+
+    def reader_of(self, place: Place, task: str) -> str:
+        """Which task reads a place that ``task`` does not; empty where that may read it."""
+        offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
+        return "" if not offsets or place in offsets else self._readers.get(place, "")
+
+    @cached_property
+    def _readers(self) -> Mapping[Place, str]:
+        return {place: name for name, one in self.checkpoints.items() for place in one.offsets}
+
+    def check_sound(self) -> None:
+        """Raise StoreCorrupt where the state of a task is damaged."""
+        for task, why in self.damaged.items():
+            raise StoreCorrupt(of_task(task, why))
+
+
+def of_task(task: str, why: object) -> str:
+    """What is wrong with a task's state."""
+    return f"task {task!r}: {why}"
+
+
+def tell_damaged(damaged: Mapping[str, str]) -> int:
+    """Say why tasks were not shown; returns the exit status."""
+    for task, why in damaged.items():
+        print(f"s4: {of_task(task, why)}", file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def tell_older(job: Job, shipped: Iterable[str]) -> None:
+    """Say that there may be more, where what was looked at is ``shipped`` to these URLs."""
+    if job.depot is not None:
+        return
+    for url in sorted({*shipped} - {""}):
+        setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
+        print(f"s4: what {job.name} keeps is shipped to {url}; this is what {job.folder} has, and "
+              f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
+              file=sys.stderr)  # fmt: skip
+
+
+def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
+    """The job that ``target`` names; raises ConfigError with those there are. With ``shipped`` what
+    it keeps is looked for at ``s4.state.url`` as well, where that is set."""
+    root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
+    home = folder_of(root, cluster, "x").parent
+    with looking(home, _FIX):
+        known = {each.name for each in home.iterdir()} if is_folder(home, _FIX) else set()
+    places = str(home)
+    if shipped and (depot := depot_of(config, home / "x")) is not None:
+        known.update(depot.apps())
+        places += f" or at {config[settings.STATE_URL]}"
+    if is_name(target) and safe_name(target) in known:
+        folder = home / safe_name(target)
+        return _job(target, folder, (), depot_of(config, folder) if shipped else None)
+    if not (target.endswith(".py") or ":" in target or "." in target):
+        raise ConfigError(
+            f"no app {target!r} of cluster {cluster!r} keeps anything in {places}; there are: "
+            f"{', '.join(sorted(known)) or 'none'}. Name one that has not run yet as for s4 run, "
+            f"such as {target}.py"
+        )
+    app = load_app(target)
+    trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
+    read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
+    folder = folder_of(root, cluster, app.name)
+    return _job(app.name, folder, read, depot_of(config, folder) if shipped else None)
+
+
+def _job(name: str, folder: Path, read: Sequence[str], depot: Depot | None) -> Job:
+    guard = None
+    tasks: set[str] = set()
+    with looking(folder, _FIX):
+        store = ProgressStore(folder) if is_file(folder / FILE, _FIX) else None
+        if store is not None:
+            try:
+                guard = store.job()
+                tasks.update(store.tasks())
+            finally:
+                store.close()
+    if depot is not None:
+        there = depot.job()
+        guard = there if guard is None or there is None else there.over(guard)
+        here = {safe_name(task) for task in tasks}
+        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
+    return Job(name, folder, guard, sorted(tasks), read, depot)
+
+
+def where_of(text: str, *, all_partitions: bool = False) -> Where:
+    """What ``log.clicks[0]``, or ``log.clicks`` for all partitions, means; raises ConfigError."""
+    match = _PLACE.fullmatch(text)
+    system, _, stream = match["name"].partition(".") if match else ("", "", "")
+    if match is None or not (is_name(system) and is_name(stream)):
+        raise ConfigError(f"{text!r} is no partition of an input; write it as 'log.clicks[0]'")
+    if match["closed"] == "":
+        raise ConfigError(f"{text!r} has no closing bracket; write it as '{text}]'")
+    if all_partitions != (match["partition"] is None):
+        raise ConfigError(
+            f"{text!r} and --all-partitions do not fit; write '{match['name']}'"
+            if all_partitions
+            else f"{text!r} is a whole stream; write '{text}[0]' for one partition, or add "
+            f"--all-partitions"
+        )
+    return Where(system, stream, None if all_partitions else int(match["partition"]))

@@ -1,0 +1,265 @@
+"""``s4 log``: the streams of a node's log, from the command line.
+
+Rules
+- Everything goes over the node's socket, so it works from any machine; nothing opens the files.
+- Results on standard output, one JSON object a line where a program reads; everything that is said
+  to people goes to standard error.
+- Whoever has to wait is told why: a full disk at the node, for one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import trio
+
+from s4node.cli.send import Sending
+from s4node.cli.tail import print_events
+from s4node.errors import S4Error, StartpointError
+from s4node.net.client.client import Client
+from s4node.offsets.startpoint import Specific, Startpoint
+from s4node.offsets.system import SystemStreamPartition
+from s4node.process.serve import exit_status
+from s4node.systems.embedded_log import EmbeddedLog
+
+_TROUBLE_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def _log_at(address: str, timeout: float) -> AsyncIterator[EmbeddedLog]:
+    log = EmbeddedLog("log", address, timeout=timeout)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_run, log)
+        yield log
+        nursery.cancel_scope.cancel()
+
+
+async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
+    await log.run(task_status=task_status)
+
+
+def _with_log(address: str, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+    """Run ``work`` with the log; returns the exit status."""
+
+    async def run() -> int:
+        async with _log_at(address, timeout) as log:
+            return await work(log)
+
+    try:
+        return trio.run(run)
+    except BaseException as error:
+        return exit_status(error)
+
+
+def create(
+    stream: str,
+    address: str,
+    timeout: float,
+    *,
+    partitions: int,
+    key: str,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    as_json: bool,
+) -> int:
+    """Create a stream; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        made = await log.create(
+            stream,
+            partitions,
+            key=key,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+        )
+        if as_json:
+            print(json.dumps(made))
+        else:
+            print(f"{_headline(made)} at {address}", file=sys.stderr)
+        return 0
+
+    return _with_log(address, timeout, work)
+
+
+def append(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
+    """Append standard input; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        await log.describe(stream)  # says what there is, where there is no such stream
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_trouble, log)
+            status = await Sending(stream, address, type_name, timeout, as_json).run()
+            nursery.cancel_scope.cancel()
+        return status
+
+    return _with_log(address, timeout, work)
+
+
+async def _tell_trouble(log: EmbeddedLog) -> None:
+    """Say why the log takes nothing, when that begins and when it ends."""
+    told = ""
+    while True:
+        await trio.sleep(_TROUBLE_SECONDS)
+        try:
+            trouble = (await log.streams())["trouble"]
+        except S4Error:  # the node is away: the client waits for it
+            continue
+        if trouble != told:
+            print(f"the log waits: {trouble}" if trouble else "the log goes on", file=sys.stderr)
+            told = trouble
+
+
+def tail(
+    stream: str,
+    address: str,
+    timeout: float,
+    *,
+    start: Startpoint | Literal["newest"],
+    partition: int | None,
+    count: int,
+    as_json: bool,
+) -> int:
+    """Print a stream's events from a start on; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        described = await log.describe(stream)
+        where = await _start(log, described, start, partition)
+        async with (
+            Client(address, timeout=timeout) as client,
+            client.subscribe(stream, start=where) as events,
+        ):
+            if sys.stderr.isatty():
+                print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
+            await print_events(events, count, with_place=as_json)
+        return 0
+
+    return _with_log(address, timeout, work)
+
+
+async def _start(
+    log: EmbeddedLog,
+    described: Mapping[str, Any],
+    start: Startpoint | Literal["newest"],
+    partition: int | None,
+) -> Startpoint | dict[int, int]:
+    """Where to begin, as the command line says."""
+    stream, partitions = described["stream"], described["partitions"]
+    if partition is not None and not 0 <= partition < len(partitions):
+        raise StartpointError(
+            f"stream {stream!r} has partitions 0 to {len(partitions) - 1}, not {partition}"
+        )
+    wanted = partitions if partition is None else [partitions[partition]]
+    if start == "newest":
+        return {each["partition"]: max(each["oldest"], each["upcoming"] - 1) for each in wanted}
+    if isinstance(start, Specific):
+        if len(wanted) > 1:
+            raise StartpointError(
+                f"stream {stream!r} has {len(partitions)} partitions, each with offsets of its "
+                f"own; say which one with --partition"
+            )
+        return {wanted[0]["partition"]: start.offset}
+    if partition is None:
+        return start
+    ssp = SystemStreamPartition(log.name, stream, partition)
+    return {partition: await log.resolve(ssp, start)}
+
+
+def describe(stream: str, address: str, timeout: float, *, as_json: bool) -> int:
+    """Show one stream, or all; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        if stream:
+            found = await log.describe(stream)
+            streams, trouble = [found], found.pop("trouble")
+        else:
+            every = await log.streams()
+            streams, trouble = every["streams"], every["trouble"]
+        if as_json:
+            shown = streams[0] if stream else streams
+            print(json.dumps(shown))
+        else:
+            for one in streams:
+                _show(one)
+            if not streams:
+                print(f"no streams at {address}; s4 log create makes one", file=sys.stderr)
+        if trouble:
+            print(f"the log waits: {trouble}", file=sys.stderr)
+        return 0
+
+    return _with_log(address, timeout, work)
+
+
+def _headline(stream: Mapping[str, Any]) -> str:
+    many = len(stream["partitions"])
+    parts = f"{many} partition{'s' if many > 1 else ''}"
+    key = f"key {stream['key'].replace('+', ', ')}" if stream["key"] else "no key"
+    kept = []
+    if stream["retention_ms"] is not None:
+        kept.append(f"{stream['retention_ms']} ms" if stream["retention_ms"] else "for ever")
+    if stream["retention_bytes"]:
+        kept.append(f"{stream['retention_bytes']} bytes a partition")
+    retention = f", kept: {', '.join(kept)}" if kept else ""
+    return f"{stream['stream']}: {parts}, {key}{retention}"
+
+
+def _show(stream: Mapping[str, Any]) -> None:
+    print(_headline(stream))
+    if stream["types"]:
+        print(f"  types: {', '.join(stream['types'])}")
+    for each in stream["partitions"]:
+        if "damage" in each:
+            print(f"  {each['partition']}: {each['damage']}")
+            continue
+        events = each["upcoming"] - each["oldest"]
+        newest = ""
+        if each["last_ms"]:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["last_ms"] / 1000))
+            newest = f", newest {stamp}"
+        print(f"  {each['partition']}: offsets {each['oldest']} to {each['upcoming']} "
+              f"({events:,} events, {each['bytes']:,} bytes{newest})")  # fmt: skip
+
+
+def trim(
+    stream: str,
+    address: str,
+    timeout: float,
+    *,
+    partition: int | None,
+    offset: int | None,
+    older_than_ms: int | None,
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Delete the old end of a stream; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        if older_than_ms is not None:
+            before = max(0, int(time.time() * 1000) - older_than_ms)
+            oldest = await log.trim(stream, partition=partition, before_ms=before)
+        else:
+            partitions = (await log.describe(stream))["partitions"]
+            wanted = range(len(partitions)) if partition is None else [partition]
+            if not everything and len(wanted) > 1:
+                raise StartpointError(
+                    f"stream {stream!r} has {len(partitions)} partitions, each with offsets of "
+                    f"its own; say which one with --partition"
+                )
+            oldest = {}
+            for number in wanted:
+                below = offset
+                if everything:
+                    ssp = SystemStreamPartition(log.name, stream, number)
+                    below = (await log.bounds(ssp)).upcoming
+                oldest |= await log.trim(stream, partition=number, offset=below)
+        if as_json:
+            print(json.dumps({"stream": stream, "oldest": oldest}))
+        for number, first in oldest.items() if not as_json else ():
+            print(f"{stream}[{number}] begins at {first}", file=sys.stderr)
+        return 0
+
+    return _with_log(address, timeout, work)

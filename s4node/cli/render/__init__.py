@@ -1,0 +1,1 @@
+"""Pictures of apps and clusters for a terminal."""

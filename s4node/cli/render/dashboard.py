@@ -1,0 +1,210 @@
+"""How ``s4 status`` and ``s4 top`` show a snapshot to people.
+
+Rules
+- What matters most comes first: a terminal that is too low cuts off the end.
+- A table that is too wide leaves columns out, the empty ones first, then those that say least.
+  Words are never broken into pieces.
+- Long texts stand below the tables; where it is shown again and again they are one line each.
+- Names and reasons are others' words: what of them would break a line or colour it is quoted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from s4node.deploy.cluster_snapshot import AppRow, Row, Snapshot, ranges
+from s4node.errors import on_one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_NO_TERMINAL = 10_000
+"""How wide it may be where no terminal says so: programs read whole lines."""
+
+_GAP = 2
+_SHORTEST = 20
+"""How much room a column of long texts has at least."""
+
+
+def console() -> Console:
+    """Where it goes."""
+    from rich.console import Console
+
+    class Plain(Console):
+        """Fails as a print does where its reader has gone, not with an exit of its own."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # it is called where the error is handled
+
+    return Plain(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
+
+
+def show(console: Console, snapshot: Snapshot, *, live: bool = False) -> None:
+    """Print it once."""
+    console.print(rendered(snapshot, console.width, live=live))
+
+
+def rendered(snapshot: Snapshot, width: int, *, live: bool = False) -> RenderableType:
+    """The snapshot for ``width`` columns; ``live`` is with rates, and without what has no end."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not snapshot.nodes:
+        return Text(f"no node of cluster {snapshot.cluster!r} lives")
+    parts: list[RenderableType] = [Text(f"cluster {snapshot.cluster}", style="bold")]
+    if snapshot.bottleneck:
+        parts.append(Text(f"bottleneck: {snapshot.bottleneck}", style="bold red"))
+    if snapshot.apps:
+        parts.append(
+            _table(
+                ("app", "version", "state", "partitions"),
+                [(a.name, a.version, a.state, _owned(a)) for a in snapshot.apps],
+                width,
+                spare=("version",),
+                long="partitions",
+                folds=not live,
+            )
+        )
+    if snapshot.stages:
+        parts.append(_stages(snapshot.stages, width, live=live))
+    if snapshot.outboxes:
+        parts.append(
+            _table(
+                ("app", "outbox", "to", "waiting", "bytes"),
+                [
+                    (o.app, o.stream, o.consumer or "its own tasks", str(o.depth), f"{o.bytes:,}")
+                    for o in snapshot.outboxes
+                ],
+                width,
+                spare=("bytes",),
+            )
+        )
+    parts.append(
+        _table(
+            ("node", "address", "process"),
+            [(n.name, n.address, f"{n.pid} on {n.host}") for n in snapshot.nodes],
+            width,
+            spare=("process",),
+        )
+    )
+    containers = [each for node in snapshot.nodes for each in node.containers]
+    if containers:
+        parts.append(
+            _table(
+                ("container", "node", "phase", "process", "address", "starts"),
+                [
+                    (c.app, c.node, c.phase, str(c.pid or ""), c.address, str(c.starts))
+                    for c in containers
+                ],
+                width,
+                spare=("address", "process", "starts"),
+            )
+        )
+    texts = [f"node {node.name} {node.problem}" for node in snapshot.nodes if node.problem]
+    texts += [
+        f"{c.app} on {c.node} ended at {_clock(c.failed_ms)} because: {c.failure}"
+        for c in containers
+        if c.failure
+    ]
+    for text in map(on_one_line, texts):
+        if live:
+            parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
+        else:
+            parts.append(Text(text))
+    return Group(*parts)
+
+
+def _clock(millis: int) -> str:
+    """A time on this machine's clock, to the second; with its day where that is not today."""
+    at, now = time.localtime(millis / 1000), time.localtime()
+    return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
+
+
+def _owned(app: AppRow) -> str:
+    """Which members own which partitions."""
+    if not any(app.owners):
+        return f"{app.partitions}, owned by nobody"
+    by: dict[str, list[int]] = {}
+    for partition, owner in enumerate(app.owners):
+        by.setdefault(owner, []).append(partition)
+    parts = [f"{owner or 'nobody'}: {ranges(numbers)}" for owner, numbers in sorted(by.items())]
+    spares = [member for member in app.members if member not in by]
+    return "; ".join(parts) + (f"; spare: {', '.join(spares)}" if spares else "")
+
+
+def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
+    rare = [name for name in ("left_out", "unsendable") if any(getattr(row, name) for row in rows)]
+    lines = []
+    for row in rows:
+        shed = ", ".join(f"{count} {reason}" for reason, count in sorted(row.shed.items()))
+        lines.append(
+            (
+                row.app,
+                row.stage,
+                row.stream,
+                row.grade,
+                f"{row.depth}/{row.capacity}",
+                f"{row.fullest:.0%}",
+                str(row.admitted),
+                *(("" if row.rate is None else f"{row.rate:,.0f}/s",) if live else ()),
+                f"{row.waited * 1000:.1f} ms",
+                shed,
+                *(str(getattr(row, name) or "") for name in rare),
+            )
+        )
+    titles = (
+        "app", "stage", "stream", "grade", "waiting", "full", "admitted",
+        *(("rate",) if live else ()), "waited", "shed", *(name.replace("_", " ") for name in rare),
+    )  # fmt: skip
+    counted = ("admitted", "waited") if live else ("waited",)  # a rate says more than a count
+    return _table(titles, lines, width, spare=("grade", *counted, "waiting", "app", "shed"))
+
+
+def _table(
+    titles: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    width: int,
+    *,
+    spare: Sequence[str],
+    long: str = "",
+    folds: bool = False,
+) -> RenderableType:
+    """As many of the columns as fit: those of ``spare`` go in this order. What the column ``long``
+    has no room for goes on in the next line, where it ``folds``."""
+    from rich.cells import cell_len
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = {
+        title: [on_one_line(line[index]) for line in lines] for index, title in enumerate(titles)
+    }
+    widths = {
+        title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()
+    }  # fmt: skip
+
+    def room() -> int:
+        """What is left for ``long`` beside the others, or for nothing."""
+        others = [widths[title] + _GAP for title in columns if title != long]
+        return width - sum(others) + (0 if long else _GAP)
+
+    wanted = min(widths[long], _SHORTEST) if long else 0
+    for title in sorted(spare, key=lambda title: any(columns[title])):
+        if room() >= wanted:
+            break
+        del columns[title]
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=True)
+    for title in columns:
+        folding = folds and title == long
+        table.add_column(
+            title,
+            header_style="dim",
+            no_wrap=not folding,
+            overflow="fold" if folding else "ellipsis",
+            max_width=max(room(), 1) if title == long else None,
+        )
+    for texts in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, texts))
+    return table

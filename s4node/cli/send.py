@@ -1,0 +1,160 @@
+"""``s4 send``: events from standard input to a stream.
+
+Rules
+- A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped,
+  and so is a byte order mark at the very beginning, which editors on Windows write.
+- A line that is no JSON object is reported with its number and not sent; the others are.
+- Where it has to wait for a node that is gone, for room or at the end, it does so for ``timeout``.
+- At the end every event has its verdict, and what was refused is named. How many there were of each
+  outcome is told however it ends, also by an interrupt; what is pending then has no verdict.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import trio
+
+from s4node.errors import S4Error, StageBroken, on_one_line
+from s4node.events.schema import UNREADABLE, JsonText
+from s4node.net.client.client import Client, ClientStream
+from s4node.net.egress.outbox import Refusal
+from s4node.process.serve import exit_status
+
+_SHOWN = 20
+_CHUNK = 1 << 16
+_PROGRESS_SECONDS = 5.0
+"""How often people are told how far it is."""
+
+
+def send(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
+    """Send standard input; returns the exit status."""
+    try:
+        return trio.run(Sending(stream, address, type_name, timeout, as_json).run)
+    except BaseException as error:
+        return exit_status(error)
+
+
+class Sending:
+    """Sends standard input, a JSON object a line, to ``stream`` at ``address``."""
+
+    def __init__(
+        self, stream: str, address: str, type_name: str, timeout: float, as_json: bool
+    ) -> None:
+        self._name = stream
+        self._address = address
+        self._type = type_name
+        self._timeout = timeout
+        self._as_json = as_json
+        self._line = 0
+        self._bad = 0
+        self._refused: list[Refusal] = []
+        self._stream: ClientStream | None = None  # before it is open there is nothing to tell
+        self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+    async def run(self) -> int:
+        """Send until the end of input or an interrupt; returns the exit status."""
+        with trio.CancelScope() as scope, _interrupting(scope):
+            try:
+                await self._send_all()
+            finally:
+                if self._stream is not None:
+                    self._report(self._stream.take_refusals())
+                    self._tell_outcome(self._stream)
+        if scope.cancelled_caught:
+            return 130
+        return 1 if self._bad or self._refused else 0
+
+    async def _send_all(self) -> None:
+        async with Client(self._address, timeout=self._timeout) as client:
+            stream = await client.stream(self._name)
+            stream.read_as(self._type)
+            self._stream = stream
+            if sys.stdin.isatty():
+                print(f"sending to {self._name} at {self._address}; a JSON object a line, "
+                      f"Ctrl-D ends", file=sys.stderr)  # fmt: skip
+            try:
+                await self._pump(stream)
+                self._report(await stream.flush())
+            except StageBroken as error:
+                raise StageBroken(error.fact, "Send again what is pending when it runs") from None
+
+    async def _pump(self, stream: ClientStream) -> None:
+        rest = b""
+        told = trio.current_time()
+        while True:
+            chunk = await trio.to_thread.run_sync(_read, abandon_on_cancel=True)
+            *lines, rest = (rest + chunk).split(b"\n")
+            if not chunk:
+                lines, rest = [rest], b""
+            texts = [text for line in lines if (text := self._checked(line)) is not None]
+            if texts:
+                stream.extend_nowait(texts)
+                await stream.wait_room()
+            if not chunk:
+                return
+            self._report(stream.take_refusals())
+            if sys.stderr.isatty() and trio.current_time() > told + _PROGRESS_SECONDS:
+                told = trio.current_time()
+                print(f"{self._name}: {stream.counts['admitted']:,} events so far",
+                      file=sys.stderr)  # fmt: skip
+
+    def _checked(self, line: bytes) -> JsonText | None:
+        self._line += 1
+        if self._line == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        text = line.strip()
+        if not text:
+            return None
+        try:
+            self._decoder.decode(text)
+        except UNREADABLE as error:
+            self._bad += 1
+            if self._bad <= _SHOWN:
+                print(f"line {self._line} is no JSON object: {error}", file=sys.stderr)
+            return None
+        return JsonText(text)
+
+    def _report(self, refusals: list[Refusal]) -> None:
+        for refusal in refusals:
+            if len(self._refused) < _SHOWN:
+                word = "shed" if refusal.shed else "refused"
+                many = f" ({refusal.count:,} events)" if refusal.count > 1 else ""
+                print(f"{word}: {on_one_line(refusal.reason)}{many}", file=sys.stderr)
+                self._refused.append(refusal)
+
+    def _tell_outcome(self, stream: ClientStream) -> None:
+        counts = {**stream.counts, "bad lines": self._bad}
+        if self._as_json:
+            print(json.dumps({"stream": self._name, **counts}))
+        else:
+            said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+            print(f"{self._name}: {said or 'nothing sent'}", file=sys.stderr)
+
+
+def _read() -> bytes:
+    # not through sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
+    try:
+        return os.read(sys.stdin.fileno(), _CHUNK)
+    except OSError as error:
+        raise S4Error(
+            f"standard input cannot be read: {error.strerror}; send the rest from a file or a pipe"
+        ) from error
+
+
+@contextmanager
+def _interrupting(scope: trio.CancelScope) -> Iterator[None]:
+    """Have Ctrl-C cancel ``scope`` between two steps, so that what is counted is true."""
+    token = trio.lowlevel.current_trio_token()
+    before = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,191 @@
+"""``s4 startpoint``: where the tasks of an app begin to read when it next starts.
+
+Rules
+- Nothing here touches a running job or its checkpoints: what is asked for waits for a start.
+- A mistake that can be seen now is told now: an input or a task that the app does not have, or a
+  partition that the task does not read. What is seen at the start alone is told there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from s4node.cli.job import find_job, where_of
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, StartpointError
+from s4node.offsets.startpoint import Startpoint, describe
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request
+from s4node.offsets.startpoint_store import StartpointStore, existing
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import now_ms
+from s4node.runtime.inputs.grouper import BY_PARTITION, reader_of
+
+R = TypeVar("R")
+
+_NUMBERED = re.compile(r"Partition (0|[1-9][0-9]*)", re.ASCII)
+_HOURS = EXPIRY_MS // 3_600_000
+
+
+def set_(
+    target: str,
+    place: str,
+    startpoint: Startpoint,
+    config: Config,
+    *,
+    task: str,
+    all_partitions: bool,
+    as_json: bool,
+) -> int:
+    """Ask for a startpoint; returns the exit status."""
+    job = find_job(target, config)
+    places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
+    if task and not job.tasks:
+        places = _readable(job.name, task, places, config)
+    store = StartpointStore(job.folder)
+    try:
+        written = store.put(places, startpoint, now_ms(), task)
+    finally:
+        store.close()
+    running = job.running
+    if as_json:
+        print(json.dumps([_row("requested", request.task, request) for request in written]))
+        return 0
+    for request in written:
+        _tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
+    for request in written:
+        if job.inputs.get(f"{request.system}.{request.stream}") is None:
+            _tell(f"whether there is a {_ssp(request)} is not known before {job.name} has run; if "
+                  f"not, its start says so")  # fmt: skip
+    if running:
+        _tell(f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
+              f"that is within {_HOURS} hours")  # fmt: skip
+    else:
+        _tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
+    return 0
+
+
+def _readable(app: str, task: str, places: list[Place], config: Config) -> list[Place]:
+    """Those that a task of an app that has not run will read, or may; raises ConfigError if it
+    will read none of them."""
+    readers = {place: _reader(place, task, config) for place in places}
+    read = [place for place, reader in readers.items() if reader in ("", task)]
+    if not read:
+        place, reader = next(iter(readers.items()))
+        raise ConfigError(
+            f"task {task!r} of app {app!r} would not read {SystemStreamPartition(*place)}, "
+            f"{reader!r} would ({settings.GROUPER.name} = {config[settings.GROUPER]}); name that "
+            f"one, or leave --task out"
+        )
+    return read
+
+
+def _reader(place: Place, task: str, config: Config) -> str:
+    """A task that will read a partition; empty where it may be this one, or nobody can say."""
+    grouper, (system, stream, number) = config[settings.GROUPER], place
+    if not any(
+        (each.system, each.stream) == (system, stream) and each.first <= number <= each.last
+        for each in config[settings.BROADCAST_INPUTS]
+    ):
+        return reader_of(grouper, SystemStreamPartition(*place))
+    return "Partition 0" if grouper == BY_PARTITION and not _NUMBERED.fullmatch(task) else ""
+
+
+def show(target: str, config: Config, *, as_json: bool) -> int:
+    """Print what is asked for, and what tasks have been given; returns the exit status."""
+    job = find_job(target, config)
+    now = now_ms()
+    rows: list[dict[str, Any]] = []
+    for request in _kept(job.folder, StartpointStore.requests):
+        expired = now - request.created_ms >= EXPIRY_MS
+        rows.append(_row("expired" if expired else "requested", request.task, request))
+    for task, request in _kept(job.folder, StartpointStore.pending):
+        rows.append(_row("pending", task, request))
+    if as_json:
+        print(json.dumps(rows))
+        return 0
+    if not rows:
+        _tell(f"no startpoints are set for {job.name}")
+    for row in rows:
+        ssp = SystemStreamPartition(row["system"], row["stream"], row["partition"])
+        made = datetime.fromtimestamp(row["created_ms"] / 1000, UTC)
+        print(f"{row['state']:<9}  {ssp}  {row['text']}  {_who(row['task'])}  "
+              f"{made:%Y-%m-%d %H:%M:%SZ}  {row['id']}")  # fmt: skip
+    return 0
+
+
+def delete(
+    target: str,
+    place: str,
+    config: Config,
+    *,
+    task: str,
+    all_partitions: bool,
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Take startpoints back, whether tasks have been given them or not; returns the exit status."""
+    if bool(place) == everything:
+        raise ConfigError("say which partition, such as 'log.clicks[0]', or --everything")
+    where = None if everything else where_of(place, all_partitions=all_partitions)
+    job = find_job(target, config)
+    given = [request for _, request in _kept(job.folder, StartpointStore.pending)]
+    places = {request.place for request in (*_kept(job.folder, StartpointStore.requests), *given)}
+    meant = [each for each in places if where is None or where.has(each)]
+    gone = _kept(job.folder, lambda store: [store.delete(meant, task or None)])
+    count = sum(gone)
+    if not count:
+        raise StartpointError(
+            f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
+            f"s4 startpoint show {target} lists those there are"
+        )
+    if as_json:
+        print(json.dumps({"deleted": count}))
+    else:
+        _tell(f"{count} startpoint{'' if count == 1 else 's'} of {job.name} deleted")
+    return 0
+
+
+def _kept(folder: Path, work: Callable[[StartpointStore], list[R]]) -> list[R]:
+    """What ``work`` finds in the store, if there is one."""
+    store = existing(folder)
+    if store is None:
+        return []
+    try:
+        return work(store)
+    finally:
+        store.close()
+
+
+def _row(state: str, task: str, request: Request) -> dict[str, Any]:
+    return {
+        "state": state,
+        "id": request.id,
+        "system": request.system,
+        "stream": request.stream,
+        "partition": request.partition,
+        "task": task,
+        "startpoint": msgspec.to_builtins(request.startpoint),
+        "text": describe(request.startpoint),
+        "created_ms": request.created_ms,
+    }
+
+
+def _ssp(request: Request) -> str:
+    return str(SystemStreamPartition(*request.place))
+
+
+def _who(task: str) -> str:
+    return f"task {task!r}" if task else "all tasks that read it"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,116 @@
+"""``s4 state``: what the tasks of an app keep, as of their last commits, whether it runs or not.
+
+What is damaged is told behind all that can be read, and that there may be more at a URL. Where that
+is given, this is what the next owner of each task would find.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from s4node.cli.job import Job, find_job, tell_damaged, tell_older
+from s4node.config.settings import Config
+from s4node.errors import StateError, StoreCorrupt, on_one_line
+from s4node.state.browse import Look
+from s4node.state.commit_id import shipped_of
+
+Row = tuple[str, str, Any, Any]
+"""Task, table, key and value."""
+
+
+def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:
+    """Print rows of stores and PEs; returns the exit status."""
+    job = find_job(target, config, shipped=True)
+    damaged: dict[str, str] = {}
+    with _older_told(job) as shipped:
+        for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
+            if number == limit:
+                print(f"there are more rows than the limit of {limit}; --limit N shows more",
+                      file=sys.stderr)  # fmt: skip
+                break
+            _show(*row, as_json=as_json)
+    return tell_damaged(damaged)
+
+
+def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
+    """Print what is kept of one key, in text or as JSON; returns the exit status."""
+    job = find_job(target, config, shipped=True)
+    damaged: dict[str, str] = {}
+    meant = _as_json(key)
+    with _older_told(job) as shipped:
+        rows = _rows(job, table, task, damaged, shipped)
+        found = [row for row in rows if key in (row[2], str(row[2])) or meant == _json(row[2])]
+        for row in found:
+            _show(*row, as_json=as_json)
+    status = tell_damaged(damaged)
+    if not found:
+        where = " in the other tasks" if damaged else ""
+        raise StateError(f"nothing is kept of {key!r}{where}; s4 state scan {target} shows what is")
+    return status
+
+
+@contextmanager
+def _older_told(job: Job) -> Iterator[set[str]]:
+    """Say behind what is shown, or before what is wrong, that there may be more at these URLs."""
+    shipped: set[str] = set()
+    try:
+        yield shipped
+    finally:
+        tell_older(job, shipped)
+
+
+def _rows(
+    job: Job, table: str, task: str, damaged: dict[str, str], shipped: set[str]
+) -> Iterator[Row]:
+    """All that is kept, in the order of tasks and tables; tasks whose state is ``damaged`` are put
+    there, with the reason, and the URLs to which tasks are ``shipped`` there."""
+    job.check_task(task)
+    known: set[str] = set()
+    for name in [task] if task else job.tasks:
+        try:
+            with job.kept(name) as state:
+                if state is None:
+                    continue
+                shipped.add(shipped_of(state.database))
+                look = Look(state)
+                for each, rows in (
+                    *((each, look.instances) for each in look.elements),
+                    *((each, look.store) for each in look.stores),
+                ):
+                    known.add(each)
+                    if table in ("", each):
+                        for key, value in rows(each):
+                            yield name, each, key, value
+        except StoreCorrupt as error:
+            damaged[name] = str(error)
+    if table and table not in known and not damaged:
+        raise StateError(
+            f"app {job.name!r} keeps no {table!r}; it keeps: "
+            f"{', '.join(sorted(known)) or 'nothing'}"
+        )
+
+
+def _json(key: Any) -> str:
+    """A key as JSON, as scan shows it."""
+    return json.dumps(key, default=str)
+
+
+def _as_json(text: str) -> str | None:
+    """The same for what was typed, however it is spaced; None where that is no JSON."""
+    try:
+        return json.dumps(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _show(task: str, table: str, key: Any, value: Any, *, as_json: bool) -> None:
+    plain = json.dumps(value, default=str)
+    if as_json:
+        print(json.dumps({"task": task, "table": table, "key": key, "value": value}, default=str))
+    else:
+        shown = "-" if key is None else on_one_line(str(key))  # a row is a line
+        print(f"{task}  {table}  {shown}  {plain}")

@@ -1,0 +1,114 @@
+"""``s4 tail``: what an app puts on a stream, one JSON object a line.
+
+Rules
+- From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away, at once.
+- What was missed, for reading too slowly or since it could not be sent, is said on standard error,
+  and so is that a connection is lost, with what comes until it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+
+import msgspec
+import trio
+
+from s4node.net.client.client import Client
+from s4node.net.client.subscription import Subscription
+from s4node.process import stdio
+from s4node.process.serve import exit_status
+
+
+def tail(stream: str, address: str, count: int, timeout: float) -> int:
+    """Print the stream's events; returns the exit status."""
+    try:
+        return trio.run(_tail, stream, address, count, timeout)
+    except BaseException as error:
+        return exit_status(error)
+
+
+async def _tail(stream: str, address: str, count: int, timeout: float) -> int:
+    async with Client(address, timeout=timeout) as client, client.subscribe(stream) as events:
+        if sys.stderr.isatty():
+            print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
+        events.on_news = _Gaps(events).look
+        await print_events(events, count)
+    return 0
+
+
+class _Gaps:
+    """Tells what a subscription to a live stream has missed, and when its connections are lost and
+    are there again."""
+
+    def __init__(self, events: Subscription) -> None:
+        self._events = events
+        self._lost = events.interruptions
+        self._opened = self._openings
+        self._away = False
+        self._missed = 0
+
+    @property
+    def _openings(self) -> int:
+        """How often a connection was made: each is there still, or was interrupted."""
+        return self._events.interruptions + self._events.connections
+
+    def look(self) -> None:
+        """Something was heard."""
+        stream, lost, opened = self._events.stream, self._events.interruptions, self._openings
+        missed = self._events.missed - self._missed
+        if missed > 0:
+            self._missed += missed
+            print(f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
+                  f"slow, or the app's node could not send them, which its log tells",
+                  file=sys.stderr)  # fmt: skip
+        if lost > self._lost:
+            self._lost, self._away = lost, True
+            print(f"{stream}: connection lost; what comes until it is back is missing",
+                  file=sys.stderr)  # fmt: skip
+        if opened > self._opened:
+            self._opened = opened
+            if self._away:
+                self._away = False
+                print(f"{stream}: connected again; reading from now on", file=sys.stderr)
+
+
+async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
+    """Print events, each as it comes; ends after ``count`` of them, if that is not 0.
+
+    With their places, each line is an object of ``partition``, ``offset`` and ``event``.
+    """
+    encoder = msgspec.json.Encoder(enc_hook=_words)
+    read = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end_with_reader)
+        async for event in events:
+            shown = event.attributes  # no classes were named, so it is a GenericEvent
+            if with_place:
+                shown = {**events.place._asdict(), "event": shown}
+            print(encoder.encode(shown).decode(), flush=True)
+            read += 1
+            if read == count:
+                break
+        nursery.cancel_scope.cancel()
+
+
+async def _end_with_reader() -> None:
+    """Raises when nobody reads our output any longer, though none comes.
+
+    Only a pipe tells: its writing end has an error from when its last reader closes on.
+    """
+    output = sys.stdout.fileno()
+    if stat.S_ISFIFO(os.fstat(output).st_mode):
+        await trio.lowlevel.wait_readable(output)
+        poll = select.poll()
+        poll.register(output, 0)
+        if poll.poll(0):  # not where it is open for reading, too, and we read ourselves
+            raise stdio.unread()
+
+
+def _words(value: object) -> str:
+    """A value that JSON cannot hold, in words."""
+    return str(value)

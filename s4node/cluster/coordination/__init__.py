@@ -1,0 +1,1 @@
+"""What nodes share: the tree, members, assignments."""

@@ -1,0 +1,443 @@
+"""Coordination on one machine, without any server: a folder that all processes share.
+
+Rules
+- The folder holds a database (:mod:`s4node.cluster.coordination.tree`), a file for each session
+  (:mod:`s4node.cluster.coordination.session_file`) and a lock for what must happen one at a time. It must be on
+  a disk of this machine: network file systems keep neither kind of lock reliably.
+- Calls that read or write run in a thread, for SQLite may wait for another process or the disk.
+  Looking for changes runs in the loop, every 50 ms: a few system calls that never wait, about
+  0.1 ms in all.
+- Every session looks after all others. A process that dies loses its lock, is noticed at the next
+  look, and whoever notices removes its session. A process that is stopped is removed when it gave
+  no sign of life for its timeout.
+- A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
+  ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
+  folder that may not be entered) is waited out. It is told once, and when it is over.
+- Who gives no sign of life for half its timeout, because it stands still or the disk takes none, is
+  in doubt until it has given one and read that its session is still there.
+- Who judges by the silence of others has just spoken: the disk that keeps them from it may be ours.
+  It tries from a while before their time is over, for they need as long to speak again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from s4node.cluster.coordination.contract import Entry, check_data, check_path
+from s4node.cluster.coordination.session_file import SeenFile, SessionFile
+from s4node.cluster.coordination.tree import (
+    ENDED,
+    DamagedTreeError,
+    SessionRow,
+    Tree,
+    TreeBusy,
+    Watch,
+)
+from s4node.config.paths import full_path
+from s4node.config.settings import COORDINATION_FOLDER
+from s4node.errors import CoordinationError, SessionLost
+from s4node.logger import get_logger
+
+log = get_logger("s4node.coordination")
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.05
+"""How often a session looks for changes and for others that died."""
+
+_BEATS = 5
+"""How many signs of life a session gives while its timeout lasts."""
+
+_CLOSING_SECONDS = 2.0
+_SESSIONS = "sessions"
+
+
+def has_sessions(folder: Path) -> bool:
+    """Whether a process lives that has a session in the folder."""
+    for path in (folder / _SESSIONS).glob("*"):
+        seen = SeenFile(path, 0.0, 0.0)
+        try:
+            if not seen.dead():
+                return True
+        finally:
+            seen.close()
+    return False
+
+
+class FolderGoneError(CoordinationError):
+    """The folder was deleted or replaced."""
+
+
+class FolderCoordination:
+    """The tree in ``folder``, which is made if it is missing; ``~`` is the user's home.
+
+    ``session_timeout`` (seconds) is after how long a silent session is ended by the others.
+    """
+
+    def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
+        self.folder = full_path(str(folder), COORDINATION_FOLDER.name)
+        self.session_timeout = session_timeout
+
+    @asynccontextmanager
+    async def session(self, name: str) -> AsyncIterator[FolderSession]:
+        """See :meth:`coordination.Coordination.session`."""
+        session = await self._open(name)
+        failure: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.beat)
+                nursery.start_soon(session.look)
+                try:
+                    yield session
+                except Exception as error:  # carried out of the nursery as it is, not in a group
+                    failure = error
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await session.close()
+        if failure is not None:
+            raise failure
+
+    async def _open(self, name: str) -> FolderSession:
+        row = SessionRow(uuid.uuid4().hex, name, self.session_timeout)
+        thread = trio.CapacityLimiter(1)
+        deadline = trio.current_time() + self.session_timeout
+        while True:
+            try:
+                return await trio.to_thread.run_sync(
+                    _open_session, self.folder, row, limiter=thread
+                )
+            except TreeBusy as busy:
+                if trio.current_time() > deadline:
+                    raise _stuck(self.folder, self.session_timeout) from busy
+                await trio.sleep(LOOK_SECONDS)
+            except OSError as error:
+                raise CoordinationError(
+                    f"the coordination's folder {self.folder} cannot be used ({error}); mend its "
+                    f"rights or set s4.coordination.folder to another one"
+                ) from error
+
+
+class FolderSession:
+    """A :class:`coordination.Session` in a folder; made by :meth:`FolderCoordination.session`."""
+
+    def __init__(
+        self, folder: Path, row: SessionRow, tree: Tree, watch: Watch, file: SessionFile
+    ) -> None:
+        self.id = row.id
+        self.name = row.name
+        self.timeout = row.timeout
+        self.lost = trio.Event()
+        self._reason = ""
+        self._asleep = False  # until somebody has looked whether the session is still there
+        self._beaten = time.monotonic()
+        self._mute = False  # the disk took no sign of life the last time
+        self._folder = folder
+        self._tree = tree
+        self._watch = watch
+        self._inode = tree.path.stat().st_ino
+        self._file = file
+        self._turn = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
+        self._changed = trio.Event()
+        self._others: dict[str, SeenFile] = {}
+        self._stale = True  # who the others are has to be read anew
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def doubtful(self) -> bool:
+        """See :meth:`coordination.Session.doubtful`."""
+        return self._asleep or time.monotonic() - self._beaten > self.timeout / 2
+
+    # --- the contract ----------------------------------------------------------------------------
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
+        """See :meth:`coordination.Session.create`."""
+        check_path(path)
+        check_data(path, data)
+        await self._call(lambda: self._tree.create(self.id, path, data, ephemeral), write=True)
+
+    async def get(self, path: str) -> Entry | None:
+        """See :meth:`coordination.Session.get`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.get(self.id, path))
+
+    async def set(self, path: str, data: bytes, version: int | None = None) -> int:
+        """See :meth:`coordination.Session.set`."""
+        check_path(path)
+        check_data(path, data)
+        return await self._call(lambda: self._tree.set(self.id, path, data, version), write=True)
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """See :meth:`coordination.Session.delete`."""
+        check_path(path)
+        await self._call(lambda: self._tree.delete(self.id, path, version), write=True)
+
+    async def children(self, path: str) -> list[str]:
+        """See :meth:`coordination.Session.children`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.children(self.id, path))
+
+    async def change(self, path: str) -> int:
+        """See :meth:`coordination.Session.change`."""
+        check_path(path)
+        return await self._call(lambda: self._tree.change(self.id, path))
+
+    async def wait_change(self, path: str, seen: int) -> int:
+        """See :meth:`coordination.Session.wait_change`."""
+        while True:
+            changed = self._changed  # before reading: what comes after sets this very event
+            number = await self.change(path)
+            if number > seen:
+                return number
+            await changed.wait()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _call(self, step: Callable[[], T], *, write: bool = False) -> T:
+        """Run ``step`` in a thread, again and again while other processes are in the way."""
+        deadline = trio.current_time() + self.timeout
+        while True:
+            try:
+                result = await self._attempt(step)
+            except TreeBusy as busy:
+                if trio.current_time() > deadline:
+                    raise _stuck(self._folder, self.timeout) from busy
+            else:
+                if write:
+                    self._wake()
+                return result
+
+    async def _attempt(self, step: Callable[[], T]) -> T:
+        async with self._turn:
+            if self.lost.is_set():
+                raise SessionLost(self._reason)
+            try:
+                return await trio.to_thread.run_sync(step, limiter=self._thread)
+            except SessionLost as lost:
+                self._lose(str(lost))
+                raise SessionLost(self._reason) from None
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self._reason = f"session {self.name!r} in {self._folder} is lost: {reason}"
+            self.lost.set()
+            self._file.close()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def beat(self) -> None:
+        """Give signs of life; apart from looking, which may have to wait for others."""
+        while not self.lost.is_set():
+            self._speak()
+            await trio.sleep(self.timeout / _BEATS)
+
+    def _speak(self) -> None:
+        """Give a sign of life, if the disk takes one."""
+        self._asleep = self.doubtful
+        try:
+            self._file.beat()
+        except OSError as error:
+            self._mute = True
+            self._tell("give signs of life", _unusable(self._file.path, error))
+        else:
+            self._mute = False
+            self._beaten = time.monotonic()
+            self._tell("give signs of life", "")
+
+    def _tell(self, what: str, trouble: str) -> None:
+        """Log once what it cannot do, and that it can again where ``trouble`` is empty."""
+        if trouble == self._troubles.get(what, ""):
+            return
+        self._troubles[what] = trouble
+        if trouble:
+            log.warning(f"cannot {what}", session=self.name, reason=trouble)
+        else:
+            log.info(f"can {what} again", session=self.name)
+
+    async def look(self) -> None:
+        """See to changes and to the other sessions, until this one is lost."""
+        try:
+            await self._look()
+        except (CoordinationError, OSError) as error:
+            self._lose(str(error))
+        finally:
+            self._watch.close()
+            for other in self._others.values():
+                other.close()
+
+    async def _look(self) -> None:
+        while not self.lost.is_set():
+            try:
+                self._check_folder()
+                await self._look_after_others(time.monotonic())
+            except TreeBusy:
+                pass  # then at the next look
+            except SessionLost:
+                return
+            except (FolderGoneError, DamagedTreeError):
+                raise
+            except (CoordinationError, OSError) as error:  # the same, but it may last
+                self._stale = True
+                self._tell("look after the other sessions", str(error))
+            else:
+                self._tell("look after the other sessions", "")
+            await trio.sleep(LOOK_SECONDS)
+
+    async def _look_after_others(self, now: float) -> None:
+        """Learn of changes, and end the sessions of those that died."""
+        self._stale = self._stale or self._asleep
+        if self._watch.changed():
+            self._stale = True
+            self._wake()
+        if self._stale:
+            await self._read_sessions(now)
+            self._stale = False
+        for id_ in () if self.lost.is_set() else self._over(now):
+            await self._attempt(partial(_end_session, self._tree, self._folder, id_))
+            self._others.pop(id_).close()
+            self._wake()
+
+    def _over(self, now: float) -> list[str]:
+        """The sessions that are to be ended: of those that died, or are silent while we speak."""
+        if not self._mute:
+            over = [id_ for id_, other in self._others.items() if other.over(now)]
+            if any(other.lapse > 1 - 1 / _BEATS for other in self._others.values()):
+                self._speak()
+        if self._mute:
+            over = [id_ for id_, other in self._others.items() if other.dead_unheard()]
+        return over
+
+    def _check_folder(self) -> None:
+        try:
+            same = self._tree.path.stat().st_ino == self._inode
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        except OSError as error:  # it may be there, and it may not
+            if not self._file.removed():
+                raise CoordinationError(_unusable(self._tree.path, error)) from error
+            same = False
+        if not same:
+            raise FolderGoneError(
+                "its database was deleted or replaced under it; start all nodes anew, and keep "
+                "what cleans up folders away from this one"
+            )
+
+    async def _read_sessions(self, now: float) -> None:
+        """Learn who is there, and perhaps that this session no longer is."""
+        asleep = self._asleep
+        rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
+        if self.id not in rows:
+            self._lose(ENDED)
+        elif asleep:
+            self._asleep = False
+        for id_ in self._others.keys() - rows.keys():
+            self._others.pop(id_).close()
+        for id_ in rows.keys() - self._others.keys() - {self.id}:
+            self._others[id_] = SeenFile(_session_path(self._folder, id_), rows[id_].timeout, now)
+
+    async def close(self) -> None:
+        """End the session in good order, if nobody else has; the others learn it at once."""
+        try:
+            while not self.lost.is_set():
+                with contextlib.suppress(TreeBusy):
+                    await self._attempt(partial(_end_session, self._tree, self._folder, self.id))
+                    break
+        except (CoordinationError, OSError):
+            pass  # the lock below tells the others all the same
+        finally:
+            self._lose("it was closed")
+            with trio.CancelScope(shield=True):
+                async with self._turn:  # not under somebody's call
+                    await trio.to_thread.run_sync(self._tree.close, limiter=self._thread)
+
+
+# --- what happens in threads ---------------------------------------------------------------------
+
+
+def _open_session(folder: Path, row: SessionRow) -> FolderSession:
+    """Make the folder if need be, bury the dead, and make ``row`` known; raises TreeBusy."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise CoordinationError(
+            f"everybody may write to {folder}, and so could tell the nodes what to run; forbid it "
+            f"(chmod o-w), or set s4.coordination.folder to another folder"
+        )
+    (folder / _SESSIONS).mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as undo:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as busy:
+                raise TreeBusy(str(busy)) from busy
+            path = folder / "tree.sqlite"
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            tree = Tree(path)
+            undo.callback(tree.close)
+            watch = tree.watch()
+            undo.callback(watch.close)
+            _bury(tree, folder)
+            file = SessionFile(_session_path(folder, row.id))
+            undo.callback(file.close)
+            tree.open_session(row)
+            session = FolderSession(folder, row, tree, watch, file)
+            undo.pop_all()
+            return session
+        finally:
+            os.close(lock)
+
+
+def _bury(tree: Tree, folder: Path) -> None:
+    """End the sessions of dead processes, so that nobody meets their entries.
+
+    Files that no session belongs to are left from processes that died while they made them.
+    """
+    for path in sorted(
+        {_session_path(folder, row.id) for row in tree.sessions()}
+        | set((folder / _SESSIONS).iterdir())
+    ):
+        seen = SeenFile(path, 0.0, 0.0)
+        try:
+            if seen.dead():
+                _end_session(tree, folder, path.name)
+        finally:
+            seen.close()
+
+
+def _end_session(tree: Tree, folder: Path, id_: str) -> None:
+    tree.end_session(id_)
+    _session_path(folder, id_).unlink(missing_ok=True)
+
+
+def _session_path(folder: Path, id_: str) -> Path:
+    return folder / _SESSIONS / id_
+
+
+def _unusable(path: Path, error: OSError) -> str:
+    return (
+        f"the coordination's file {path} cannot be used ({error.strerror}); mend its folder's "
+        f"rights, or see whether its disk works (setting s4.coordination.folder)"
+    )
+
+
+def _stuck(folder: Path, seconds: float) -> CoordinationError:
+    return CoordinationError(
+        f"the coordination's folder {folder} was locked by another process for {seconds:g} s; look "
+        f"for a stopped one (ps shows state T), and go on with it or kill it"
+    )

@@ -1,0 +1,496 @@
+"""What the nodes know of each other, as entries of the coordination's tree.
+
+Rules
+- Written once, on the contract of :mod:`s4node.cluster.coordination.contract`; the only place that knows
+  where in the tree things are.
+- What lives is ephemeral (nodes, members), what is decided is persistent (clusters, apps,
+  assignments, who produces and consumes a stream).
+- Entries are JSON that newer versions may add fields to; older ones ignore them.
+- A name may be any text: it is quoted to become a part of a path.
+
+::
+
+    /clusters/<cluster>                          ClusterInfo
+    /clusters/<cluster>/nodes/<node>             NodeInfo, ephemeral
+    /clusters/<cluster>/apps/<app>               AppInfo
+    /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
+    /clusters/<cluster>/apps/<app>/assignment    Assignment
+    /locks/<cluster>/<what>                      who holds it, ephemeral
+    /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
+    /metadata/<key>                              anybody's bytes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+import trio
+
+from s4node.cluster.coordination.assignment import Assignment, Member
+from s4node.errors import CoordinationError, EntryExists, EntryNotEmpty, NameTaken, NoEntry
+from s4node.events.schema import UNREADABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s4node.cluster.coordination.contract import Entry, Session
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Role = Literal["producers", "consumers"]
+
+NAME_PATIENCE_SECONDS = 1.0
+"""How long a new node or member waits for a namesake to go, which may be dying just now."""
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """A cluster; ``partitions`` is how many an app of it has if it says nothing else."""
+
+    name: str
+    partitions: int
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """A living node. ``address`` is where clients may ask, ``admin`` its admin socket's path."""
+
+    name: str
+    host: str
+    pid: int
+    python: str
+    address: str = ""
+    admin: str = ""
+
+
+RUNNING = "running"
+STOPPING = "stopping"
+"""What is to be with an app that is deployed."""
+
+
+class AppInfo(msgspec.Struct, frozen=True):
+    """An app as it is deployed to a cluster.
+
+    ``package`` says where its code is, ``expected`` how many members the first assignment waits
+    for, ``state`` is RUNNING or STOPPING.
+    """
+
+    name: str
+    cluster: str
+    version: str
+    partitions: int
+    package: str = ""
+    hasher: str = "crc32"
+    expected: int = 1
+    state: str = RUNNING
+
+
+class MemberInfo(msgspec.Struct, frozen=True):
+    """A container that runs an app and takes part in sharing out its partitions."""
+
+    name: str
+    node: str
+    host: str
+    pid: int
+    address: str
+    version: str
+    partitions: int
+
+
+class AppId(NamedTuple):
+    """An app, wherever it runs; ``str()`` of it is ``cluster.app``."""
+
+    cluster: str
+    app: str
+
+    def __str__(self) -> str:
+        return f"{self.cluster}.{self.app}"
+
+
+class Found(NamedTuple, Generic[T]):
+    """Something read, with the version and session of its entry, and its place by age."""
+
+    value: T
+    version: int
+    session: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An app's living members, the oldest first, and its assignment as it stands."""
+
+    members: tuple[Found[MemberInfo], ...]
+    assignment: Found[Assignment] | None
+
+    @property
+    def candidates(self) -> list[Member]:
+        """The members as :func:`assignment.assign` takes them."""
+        return [Member(m.value.name, m.value.address, m.session) for m in self.members]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the members are."""
+        return tuple(member.value.address for member in self.members)
+
+    @property
+    def epoch(self) -> int:
+        """The assignment's epoch; 0 before the first one."""
+        return self.assignment.value.epoch if self.assignment else 0
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """By partition, where its owner is; empty for one without a living owner."""
+        if self.assignment is None:
+            return ()
+        alive = {member.key for member in self.candidates}
+        owners = self.assignment.value.owners
+        return tuple(owner.address if owner.key in alive else "" for owner in owners)
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """By partition, the epoch in which its owner got it."""
+        return tuple(o.epoch for o in self.assignment.value.owners) if self.assignment else ()
+
+
+class Registry:
+    """The nodes' shared knowledge, through one session of the coordination."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    # --- clusters, nodes -------------------------------------------------------------------------
+
+    async def put_cluster(self, cluster: ClusterInfo) -> None:
+        """Write a cluster, over what was there."""
+        await self._put(_path("clusters", cluster.name), cluster)
+
+    async def cluster(self, name: str) -> ClusterInfo | None:
+        """The cluster, or None."""
+        found = await self._get(_path("clusters", name), ClusterInfo)
+        return found and found.value
+
+    async def join_node(
+        self, cluster: str, node: NodeInfo, *, patience: float = NAME_PATIENCE_SECONDS
+    ) -> None:
+        """Make a node known for as long as this session lives.
+
+        Raises NameTaken if one of this name lives in the cluster, and does not go within
+        ``patience`` seconds.
+        """
+
+        def taken(living: NodeInfo) -> str:
+            return (
+                f"a node {node.name!r} lives in cluster {cluster!r} already: process {living.pid} "
+                f"on {living.host}; give this node another name, or stop that one"
+            )
+
+        await self._claim(_path("clusters", cluster, "nodes", node.name), node, taken, patience)
+
+    async def nodes(self, cluster: str) -> dict[str, NodeInfo]:
+        """The living nodes of a cluster by name."""
+        all_ = await self._all(_path("clusters", cluster, "nodes"), NodeInfo)
+        return {name: found.value for name, found in all_.items()}
+
+    async def other_clusters(self, cluster: str) -> list[str]:
+        """The other clusters of which nodes live."""
+        named = [name for name in await self._names(_path("clusters")) if name != cluster]
+        return [name for name in named if await self.nodes(name)]
+
+    # --- apps ------------------------------------------------------------------------------------
+
+    async def create_app(self, app: AppInfo) -> None:
+        """Write a new app; raises EntryExists where the cluster has one of this name."""
+        path = _path("clusters", app.cluster, "apps", app.name)
+        await self._create_or_fill(path, app)
+
+    async def set_app(self, app: AppInfo, version: int | None = None) -> None:
+        """Write an app over what is there; with ``version``, only over that (BadVersion)."""
+        path = _path("clusters", app.cluster, "apps", app.name)
+        await self.session.set(path, msgspec.json.encode(app), version)
+
+    async def app(self, cluster: str, name: str) -> Found[AppInfo] | None:
+        """The app with the version of its entry, or None."""
+        return await self._get(_path("clusters", cluster, "apps", name), AppInfo)
+
+    async def apps(self, cluster: str) -> dict[str, Found[AppInfo]]:
+        """The apps deployed to a cluster by name."""
+        return await self._all(_path("clusters", cluster, "apps"), AppInfo)
+
+    async def remove_app(self, cluster: str, name: str) -> None:
+        """Forget an app with its assignment and its streams; one that is not there is no error.
+
+        Raises CoordinationError while members of it live.
+        """
+        living = await self.members(AppId(cluster, name))
+        if living:
+            raise CoordinationError(
+                f"app {name!r} still runs in cluster {cluster!r}, on "
+                f"{', '.join(sorted(living))}; stop these containers first"
+            )
+        for stream in await self.streams():
+            for role in _ROLES:
+                await self.remove_stream_user(stream, role, AppId(cluster, name))
+        await self._delete_tree(_path("clusters", cluster, "apps", name))
+
+    async def lock(self, cluster: str, what: str, who: str) -> None:
+        """Be the only session that holds ``what`` of a cluster; raises EntryExists otherwise."""
+        path = _path("locks", cluster, what)
+        await self.session.create(path, who.encode(), ephemeral=True)
+
+    async def unlock(self, cluster: str, what: str) -> None:
+        """Take back this session's own :meth:`lock`."""
+        path = _path("locks", cluster, what)
+        entry = await self.session.get(path)
+        if entry is not None and entry.session == self.session.id:
+            await self.session.delete(path)
+
+    async def locked_by(self, cluster: str, what: str) -> str | None:
+        """What the holder of a lock said of itself; None where there is none."""
+        entry = await self.session.get(_path("locks", cluster, what))
+        return entry.data.decode() if entry is not None else None
+
+    # --- members and assignment ------------------------------------------------------------------
+
+    async def join_member(
+        self,
+        app: AppId,
+        member: MemberInfo,
+        *,
+        patience: float = NAME_PATIENCE_SECONDS,
+    ) -> None:
+        """Make a container known as running ``app`` for as long as this session lives.
+
+        Raises NameTaken as :meth:`join_node` does.
+        """
+
+        def taken(living: MemberInfo) -> str:
+            return (
+                f"a container {member.name!r} of app {str(app)!r} lives already: process "
+                f"{living.pid} on {living.host}, at {living.address}; give this one another name, "
+                f"or stop that one"
+            )
+
+        path = _below(_app(app) + "/members", member.name)
+        await self._claim(path, member, taken, patience)
+
+    async def leave_member(self, app: AppId, member: str) -> None:
+        """Take back :meth:`join_member`; again does nothing."""
+        path = _below(_app(app) + "/members", member)
+        entry = await self.session.get(path)
+        if entry is not None and entry.session == self.session.id:
+            await self.session.delete(path)
+
+    async def members(self, app: AppId) -> dict[str, Found[MemberInfo]]:
+        """The living members by name."""
+        return await self._all(_app(app) + "/members", MemberInfo)
+
+    async def group(self, app: AppId) -> Group:
+        """The members and the assignment, read one after the other."""
+        members = await self.members(app)
+        by_age = sorted(members.values(), key=lambda member: member.created)
+        return Group(tuple(by_age), await self.assignment(app))
+
+    async def assignment(self, app: AppId) -> Found[Assignment] | None:
+        """The app's assignment with its version, or None before the first one."""
+        return await self._get(_assignment(app), Assignment)
+
+    async def write_assignment(
+        self, app: AppId, assignment: Assignment, version: int | None
+    ) -> None:
+        """Write an assignment over the one of ``version``, or as the first one (None).
+
+        Raises BadVersion, EntryExists or NoEntry where somebody else was faster: read it again.
+        """
+        data = msgspec.json.encode(assignment)
+        if version is None:
+            await self.session.create(_assignment(app), data)
+        else:
+            await self.session.set(_assignment(app), data, version)
+
+    # --- streams ---------------------------------------------------------------------------------
+
+    async def add_stream_user(self, stream: str, role: Role, app: AppId) -> None:
+        """Say that ``app`` produces or consumes a stream; it stays said until it is removed."""
+        with contextlib.suppress(EntryExists):
+            await self.session.create(_path("streams", stream, role, *app))
+
+    async def remove_stream_user(self, stream: str, role: Role, app: AppId) -> None:
+        """Take back :meth:`add_stream_user`; again does nothing."""
+        with contextlib.suppress(NoEntry):
+            await self.session.delete(_path("streams", stream, role, *app))
+
+    async def streams(self) -> list[str]:
+        """All streams that anybody ever produced or consumed, sorted."""
+        return await self._names("/streams")
+
+    async def stream_users(self, stream: str, role: Role) -> list[AppId]:
+        """The apps that produce or consume a stream, sorted."""
+        base = _path("streams", stream, role)
+        found = []
+        for cluster in await self._names(base):
+            found += [AppId(cluster, app) for app in await self._names(_below(base, cluster))]
+        return found
+
+    # --- metadata --------------------------------------------------------------------------------
+
+    async def metadata(self, key: str) -> tuple[bytes, int] | None:
+        """What was written under ``key``, and its version; or None."""
+        entry = await self.session.get(_path("metadata", key))
+        return (entry.data, entry.version) if entry else None
+
+    async def set_metadata(self, key: str, data: bytes, version: int | None = None) -> int:
+        """Write ``data`` under ``key`` and return its version.
+
+        With ``version``, only over that version (BadVersion, NoEntry); -1 stands for "there is
+        nothing yet" (EntryExists).
+        """
+        path = _path("metadata", key)
+        if version is not None and version >= 0:
+            return await self.session.set(path, data, version)
+        while True:
+            try:
+                await self.session.create(path, data)
+            except EntryExists:
+                if version is not None:
+                    raise
+            else:
+                return 0
+            try:
+                return await self.session.set(path, data)
+            except NoEntry:  # deleted in between
+                continue
+
+    async def delete_metadata(self, key: str, version: int | None = None) -> None:
+        """Delete what is under ``key``; raises NoEntry, BadVersion."""
+        await self.session.delete(_path("metadata", key), version)
+
+    # --- watching: the paths that wait_change takes ----------------------------------------------
+
+    @staticmethod
+    def path_of_apps(cluster: str) -> str:
+        """Where the apps of a cluster are, with members and assignments, to be watched."""
+        return _path("clusters", cluster, "apps")
+
+    @staticmethod
+    def path_of_app(app: AppId) -> str:
+        """Where an app's description, members and assignment are, to be watched."""
+        return _app(app)
+
+    @staticmethod
+    def path_of_stream(stream: str) -> str:
+        """Where a stream's producers and consumers are, to be watched."""
+        return _path("streams", stream)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _get(self, path: str, kind: type[T]) -> Found[T] | None:
+        entry = await self.session.get(path)
+        if entry is None or not entry.data:  # made on the way to something below it
+            return None
+        return _found(path, entry, kind)
+
+    async def _all(self, path: str, kind: type[T]) -> dict[str, Found[T]]:
+        found = {}
+        for part in await self.session.children(path):
+            one = await self._get(f"{path}/{part}", kind)
+            if one is not None:
+                found[urllib.parse.unquote(part)] = one
+        return found
+
+    async def _names(self, path: str) -> list[str]:
+        return sorted(urllib.parse.unquote(part) for part in await self.session.children(path))
+
+    async def _put(self, path: str, value: msgspec.Struct) -> None:
+        data = msgspec.json.encode(value)
+        while True:
+            try:
+                await self.session.create(path, data)
+            except EntryExists:
+                try:
+                    await self.session.set(path, data)
+                except NoEntry:  # deleted in between
+                    continue
+            return
+
+    async def _create_or_fill(self, path: str, value: msgspec.Struct) -> None:
+        """Create an entry, or fill one that was made on the way to something below it."""
+        data = msgspec.json.encode(value)
+        try:
+            await self.session.create(path, data)
+        except EntryExists:
+            entry = await self.session.get(path)
+            if entry is None or entry.data:
+                raise
+            await self.session.set(path, data, entry.version)
+
+    async def _claim(self, path: str, value: T, taken: Callable[[T], str], patience: float) -> None:
+        deadline = trio.current_time() + patience
+        while True:
+            try:
+                await self.session.create(path, msgspec.json.encode(value), ephemeral=True)
+            except EntryExists:
+                seen = await self.session.change(path)
+                entry = await self.session.get(path)
+                if entry is None:  # gone in between
+                    continue
+                living = _found(path, entry, type(value))
+                if living.session == self.session.id:
+                    await self.session.set(path, msgspec.json.encode(value))
+                    return
+                with trio.move_on_at(deadline) as scope:
+                    await self.session.wait_change(path, seen)
+                if scope.cancelled_caught:
+                    raise NameTaken(taken(living.value)) from None
+            else:
+                return
+
+    async def _delete_tree(self, path: str) -> None:
+        while True:
+            for part in await self.session.children(path):
+                await self._delete_tree(f"{path}/{part}")
+            try:
+                await self.session.delete(path)
+            except EntryNotEmpty:
+                continue
+            except NoEntry:
+                pass
+            return
+
+
+def _found(path: str, entry: Entry, kind: type[T]) -> Found[T]:
+    try:
+        value = msgspec.json.decode(entry.data, type=kind)
+    except UNREADABLE as error:
+        raise CoordinationError(
+            f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
+            f"written it: run one version, or delete it"
+        ) from error
+    return Found(value, entry.version, entry.session, entry.created)
+
+
+_ROLES: tuple[Role, ...] = ("producers", "consumers")
+
+
+def _part(name: str) -> str:
+    """The part of a path that stands for a name."""
+    quoted = urllib.parse.quote(name, safe="")
+    return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{_part(name)}"
+
+
+def _path(*names: str) -> str:
+    return "".join(f"/{_part(name)}" for name in names)
+
+
+def _app(app: AppId) -> str:
+    return _path("clusters", app.cluster, "apps", app.app)
+
+
+def _assignment(app: AppId) -> str:
+    return _app(app) + "/assignment"

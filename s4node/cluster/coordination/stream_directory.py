@@ -1,0 +1,148 @@
+"""Which apps of other clusters consume the streams that an app produces, and where they are.
+
+Rules
+- An app says once which streams it consumes and produces. It stays said when its containers die,
+  until the app is removed: producers keep what they have for a consumer that is away.
+- What is told is everything about one stream, never a difference; equal answers are told once.
+- While the coordination cannot be read what was told last holds, and it is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from s4node.cluster.coordination.follow import follow
+from s4node.cluster.coordination.registry import RUNNING, AppId, Registry
+from s4node.errors import S4Error
+from s4node.logger import get_logger
+
+if TYPE_CHECKING:
+    from s4node.cluster.coordination.contract import Session
+
+log = get_logger("s4node.directory")
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """An app that consumes a stream.
+
+    By partition: ``owners`` are addresses (empty where no living member owns it), ``epochs`` those
+    in which they got it; both are empty before the first assignment. ``members`` are the addresses
+    of all living members, the oldest first; there are none while the app does not run.
+    """
+
+    cluster: str
+    app: str
+    epoch: int
+    owners: tuple[str, ...]
+    epochs: tuple[int, ...]
+    members: tuple[str, ...]
+
+
+Consumers = Mapping[str, Consumer]
+"""The consumers of a stream by ``cluster.app``."""
+
+
+class Directory:
+    """What one app consumes and produces, and who consumes what it produces."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        cluster: str,
+        app: str,
+        consumes: Iterable[str] = (),
+        produces: Iterable[str] = (),
+        deployed: bool = False,
+    ) -> None:
+        self.app = AppId(cluster, app)
+        self.registry = Registry(session)
+        self._session = session
+        self._consumes = tuple(consumes)
+        self._produces = tuple(produces)
+        self._deployed = deployed
+        self._known: dict[str, Consumers] = {}
+        self.learned = trio.Event()  # every stream's consumers have been told once
+
+    def consumers(self, stream: str) -> Consumers:
+        """Who consumes ``stream``, as :meth:`run` last learned it."""
+        return self._known.get(stream, {})
+
+    async def register(self) -> None:
+        """Say what the app consumes and produces. Producers see the app from here on.
+
+        Raises S4Error where it was undeployed while its container started: nobody would take back
+        what is said now. To be called as a member: from then on, who undeploys waits for us.
+        """
+        if self._deployed:
+            found = await self.registry.app(self.app.cluster, self.app.app)
+            if found is None or found.value.state != RUNNING:
+                raise S4Error(f"app {self.app} was undeployed while it started")
+        for stream in self._consumes:
+            await self.registry.add_stream_user(stream, "consumers", self.app)
+        for stream in self._produces:
+            await self.registry.add_stream_user(stream, "producers", self.app)
+
+    async def run(self, on_change: Callable[[str, Consumers], None]) -> None:
+        """Call ``on_change`` with a stream and its consumers, at first and when they change.
+
+        It is called in the loop and must not block. Never returns; raises SessionLost.
+        """
+        if not self._produces:
+            self.learned.set()
+            await self._session.lost.wait()
+            await self._session.change("/")  # raises, and says why
+        await follow(
+            partial(self._step, on_change),
+            lambda why: log.warning("cannot follow consumers", app=str(self.app), error=why),
+        )
+
+    async def _step(self, on_change: Callable[[str, Consumers], None]) -> None:
+        """Read everything, tell what is new, and wait for news."""
+        seen: dict[str, int] = {}
+        for stream in self._produces:
+            consumers = await self._read(stream, seen)
+            if self._known.get(stream) != consumers:
+                self._known[stream] = consumers
+                on_change(stream, consumers)
+        self.learned.set()
+        await self._wait_any_change(seen)
+
+    async def _read(self, stream: str, seen: dict[str, int]) -> Consumers:
+        """The consumers of ``stream``; notes in ``seen`` what was looked at, as of when."""
+        await self._look(Registry.path_of_stream(stream), seen)
+        found: dict[str, Consumer] = {}
+        for app in await self.registry.stream_users(stream, "consumers"):
+            await self._look(Registry.path_of_app(app), seen)
+            group = await self.registry.group(app)
+            found[str(app)] = Consumer(
+                *app, group.epoch, group.owners, group.epochs, group.addresses
+            )
+        return found
+
+    async def _look(self, path: str, seen: dict[str, int]) -> None:
+        if path not in seen:  # an app that consumes two streams is seen as of the first look
+            seen[path] = await self._session.change(path)
+
+    async def _wait_any_change(self, seen: Mapping[str, int]) -> None:
+        """Return as soon as one of the paths has changed."""
+        failures: list[Exception] = []
+
+        async def wait(path: str, number: int, scope: trio.CancelScope) -> None:
+            try:
+                await self._session.wait_change(path, number)
+            except Exception as error:  # raised below as it is, not in a group
+                failures.append(error)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for path, number in seen.items():
+                nursery.start_soon(wait, path, number, nursery.cancel_scope)
+        if failures:
+            raise failures[0]

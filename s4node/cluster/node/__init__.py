@@ -1,0 +1,1 @@
+"""A node: container processes, packages, admin."""

@@ -1,0 +1,323 @@
+"""The admin socket of a node: what may be asked of it, and by whom.
+
+Rules
+- A Unix socket in a folder that only its owner can enter; who else connects (root may) is turned
+  away. Nothing of it listens on a network, for a package that comes here is run.
+- Whoever asks shows first that it can read the node's token, a file beside the socket (0600): where
+  the socket itself is passed on, to another container or host, that does not come along.
+- One request a connection: the token, a line of JSON, then a package where one is announced.
+  Answers are lines. What a request has begun ends with its connection, unless it was taken over.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from s4node.cluster.node import package
+from s4node.errors import NodeUnreachable, S4Error, described, leaves
+from s4node.events.schema import UNREADABLE
+from s4node.logger import get_logger
+
+log = get_logger("s4node.admin")
+
+MAX_LINE_BYTES = 64 << 20
+CONNECT_SECONDS = 5.0
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class AskStatus(msgspec.Struct, tag="status", tag_field="ask", frozen=True):
+    """How are you? Answered with NodeStatus."""
+
+
+class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
+    """Here is a package of ``size`` bytes: start it, let it check itself, and have it wait.
+
+    Answered with Prepared, and with Ready once the app is this version in the registry and its
+    container runs; or with Failed. While the connection lasts the container waits.
+    """
+
+    size: int
+    partitions: int
+    expected: int
+
+
+Ask = AskStatus | AskDeploy
+
+
+class ContainerStatus(msgspec.Struct, frozen=True):
+    """A container process on a node. ``failure`` is why it ended the last time without being asked,
+    and ``failed_ms`` when (ms since 1970; 0 where it has not)."""
+
+    app: str
+    version: str
+    phase: str
+    pid: int | None
+    address: str
+    starts: int
+    failure: str
+    levels: dict[str, int]
+    statistics: dict[str, Any]
+    failed_ms: int = 0
+
+
+class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
+    """What a node says of itself."""
+
+    name: str
+    cluster: str
+    pid: int
+    address: str
+    containers: list[ContainerStatus]
+
+
+class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
+    """The new version is loaded and its graph good."""
+
+    digest: str
+    inputs: list[str]
+    outputs: list[str]
+
+
+class Ready(msgspec.Struct, tag="ready", tag_field="answer", frozen=True):
+    """The new version runs here."""
+
+    address: str
+
+
+class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
+    """The request failed; ``trace`` is the traceback of what the app raised, if it did."""
+
+    error: str
+    trace: str = ""
+
+
+Answer = NodeStatus | Prepared | Ready | Failed
+
+_asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+class Conversation:
+    """One connection, seen from either side."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._data = bytearray()
+
+    async def show(self, token: bytes) -> None:
+        """Show the token, before anything is asked."""
+        await self._stream.send_all(token + b"\n")
+
+    async def say(self, message: msgspec.Struct, body: bytes = b"") -> None:
+        """Send a message, and a package behind it."""
+        await self._stream.send_all(msgspec.json.encode(message) + b"\n" + body)
+
+    async def line(self) -> bytes | None:
+        """The next line; None at the end."""
+        searched = 0
+        while (end := self._data.find(b"\n", searched)) < 0:
+            searched = len(self._data)
+            if searched > MAX_LINE_BYTES or not await self._more():
+                return None
+        line = bytes(self._data[:end])
+        del self._data[: end + 1]
+        return line
+
+    async def body(self, size: int) -> bytes | None:
+        """The next ``size`` bytes; None if it ends before."""
+        while len(self._data) < size:
+            if not await self._more():
+                return None
+        body = bytes(self._data[:size])
+        del self._data[:size]
+        return body
+
+    async def wait_end(self) -> None:
+        """Return when the other side has gone."""
+        while await self._more():
+            self._data.clear()
+
+    async def _more(self) -> bool:
+        try:
+            data = await self._stream.receive_some()
+        except trio.BrokenResourceError:
+            return False
+        self._data += data
+        return bool(data)
+
+
+# -- the node's side ------------------------------------------------------------------------------
+
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+"""What is raised where the asker does not listen any more."""
+
+Handler = Callable[[Ask, bytes, Conversation], Awaitable[None]]
+
+
+async def serve(
+    place: Path,
+    handle: Handler,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer requests at ``place`` until cancelled, from those who can read its token."""
+    token = secrets.token_hex(32).encode()
+    _write_token(token_of(place), token)
+    listening = trio.socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)  # nobody else may connect, not even for a moment
+    try:
+        await listening.bind(str(place))
+    finally:
+        os.umask(before)
+    listening.listen(64)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            await _answer(stream, handle, token)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, answer, [trio.SocketListener(listening)])
+        task_status.started()
+
+
+def token_of(place: Path) -> Path:
+    """The file that holds the token of the socket at ``place``."""
+    return place.with_name(f"{place.name}.token")
+
+
+def _write_token(file: Path, token: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(token)
+
+
+async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> None:
+    conversation = Conversation(stream)
+    try:
+        if not _is_ours(stream):
+            return
+        shown = await conversation.line()
+        if shown is None:
+            return
+        if not hmac.compare_digest(shown, token):
+            log.warning("a wrong token at the admin socket")
+            await conversation.say(Failed("the token that was shown is not this node's"))
+            return
+        line = await conversation.line()
+        if line is None:
+            return
+        try:
+            ask = _asks.decode(line)
+        except UNREADABLE as error:
+            await conversation.say(Failed(f"this is nothing that a node is asked: {error}"))
+            return
+        body: bytes | None = b""
+        if isinstance(ask, AskDeploy):
+            if not 0 < ask.size <= package.MAX_BYTES:
+                await conversation.say(Failed(f"a package of {ask.size} bytes is not taken"))
+                return
+            body = await conversation.body(ask.size)
+        if body is None:
+            return
+        try:
+            await handle(ask, body, conversation)
+        except* _GONE:
+            pass
+        except* Exception as group:
+            await conversation.say(_failed(group))
+    except* _GONE:
+        pass
+
+
+def _failed(group: BaseExceptionGroup[Exception]) -> Failed:
+    """What is told of the first exception that a request has ended with."""
+    error = leaves(group)[0]
+    if isinstance(error, S4Error):
+        return Failed(str(error))
+    log.error("a request failed", reason=described(error), exc_info=error)
+    return Failed(f"the node could not do it: {described(error)}; see its log")
+
+
+def _is_ours(stream: trio.SocketStream) -> bool:
+    """Whether the peer is this user, or root."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    form = "3i"
+    found = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
+    _, user, _ = struct.unpack(form, found)
+    if user in (0, os.getuid()):
+        return True
+    log.warning("another user at the admin socket", user=user)
+    return False
+
+
+# -- the other side -------------------------------------------------------------------------------
+
+
+class Caller:
+    """A request to a node; it is sent when its first answer is waited for."""
+
+    def __init__(
+        self, node: str, conversation: Conversation, token: bytes, ask: Ask, body: bytes
+    ) -> None:
+        self.node = node
+        self._conversation = conversation
+        self._request: tuple[bytes, Ask, bytes] | None = (token, ask, body)
+
+    async def answer(self, kind: type[M]) -> M:
+        """The next answer; raises NodeUnreachable, and NodeRefused where the node says no."""
+        if self._request is not None:
+            (token, ask, body), self._request = self._request, None
+            with suppress(trio.BrokenResourceError):  # it may have said why before it hung up
+                await self._conversation.show(token)
+                await self._conversation.say(ask, body)
+        line = await self._conversation.line()
+        if line is None:
+            raise NodeUnreachable(f"node {self.node!r} has gone while it was asked; see its log")
+        try:
+            answer = _answers.decode(line)
+        except UNREADABLE as error:
+            raise NodeUnreachable(
+                f"node {self.node!r} answers what cannot be read ({error}); use the nodes' version "
+                f"of s4node"
+            ) from error
+        if isinstance(answer, Failed):
+            raise NodeRefused(self.node, answer)
+        if not isinstance(answer, kind):
+            raise NodeUnreachable(f"node {self.node!r} answers with {answer!r}")
+        return answer
+
+
+class NodeRefused(S4Error):  # noqa: N818
+    """A node could not do what it was asked; ``failed`` says why."""
+
+    def __init__(self, node: str, failed: Failed) -> None:
+        super().__init__(f"node {node!r}: {failed.error}")
+        self.node = node
+        self.failed = failed
+
+
+@asynccontextmanager
+async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIterator[Caller]:
+    """Ask the node whose admin socket is at ``place``; raises NodeUnreachable."""
+    try:
+        with trio.fail_after(CONNECT_SECONDS):
+            token = await trio.Path(token_of(Path(place))).read_bytes()
+            stream = await trio.open_unix_socket(place)
+    except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        raise NodeUnreachable(
+            f"node {node!r} cannot be asked at {place} ({error or 'no answer'}); is it running?"
+        ) from error
+    async with stream:
+        yield Caller(node, Conversation(stream), token, ask, body)

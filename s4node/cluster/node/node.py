@@ -1,0 +1,484 @@
+"""A node of a cluster: runs a container process for every app that is deployed there.
+
+Rules
+- What is to run is in the registry; the node follows it. What comes over the admin socket only gets
+  a new version ready beforehand: it is loaded and checked, and waits, while the old one runs.
+- One version of an app at a time. The old one drains and ends first, on all nodes, then the new one
+  joins; what producers send meanwhile waits with them.
+- A node that has lost its session joins again; its containers have sessions of their own.
+- What ends a node at its start does not end one that runs: trouble with the coordination is told
+  once and waited out, while the containers go on. Only what waiting does not mend ends it then: a
+  folder that has gone, that is damaged or of another format, and a name that another node has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import trio
+
+from s4node.cluster.coordination.contract import Session
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.follow import follow
+from s4node.cluster.coordination.registry import (
+    RUNNING,
+    AppId,
+    AppInfo,
+    ClusterInfo,
+    NodeInfo,
+    Registry,
+)
+from s4node.cluster.coordination.tree import LastingTreeError
+from s4node.cluster.node import admin
+from s4node.cluster.node import package as archive
+from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node.node_folder import NodeFolder, node_folder
+from s4node.cluster.node.package import Manifest, Store
+from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.config import settings
+from s4node.config.kinds import is_name
+from s4node.config.settings import Config
+from s4node.errors import (
+    ConfigError,
+    ContainerFailed,
+    CoordinationError,
+    NameTaken,
+    PackageError,
+    S4Error,
+    SessionLost,
+)
+from s4node.logger import get_logger
+
+log = get_logger("s4node.node")
+
+"""The states of an app in the registry."""
+
+_AGAIN_SECONDS = 1.0
+"""The pause before something that failed is tried again."""
+
+
+Lookup = Callable[[str, bool], Sequence[str] | str]
+"""The addresses of the containers whose app takes a stream, or why there are none. With True, of
+those whose app puts events on it."""
+
+
+class Door(Protocol):
+    """Where programs outside ask for containers; see :mod:`s4node.cluster.node.redirector`."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        ...
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Answer until cancelled."""
+        ...
+
+    def news(self) -> None:
+        """Containers have come or gone."""
+        ...
+
+    async def finish(self) -> None:
+        """Come to an orderly end; the containers have ended."""
+        ...
+
+
+@dataclass
+class Post:
+    """An app's place on this node."""
+
+    app: str
+    wanted: AppInfo | None = None
+    running: AppInfo | None = None
+    process: ContainerProcess | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    known: AppInfo | None = None  # whose streams these are
+    failure: str = ""
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def change(self) -> None:
+        """Have it looked at again."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def learn(self) -> None:
+        """See what streams the app has, once a process of it has said so."""
+        prepared = self.process.prepared if self.process is not None else None
+        if prepared is not None:
+            self.inputs, self.outputs = tuple(prepared.inputs), tuple(prepared.outputs)
+            self.known = self.running
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for what is no name of a node: it stands in lists and logs, beside
+    others."""
+    if not (is_name(name) and name.isprintable()):
+        raise ConfigError(
+            f"{name!r} is no name for a node; take one word without commas that can be printed "
+            f"(s4 node --name)"
+        )
+
+
+class Node:
+    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup.
+
+    Raises ConfigError for a name that is none.
+    """
+
+    def __init__(
+        self, config: Config, open_door: Callable[[str, Lookup], Door], name: str = ""
+    ) -> None:
+        self.config = config
+        self.cluster = config[settings.CLUSTER_NAME]
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        check_name(self.name)
+        self.ready = trio.Event()
+        self._coordination = FolderCoordination(
+            config[settings.COORDINATION_FOLDER],
+            session_timeout=config[settings.SESSION_TIMEOUT],
+        )
+        self._store = Store(store_folder(self._coordination.folder))
+        self._door = open_door(self.name, self._lookup)
+        self._posts: dict[str, Post] = {}
+        self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
+        self._stopping = trio.Event()
+        self._failure: S4Error | None = None
+        self._registry: Registry | None = None
+        self._folder: NodeFolder
+        self._supervisor: Supervisor
+        self._nursery: trio.Nursery
+
+    @property
+    def address(self) -> str:
+        """Where programs outside ask for an app's containers."""
+        return self._door.address
+
+    def stop(self) -> None:
+        """Begin an orderly stop: the containers drain and end; then ``run`` returns."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`; raises what stopped it otherwise."""
+        with node_folder(self._coordination.folder) as self._folder:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._door.run)
+                await nursery.start(admin.serve, self._folder.admin, self._asked)
+                async with supervising(limits_of(self.config)) as self._supervisor:
+                    nursery.start_soon(self._stay)
+                    nursery.start_soon(self._tell_door)
+                    await self._stopping.wait()
+                    failures = await self._supervisor.stop()
+                    await self._door.finish()
+                nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        if failures:
+            raise S4Error("\n".join(failures))
+
+    # -- what the registry says --------------------------------------------------------------
+
+    async def _stay(self) -> None:
+        """Be known as a node and follow the registry, until that is no longer possible."""
+        try:
+            await self._follow_sessions()
+        except S4Error as error:  # the containers drain first
+            self._failure = error
+            self._stopping.set()
+
+    async def _follow_sessions(self) -> None:
+        """Follow the registry through one session after the other."""
+        told = ""
+        while True:
+            try:
+                async with self._coordination.session(f"node {self.name}") as session:
+                    await self._join(session)
+                    if told:
+                        log.info("the node has joined again", node=self.name)
+                        told = ""
+                    if not self.ready.is_set():  # trouble ends a node that starts
+                        await self._learn(session)
+                    await self._follow(session)
+            except SessionLost as error:
+                told = str(error)
+                log.warning("the node's session is lost; joining again", reason=told)
+            except (LastingTreeError, NameTaken):
+                raise
+            except CoordinationError as error:
+                if not self.ready.is_set():
+                    raise
+                if told != str(error):
+                    told = str(error)
+                    log.warning("cannot join again; what runs goes on", reason=told)
+            self._registry = None
+            await trio.sleep(_AGAIN_SECONDS)
+            if self._has_disappeared():
+                raise CoordinationError(
+                    f"the folder {self._coordination.folder} has disappeared, and with it what was "
+                    f"deployed; the node stops: start it again, and deploy again"
+                )
+
+    def _has_disappeared(self) -> bool:
+        try:
+            self._folder.admin.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # not to be known now
+            pass
+        return False
+
+    async def _join(self, session: Session) -> None:
+        registry = Registry(session)
+        me = NodeInfo(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            python=archive.python_here(),
+            address=self.address,
+            admin=str(self._folder.admin),
+        )
+        await registry.join_node(self.cluster, me)
+        if await registry.cluster(self.cluster) is None:
+            partitions = self.config[settings.CLUSTER_PARTITIONS]
+            await registry.put_cluster(ClusterInfo(self.cluster, partitions))
+        self._registry = registry
+
+    async def _follow(self, session: Session) -> NoReturn:
+        seen = -1
+
+        async def step() -> None:
+            nonlocal seen
+            last, seen = seen, -1  # what fails is done again at once, whether there is news or not
+            await session.wait_change(Registry.path_of_apps(self.cluster), last)
+            seen = await self._learn(session)
+
+        await follow(
+            step,
+            lambda why: log.warning("cannot learn what is deployed; what runs goes on", reason=why),
+            lambda: log.info("can learn what is deployed again", node=self.name),
+        )
+
+    async def _learn(self, session: Session) -> int:
+        """See what is to run; returns the number of the change as of which that is."""
+        assert self._registry is not None
+        seen = await session.change(Registry.path_of_apps(self.cluster))
+        apps = await self._registry.apps(self.cluster)
+        for name in {*apps, *self._posts}:
+            found = apps[name].value if name in apps else None
+            group = await self._registry.group(AppId(self.cluster, name))
+            self._want(name, found, group.addresses)
+        self._door.news()
+        self.ready.set()
+        return seen
+
+    def _want(self, name: str, app: AppInfo | None, members: tuple[str, ...]) -> None:
+        wanted = app if app is not None and app.state == RUNNING else None
+        post = self._posts.get(name)
+        if post is None:
+            if wanted is None:
+                return
+            post = self._posts[name] = Post(name)
+            self._nursery.start_soon(self._tend, post)
+        post.members = members
+        post.wanted = wanted
+        post.change()
+
+    # -- an app ------------------------------------------------------------------------------
+
+    async def _tend(self, post: Post) -> None:
+        """Have the version of the app running that is wanted."""
+        while not self._stopping.is_set():
+            wanted, changed = post.wanted, post.changed
+            if wanted != post.running:
+                await self._end(post)
+                if wanted is not None:
+                    await self._begin(post, wanted)
+            elif wanted is None:
+                self._posts.pop(post.app, None)
+                return
+            if post.wanted == wanted and not changed.is_set():
+                with trio.move_on_after(_AGAIN_SECONDS):
+                    await changed.wait()
+
+    async def _end(self, post: Post) -> None:
+        process, post.process, post.running = post.process, None, None
+        if process is not None:
+            log.info("stops", app=post.app, version=process.begin.version, node=self.name)
+            await process.stop()
+            code = process.begin.folder
+            if not any(other.begin.folder == code for other in self._supervisor.processes):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, code, ignore_errors=True))
+
+    async def _begin(self, post: Post, app: AppInfo) -> None:
+        """Start ``app``, or go on with what was prepared, when no other version runs anywhere."""
+        while await self._others_run(app):
+            changed = post.changed
+            if post.wanted != app:
+                return
+            with trio.move_on_after(_AGAIN_SECONDS):
+                await changed.wait()
+        if post.wanted != app or self._stopping.is_set():
+            return
+        process = self._waiting.pop(app.package, None)
+        if process is None:
+            try:
+                data = await trio.to_thread.run_sync(self._store.get, app.package)
+                manifest = archive.decode(data).manifest
+            except PackageError as error:
+                if str(error) != post.failure:
+                    log.error("an app cannot run here", app=app.name, reason=str(error))
+                post.failure = str(error)
+                return
+            begin = self._to_begin(manifest, app.package, app.partitions, app.expected)
+            process = self._supervisor.start(begin)
+        post.failure = ""
+        post.process, post.running = process, app
+        post.learn()
+        await process.go()
+
+    async def _others_run(self, app: AppInfo) -> bool:
+        """Whether a container of another version of ``app`` lives on some node."""
+        if self._registry is None:
+            return True
+        try:
+            members = await self._registry.members(AppId(self.cluster, app.name))
+        except CoordinationError:  # not to be known now; it is asked again
+            return True
+        return any(member.value.version != app.version for member in members.values())
+
+    def _to_begin(
+        self, manifest: Manifest, digest: str, partitions: int, expected: int, *, hold: bool = False
+    ) -> lifeline.Begin:
+        given = lifeline.handed_on(self.config, self.address)
+        host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
+        ours = {
+            settings.LISTENER_ADDRESS.name: f"{host}:0",
+            settings.CLUSTER_NAME.name: self.cluster,
+            settings.CLUSTER_PARTITIONS.name: str(partitions),
+            settings.COORDINATION_FOLDER.name: str(self._coordination.folder),
+        }
+        return lifeline.Begin(
+            app=manifest.name,
+            member=self.name,
+            settings=given | manifest.settings | ours,
+            package=str(self._store.folder / f"{digest}.zip"),
+            digest=digest,
+            version=manifest.version,
+            folder=str(self._folder.code / digest[:20]),  # of no name that a stranger has given
+            node=self.name,
+            coordination=str(self._coordination.folder),
+            expected=expected,
+            hold=hold,
+        )
+
+    # -- what is asked -----------------------------------------------------------------------
+
+    async def _tell_door(self) -> None:
+        while True:
+            changed = self._supervisor.changed
+            for post in self._posts.values():
+                post.learn()
+            self._door.news()
+            await changed.wait()
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether each app that is to run here has said what its streams are."""
+        posts = self._posts.values()
+        return self.ready.is_set() and all(post.wanted in (None, post.known) for post in posts)
+
+    def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
+        """For the door: the containers of the app that takes ``stream``, or puts events on it.
+
+        Who asks for a stream that may yet turn out to be one has to wait: a no is for good.
+        """
+        posts = self._posts.values()
+        for post in posts:
+            if stream in (post.outputs if reads else post.inputs):
+                return post.members
+        if not self._knows_all:
+            return ()
+        if reads and len(posts) == 1:  # its containers know its internal streams
+            return next(iter(posts)).members
+        kind = "output" if reads else "input"
+        known = sorted(n for post in posts for n in (post.outputs if reads else post.inputs))
+        return (
+            f"no app of cluster {self.cluster!r} has an {kind} stream {stream!r}; its {kind} "
+            f"streams: {', '.join(known) or 'none'}"
+        )
+
+    async def _asked(self, ask: admin.Ask, body: bytes, conversation: admin.Conversation) -> None:
+        match ask:
+            case admin.AskStatus():
+                await conversation.say(self.status())
+            case admin.AskDeploy():
+                await self._prepare(ask, body, conversation)
+
+    async def _prepare(
+        self, ask: admin.AskDeploy, data: bytes, conversation: admin.Conversation
+    ) -> None:
+        """Get a new version ready beside the old one, for as long as the asker stays."""
+        package = archive.decode(data)
+        package.check_python()
+        digest = await trio.to_thread.run_sync(self._store.put, data)
+        begin = self._to_begin(package.manifest, digest, ask.partitions, ask.expected, hold=True)
+        process = self._supervisor.start(begin)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._see_through, process, digest, conversation, nursery)
+                await conversation.wait_end()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._waiting.get(digest) is process:
+                del self._waiting[digest]
+            if not any(post.process is process for post in self._posts.values()):
+                process.stop_soon()
+
+    async def _see_through(
+        self,
+        process: ContainerProcess,
+        digest: str,
+        conversation: admin.Conversation,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Tell how a new version does, until it is ready or has failed."""
+        try:
+            prepared = await process.wait_prepared()
+            self._waiting[digest] = process
+            answer = admin.Prepared(digest, prepared.inputs, prepared.outputs)
+            await conversation.say(answer)
+            address = await process.wait_ready()
+            await conversation.say(admin.Ready(address))
+        except ContainerFailed as error:
+            log.info("a new version does not run", app=process.begin.app,
+                     version=process.begin.version, reason=error.reason)  # fmt: skip
+            with suppress(trio.BrokenResourceError):  # the asker may have gone as well
+                await conversation.say(admin.Failed(error.reason, error.trace))
+        except trio.BrokenResourceError:
+            pass
+        nursery.cancel_scope.cancel()
+
+    def status(self) -> admin.NodeStatus:
+        """What this node runs."""
+        return admin.NodeStatus(
+            self.name,
+            self.cluster,
+            os.getpid(),
+            self.address,
+            [process.status() for process in self._supervisor.processes],
+        )
+
+
+def store_folder(coordination: Path) -> Path:
+    """Where the nodes of a coordination's folder keep packages."""
+    return coordination / "packages"

@@ -1,0 +1,177 @@
+"""The door of a node: where programs outside knock to hear which containers run a stream's app.
+
+Rules
+- It takes no events. A hello is answered with the addresses of the containers that run the app;
+  the peer says hello there.
+- Whoever asked is told again when these containers change, for as long as it stays connected: so a
+  producer finds the next ones when all that it knew have gone.
+- Where the node has a log, its streams are served right here, and a stop waits for the files.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.logger import get_logger
+from s4node.net.ingress.listener import Connection, Listener, check_reachable, no_log
+from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.door")
+
+Lookup = Callable[[str, bool], Sequence[str] | str]
+"""The addresses of the containers whose app takes a stream, or why there are none. With True, of
+those whose app puts events on it."""
+
+
+class Log(Protocol):
+    """The node's log; see :mod:`s4node.log.host`."""
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Serve until cancelled."""
+        ...
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
+        """Take a frame that is for the log; False if it is for somebody else."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """A peer has gone."""
+        ...
+
+    def close(self) -> None:
+        """Admit nothing more."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait until what was admitted is on the disk."""
+        ...
+
+
+MakeLog = Callable[[Config, str, str, wire.Headers, Callable[[str], str]], Log | None]
+"""Makes the log that is configured, if one is: of the configuration, the node's name and
+incarnation, the headers of answers, and who else has a stream of a name."""
+
+_FAREWELL_SECONDS = 1.0
+
+
+class Door:
+    """Answers hellos at the node's own address."""
+
+    def __init__(
+        self, config: Config, node: str, lookup: Lookup, *, make_log: MakeLog = lambda *_: None
+    ) -> None:
+        self._node = node
+        self._headers: wire.Headers = {
+            wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
+            wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+        }
+        self._log = make_log(config, node, secrets.token_hex(6), self._headers, self._taken)
+        self._drain_word = b""
+        self._lookup = lookup
+        self._open = False
+        self._grace = config[settings.TASK_SHUTDOWN_MS]
+        self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
+        self._work = trio.lowlevel.ParkingLot()
+        check_reachable(config)
+        self._listener = Listener.configured(config, self, self._wake)
+
+    @property
+    def address(self) -> str:
+        """Where the door is."""
+        return self._listener.address
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled; raises ConfigError if the address cannot be listened on."""
+        async with trio.open_nursery() as nursery:
+            if self._log is not None:
+                await nursery.start(self._log.run)
+            await nursery.start(self._listener.serve)
+            self._headers[wire.ADDRESS] = self.address
+            self._open = True
+            task_status.started()
+            while True:
+                due = self._listener.flush(trio.current_time())
+                with trio.move_on_at(float("inf") if due is None else due):
+                    await self._work.park()
+
+    def news(self) -> None:
+        """Containers have come or gone: tell those who asked for their streams."""
+        for connection, told in self._asked.items():
+            for wish in told:
+                found = self._lookup(*wish)
+                if not isinstance(found, str):
+                    self._answer(connection, wish, tuple(found))
+        self._wake()
+
+    async def finish(self) -> None:
+        """Have what was admitted to the log on the disk and acknowledged."""
+        if self._log is None:
+            return
+        self._listener.stop_accepting()
+        self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
+        self._listener.broadcast(self._drain_word)
+        self._log.close()
+        with trio.move_on_after(self._grace) as patience:
+            await self._log.settle()
+        if patience.cancelled_caught:
+            log.warning("not all on the disk in time; its producers keep the rest",
+                        seconds=self._grace, setting="task.shutdown.ms")  # fmt: skip
+        with trio.move_on_after(_FAREWELL_SECONDS):
+            await self._listener.farewell()
+
+    def _taken(self, stream: str) -> str:
+        """Whether an app of the node takes a stream; before the door is open none does."""
+        found = self._lookup(stream, False) if self._open else ""
+        return "an app of this node" if found and not isinstance(found, str) else ""
+
+    def _wake(self) -> None:
+        self._work.unpark_all()
+
+    # -- what stands behind the listener -----------------------------------------------------
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
+        """Answer a hello; anything else is for a container."""
+        header = frame.header
+        if self._log is not None and self._log.on_frame(frame, connection):
+            if self._drain_word and isinstance(header, wire.Hello):
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Hello):
+            wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
+            found = self._lookup(*wish)
+            if isinstance(found, str):
+                answer = wire.Hello(self._node, "", header.stream, error=found)
+                connection.answer(wire.encode_frame(answer))
+            else:
+                self._asked.setdefault(connection, {})[wish] = ()
+                self._answer(connection, wish, tuple(found))
+        elif isinstance(header, wire.Data):
+            connection.bad_frame("the node's door takes no events; say hello first", header)
+        elif isinstance(header, wire.Drain):
+            connection.silent.set()
+        elif isinstance(header, wire.Query):
+            connection.answer(no_log(header))
+
+    def on_drained(self) -> None:
+        """All frames that had arrived have been handled."""
+
+    def on_gone(self, connection: Connection) -> None:
+        """The peer has gone."""
+        self._asked.pop(connection, None)
+        if self._log is not None:
+            self._log.gone(connection)
+
+    def _answer(
+        self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]
+    ) -> None:
+        """Tell a peer of containers that it has not heard of; it waits while there are none."""
+        told = self._asked[connection]
+        if nodes and nodes != told[wish]:
+            told[wish] = nodes
+            answer = wire.Hello(self._node, "", wish[0], headers={wire.NODES: list(nodes)})
+            connection.answer(wire.encode_frame(answer))

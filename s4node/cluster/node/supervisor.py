@@ -1,0 +1,368 @@
+"""The supervisor: starts container processes, watches over them, starts them again, stops them.
+
+Rules
+- What to do is decided by :mod:`s4node.cluster.node.restart_policy`; here are the processes and the lines.
+- A container process is in a session of its own, so Ctrl-C at a terminal reaches only the
+  supervisor, which stops its containers in order.
+- Leaving :func:`supervising` leaves no process behind: what has not ended by then is killed, and
+  its end awaited. A supervisor that is killed itself leaves containers whose line ends, which is
+  their word to drain and end.
+- Every end that nobody asked for is logged, once, with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from s4node.cluster.node import admin
+from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ContainerFailed
+from s4node.events.schema import UNREADABLE
+from s4node.logger import get_logger
+
+log = get_logger("s4node.supervisor")
+
+_LAST_WORDS_SECONDS = 1.0
+"""How long what a process said right before its end may take to be read."""
+
+_HOME = str(Path(__file__).resolve().parent.parent.parent)
+"""Where this package is; containers find it there wherever they are started."""
+
+_COMMAND = (sys.executable, "-P", "-m", "s4node.process.container_process")
+
+
+def limits_of(config: Config) -> Limits:
+    """The bounds that a configuration sets."""
+    return Limits(
+        start=config[settings.CONTAINER_START_TIMEOUT],
+        pulse=config[settings.CONTAINER_PULSE_TIMEOUT],
+        drain=config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT],
+        pause=config[settings.CONTAINER_RESTART_DELAY],
+        longest_pause=config[settings.CONTAINER_MAX_RESTART_DELAY],
+    )
+
+
+class ContainerProcess:
+    """One container process, over all its starts; made by :meth:`Supervisor.start`."""
+
+    def __init__(
+        self,
+        begin: lifeline.Begin,
+        limits: Limits,
+        on_change: Callable[[ContainerProcess], None],
+    ) -> None:
+        self.begin = begin
+        self.address = ""
+        """Where it listens; empty while it is not ready."""
+        self.prepared: lifeline.Prepared | None = None
+        self.statistics: dict[str, Any] = {}
+        self.failure: lifeline.Failed | None = None
+        self.ended_because = ""
+        """Why it ended without being asked the last time, and when."""
+        self._failed_ms = 0
+        self.ended = trio.Event()
+        self._life = Restarts(limits, trio.current_time())
+        self._on_change = on_change
+        self._process: trio.Process | None = None
+        self._line: trio.SocketStream | None = None
+        self._saying = trio.Lock()
+        self._changed = trio.Event()
+        self._look = trio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+        return self._life.phase
+
+    @property
+    def starts(self) -> int:
+        """How often it was started."""
+        return self._life.starts
+
+    def status(self) -> admin.ContainerStatus:
+        """What is told of it to who asks."""
+        waits = self.begin.hold and self.phase is Phase.RUNNING
+        return admin.ContainerStatus(
+            app=self.begin.app,
+            version=self.begin.version,
+            phase="prepared" if waits else self.phase.value,
+            pid=self.pid,
+            address=self.address,
+            starts=self.starts,
+            failure=self.ended_because,
+            levels=self.prepared.levels if self.prepared is not None else {},
+            statistics=self.statistics,
+            failed_ms=self._failed_ms,
+        )
+
+    async def wait_prepared(self) -> lifeline.Prepared:
+        """Its app is loaded and checked; raises ContainerFailed with the reason why it is not."""
+        while self.prepared is None:
+            await self._wait_change()
+        return self.prepared
+
+    async def wait_ready(self) -> str:
+        """Its address, once it is ready; raises ContainerFailed with the reason why it is not."""
+        while not self.address:
+            await self._wait_change()
+        return self.address
+
+    async def go(self) -> None:
+        """Let a process that holds begin; does nothing to others."""
+        if self.begin.hold:
+            self.begin = msgspec.structs.replace(self.begin, hold=False)
+            await self._say(lifeline.Go())
+
+    def stop_soon(self) -> None:
+        """Have it drain and end, or killed where that takes too long."""
+        self._life.stop(trio.current_time())
+        self._nudge()
+
+    async def stop(self) -> None:
+        """As :meth:`stop_soon`, and return when it has ended."""
+        self.stop_soon()
+        await self.ended.wait()
+
+    # -- its life ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep it alive until it is stopped; cancelled, kill it."""
+        try:
+            while self._life.phase is not Phase.ENDED:
+                if self._life.look(trio.current_time()) is Action.START:
+                    await self._live()
+                else:
+                    await self._wait_look()
+        finally:
+            self.ended.set()
+            self._tell()
+
+    async def _live(self) -> None:
+        """One process, from its start to its end."""
+        self.failure = None
+        try:
+            near, process = await self._open()
+        except OSError as error:  # too many processes or files, or Python itself has gone
+            self.failure = lifeline.Failed(f"it cannot be started: {error}")
+            self._exited(None)
+            return
+        with near:
+            self._process = process
+            self._line = line = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+            try:
+                async with trio.open_nursery() as nursery:
+                    heard_all = trio.Event()
+                    nursery.start_soon(self._drive, nursery)
+                    nursery.start_soon(self._listen, line, heard_all)
+                    await self._say(self.begin)
+                    await process.wait()
+                    with trio.move_on_after(_LAST_WORDS_SECONDS):
+                        await heard_all.wait()
+                    nursery.cancel_scope.cancel()
+            finally:
+                with trio.CancelScope(shield=True):
+                    process.kill()
+                    await process.wait()
+                self._line = self._process = None
+                self.address = ""
+                self.prepared = None
+                self.statistics = {}
+        self._exited(process.returncode)
+
+    async def _open(self) -> tuple[socket.socket, trio.Process]:
+        """Our end of a new line, and the process at its other end."""
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), _HOME])
+        near, far = socket.socketpair()
+        with far, ExitStack() as undo:
+            undo.callback(near.close)
+            with trio.CancelScope(shield=True):  # or it would be nobody's process
+                process = await trio.lowlevel.open_process(
+                    [*_COMMAND, str(far.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[far.fileno()],
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+            undo.pop_all()
+            return near, process
+
+    async def _drive(self, nursery: trio.Nursery) -> None:
+        """Do what the machine says, until cancelled."""
+        while True:
+            match self._life.look(trio.current_time()):
+                case Action.STOP:
+                    nursery.start_soon(self._say, lifeline.Stop())  # who is stopped reads nothing
+                case Action.KILL:
+                    assert self._process is not None
+                    self._process.kill()
+                case _:
+                    await self._wait_look()
+
+    async def _listen(self, line: trio.SocketStream, heard_all: trio.Event) -> None:
+        lines = lifeline.Lines()
+        try:
+            async for data in line:
+                for text in lines.feed(data):
+                    self._heard(lifeline.from_container(text))
+        except trio.BrokenResourceError:
+            pass
+        except (ValueError, *UNREADABLE) as error:
+            self.failure = lifeline.Failed(f"it said what is no message: {error}")
+            assert self._process is not None
+            self._process.kill()
+        heard_all.set()
+
+    def _heard(self, message: lifeline.FromContainer) -> None:
+        now = trio.current_time()
+        match message:
+            case lifeline.Pulse():
+                self._life.pulse(now)
+                self.statistics = message.statistics
+                return
+            case lifeline.Prepared():
+                self.prepared = message
+                if not self.begin.app:
+                    self.begin = msgspec.structs.replace(self.begin, app=message.app)
+                if self.begin.hold:
+                    self._life.ready(now)
+            case lifeline.Ready():
+                self._life.ready(now)
+                self.address = message.address
+            case lifeline.Failed():
+                self.failure = message
+            case lifeline.Done():
+                log.info("a container is done", app=self.begin.app, container=self.begin.member)
+                self._life.stop(now)
+        self._nudge()
+
+    def _exited(self, status: int | None) -> None:
+        asked = self._life.phase is Phase.STOPPING
+        killed = self._life.reason if self._life.phase is Phase.KILLED else ""
+        now = trio.current_time()
+        if self.begin.hold:  # nobody waits for another attempt
+            self._life.stop(now)
+        self._life.exited(now)
+        if not asked or status:
+            if self.failure is None:
+                self.failure = lifeline.Failed(killed or _ending(status))
+            self.ended_because = self.failure.error
+            self._failed_ms = int(time.time() * 1000)
+            if not self.begin.hold:  # who waits for one that holds is told
+                self._log(self.failure, now)
+        self._tell()
+
+    def _log(self, failure: lifeline.Failed, now: float) -> None:
+        pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
+        trace = {"trace": failure.trace} if failure.trace else {}
+        log.error("a container ended", app=self.begin.app, container=self.begin.member,
+                  reason=failure.error, starts_again_in=pause, **trace)  # fmt: skip
+
+    async def _say(self, message: lifeline.Message) -> None:
+        line = self._line
+        if line is not None:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async with self._saying:
+                    await line.send_all(lifeline.encode(message))
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    async def _wait_look(self) -> None:
+        """Until it is time to look at the machine again."""
+        now = trio.current_time()
+        left = LOOK_SECONDS if self._life.next_at is None else self._life.next_at - now
+        with trio.move_on_after(min(max(left, 0), LOOK_SECONDS)):
+            await self._look.wait()
+        self._look = trio.Event()
+
+    def _nudge(self) -> None:
+        self._look.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        self._on_change(self)
+
+    async def _wait_change(self) -> None:
+        """Until something changes; raises where it has failed since its last start."""
+        if self._life.phase is Phase.ENDED or (self._life.phase is Phase.WAITING and self.failure):
+            reason = self.failure.error if self.failure is not None else "it was stopped"
+            trace = self.failure.trace if self.failure is not None else ""
+            raise ContainerFailed(self.begin.member, reason, trace)
+        await self._changed.wait()
+
+
+class Supervisor:
+    """The container processes of a node, or of a launcher; see :func:`supervising`."""
+
+    def __init__(self, nursery: trio.Nursery, limits: Limits) -> None:
+        self.limits = limits
+        self.processes: list[ContainerProcess] = []
+        self.changed = trio.Event()
+        """Set, and replaced by another, whenever something about a process has changed."""
+        self._nursery = nursery
+
+    def start(self, begin: lifeline.Begin) -> ContainerProcess:
+        """Start a container process and keep it alive from now on."""
+        process = ContainerProcess(begin, self.limits, self._change)
+        self.processes.append(process)
+        self._nursery.start_soon(process.run)
+        return process
+
+    async def stop(self) -> list[str]:
+        """Stop all of them, side by side; returns what they say who have lost events by it."""
+        processes = list(self.processes)
+        for process in processes:
+            process.stop_soon()
+        for process in processes:
+            await process.ended.wait()
+        return [
+            f"{each.begin.member}: {each.failure.error}"
+            for each in processes
+            if each.failure is not None and each.failure.lost
+        ]
+
+    def _change(self, process: ContainerProcess) -> None:
+        if process.ended.is_set() and process in self.processes:
+            self.processes.remove(process)
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+@asynccontextmanager
+async def supervising(limits: Limits) -> AsyncIterator[Supervisor]:
+    """A supervisor for the time of the block; what still runs at its end is killed."""
+    async with trio.open_nursery() as nursery:
+        try:
+            yield Supervisor(nursery, limits)
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+def _ending(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"it ended with exit status {status}"
+    try:
+        return f"it was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"it was ended by signal {-status}"

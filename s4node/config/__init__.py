@@ -1,0 +1,1 @@
+"""Configuration: every key, checked and rendered."""

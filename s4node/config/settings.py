@@ -1,0 +1,799 @@
+"""Configuration: one typed list of every key, which parses, checks, documents and renders itself.
+
+Rules
+- A key exists because it is declared here; any other key is a mistake. The list below is all that
+  the code, the documentation and ``default.s4.comm.properties`` know.
+- Mistakes are gathered, not raised one by one: one :class:`ConfigError` tells all of them, in the
+  order files first, command line last.
+- Later files win over earlier ones, and the command line over files; a value that lost is checked
+  all the same.
+- Keys and values are UTF-8 without NUL characters, whoever wrote them and whatever they mean: they
+  travel to other processes, into databases, and to the system as paths.
+- Milliseconds outside, seconds inside: a key that counts milliseconds gives a ``float`` of seconds,
+  which is what trio's clocks take. The constants keep the keys' own names (``WATCHDOG_MS``).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+from s4node.config import kinds
+from s4node.config.properties import Line, read
+from s4node.config.properties import Problem as Problem
+from s4node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigKey(Generic[T]):
+    """One entry of the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
+
+    ``text`` is a value as it is written in a file: a setting's default, a pattern's example.
+    """
+
+    section: str
+    name: str
+    text: str
+    kind: kinds.Kind[T]
+    doc: str
+
+    def parse(self, text: str) -> T:
+        """The value that ``text`` means; raises ValueError with what is wrong with it."""
+        return self.kind.parse(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting(ConfigKey[T]):
+    """A key with a default: ``config[SETTING]`` always has a value."""
+
+    @property
+    def default(self) -> T:
+        """The value where nobody sets one."""
+        return self.parse(self.text)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern(ConfigKey[T]):
+    """A family of keys such as ``s4.cluster.<cluster>.address``, read by ``config.matching``."""
+
+    example: str
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What stands before and after the placeholder."""
+        before, _, rest = self.name.partition("<")
+        return before, rest.partition(">")[2]
+
+    def placeholder_of(self, name: str) -> str | None:
+        """What ``name`` has in the placeholder's place; None where it is not of this family."""
+        before, after = self.ends
+        middle = name[len(before) : len(name) - len(after)]
+        return middle if name == before + middle + after and kinds.is_name(middle) else None
+
+
+# One key is one block here: place, name, value, kind; then its documentation.
+# fmt: off
+
+_CLUSTER = "Clusters and streams"
+
+CLUSTER_NAME = Setting(
+    _CLUSTER, "s4.cluster.name", "default", kinds.NAME,
+    "The cluster that this node belongs to. Other clusters name it in their list of consumers.",
+)
+CLUSTER_PARTITIONS = Setting(
+    _CLUSTER, "s4.cluster.partitions", "1", kinds.whole(1, 4096),
+    "How many partition tasks share the keys of an app. It is fixed when the app first starts: "
+    "more tasks can spread over more nodes, and each costs memory and a commit of its own.",
+)
+CLUSTER_ADDRESS = Pattern(
+    _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", kinds.address(1),
+    "Where a node of another cluster listens. One line for every cluster that consumes an output "
+    "stream of this one.",
+    "s4.cluster.east.address",
+)
+STREAM_CONSUMERS = Pattern(
+    _CLUSTER, "s4.stream.<stream>.consumers", "east, west", kinds.NAMES,
+    "The clusters that get the events of an output stream. Each of them gets every event.",
+    "s4.stream.clicks.consumers",
+)
+STREAM_GRADE = Pattern(
+    _CLUSTER, "s4.stream.<stream>.grade", "durable", kinds.choice("fast", "durable"),
+    "What is promised for an input stream that producers send to. With durable each event counts "
+    "once, whatever is killed, and producers keep it until it is committed; with fast they keep it "
+    "until it is processed, and a crash may take it or have it twice. Unless it is set, it is "
+    "durable where the app has stores, reads something that can be read again, or has another "
+    "durable stream.",
+    "s4.stream.clicks.grade",
+)
+HASHER = Setting(
+    _CLUSTER, "s4.hasher", "crc32", kinds.HASHER,
+    "What turns a key into a partition: crc32, the hash of Apache S4, or a function of yours from "
+    "a key to a whole number. Producers that route by themselves must use the same one.",
+)
+
+CLUSTER_GATHER_TIMEOUT = Setting(
+    _CLUSTER, "s4.cluster.gatherTimeout", "10000", kinds.milliseconds(0),
+    "How long the first containers of an app wait for the others that are expected, before they "
+    "share out its partitions among those that are there. Who comes later is a spare.",
+)
+
+_COORDINATION = "Coordination: how nodes find each other"
+
+COORDINATION_FOLDER = Setting(
+    _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.FOLDER,
+    "The folder in which the nodes of one machine find each other; they make it. Nodes with the "
+    "same folder belong together. It must be on a disk of this machine, and yours alone.",
+)
+SESSION_TIMEOUT = Setting(
+    _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
+    "After how long the partitions of a process that gives no sign of life go to others. A process "
+    "that dies is noticed at once; this is for those that hang or are stopped.",
+)
+
+_LISTENER = "Listener: what comes in"
+
+LISTENER_ADDRESS = Setting(
+    _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
+    "Where the node listens for its peers. Only programs of the same machine reach the default; "
+    "peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
+)
+LISTENER_ADVERTISE = Setting(
+    _LISTENER, "s4.listener.advertise", "", kinds.HOST,
+    "The host by which others reach this node, such as its name in DNS. Empty is the host of "
+    "s4.listener.address. Needed by the nodes of a cluster that listen on all interfaces "
+    "(0.0.0.0), for that is no host to connect to.",
+)
+LISTENER_MAX_ENVELOPE_BYTES = Setting(
+    _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),
+    "The longest envelope that is read. A longer one closes its connection, for this is what "
+    "bounds the memory that one peer can take.",
+)
+LISTENER_MAX_FRAME_BYTES = Setting(
+    _LISTENER, "s4.listener.maxFrameBytes", "1048576", kinds.size(1024, 2**31 - 1),
+    "The longest frame that is taken. A longer one is refused with an answer to its producer, and "
+    "the connection stays.",
+)
+LISTENER_MAX_CONNECTIONS = Setting(
+    _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
+    "How many peers may be connected at a time; further ones are turned away. Each connection "
+    "takes a file descriptor.",
+)
+
+_QUEUES = "Queues: their sizes count events"
+
+_STAGE_DOCS = {
+    "deserializer": "undecoded frames of one input stream in a container",
+    "stream": "the events of one stream in one partition",
+    "sender": "the events of one stream that leave for other nodes of the cluster",
+    "remoteSender": "the events of one output stream that leave for another cluster",
+}
+_STAGE_DEFAULTS = {  # executor, events, bytes
+    "deserializer": ("block", "100000", "67108864"),
+    "stream": ("block", "10000", "16777216"),
+    "sender": ("throttle", "10000", "67108864"),
+    "remoteSender": ("block", "10000", "67108864"),
+}
+
+
+def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
+    """The keys of one stage by their last word: for all streams, and for one by name."""
+    of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
+    rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
+        ("executor", executor, kinds.EXECUTOR, (
+            f"What happens when more comes than the stage of {of} can take: block makes senders "
+            "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest "
+            "behind a full queue; package.module:Class is your own.")),
+        ("workQueueSize", events, kinds.whole(1), (
+            f"How many events the stage of {of} holds. Credit is cut to it. More rides out longer "
+            "bursts, for memory and latency.")),
+        ("workQueueBytes", size, kinds.size(1024, 2**53), (
+            f"How many bytes the stage of {of} holds, however few events they are. It bounds the "
+            "memory that overload can take.")),
+        ("maxRate", "200000", kinds.whole(1), (
+            f"How many events a second leave the stage of {of} where its executor throttles.")),
+    ]
+    if stage == "stream":
+        rows.append(("parallelism", "0", kinds.whole(0, 1024), (
+            "How many handlers of a keyed stream may be outstanding in a partition, each key in "
+            "order. 0 leaves it to the app's set_parallelism(), and to 1 without that.")))
+    return {
+        word: (
+            Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
+            Pattern(_QUEUES, f"s4.{stage}.<stream>.{word}", text, kind,
+                    f"The same for one stream, which wins over s4.{stage}.{word}.",
+                    f"s4.{stage}.clicks.{word}"),
+        )
+        for word, text, kind, doc in rows
+    }  # fmt: skip
+
+
+STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}
+STREAM_KEYS = (
+    STREAM_CONSUMERS,
+    *(pattern for keys in STAGE_KEYS.values() for _, pattern in keys.values()),
+)
+"""What may be said of streams that an app does not have, for a file may be that of several apps."""
+SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
+SPILL_FOLDER = Setting(
+    _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
+    "Where events of a stream that feeds itself wait on disk when its stage is full. Empty is the "
+    "system's folder for temporary files. The files have no names and end with their process.",
+)
+SENDER_MAX_FRAME_EVENTS = Setting(
+    _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
+    "The most events that the sender puts into one frame. Larger frames cost less an event, and "
+    "hold up the other streams for longer.",
+)
+SENDER_MAX_FRAME_BYTES = Setting(
+    _QUEUES, "s4.sender.maxFrameBytes", "262144", kinds.size(1024, 2**31 - 1),
+    "The length at which the sender closes a frame and starts the next. Keep it below "
+    "s4.listener.maxFrameBytes of the receiving nodes.",
+)
+
+_COMM = "Connections"
+
+COMM_TIMEOUT = Setting(
+    _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
+    "How long connecting and shaking hands with a peer may take. Short finds a dead peer early, "
+    "long is kinder to slow networks.",
+)
+COMM_VERDICT_DELAY = Setting(
+    _COMM, "s4.comm.verdictDelay", "200", kinds.milliseconds(0),
+    "The longest time that a verdict may wait to travel with others. Verdicts that a producer "
+    "waits for, or that give back a quarter of its credit, never wait. Longer costs less; "
+    "producers keep their events longer.",
+)
+PRODUCER_EXPIRY = Setting(
+    _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
+    "A producer that was not seen for so long is forgotten. What it resends afterwards is no "
+    "longer known as a repetition, so stay above the longest break that producers may take.",
+)
+
+_APP = "The app"
+
+ADAPTER_OUTPUT_STREAM = Setting(
+    _APP, "s4.adapter.output.stream", "", kinds.TEXT,
+    "The remote stream that an AdapterApp feeds. Empty for apps that are no adapters.",
+)
+APP_PARAMETER = Pattern(
+    _APP, "s4.app.<parameter>", "42", kinds.TEXT,
+    "A parameter of the app, which finds it as text in app.parameters, under its name without "
+    "s4.app.",
+    "s4.app.threshold",
+)
+
+_TASKS = "Tasks: which there are, and what they read"
+
+BROADCAST_INPUTS = Setting(
+    _TASKS, "task.broadcast.inputs", "", kinds.PARTITIONS,
+    "Partitions that every task reads, each with progress of its own, such as log.rules#[0-1], "
+    "log.a.b#2. The first dot ends the system's name. One that is an input, too, is broadcast.",
+)
+GROUPER = Setting(
+    _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
+    kinds.own("by-partition", "by-ssp"),
+    "What makes tasks of partitions: by-partition makes one of partition 3 of all inputs, by-ssp "
+    "one of each partition of each input. All but by-partition are for tasks that read only "
+    "replayable inputs without keys. It cannot be changed once there is progress.",
+)
+CONTAINER_COUNT = Setting(
+    _TASKS, "job.container.count", "0", kinds.whole(0),
+    "How many containers share the tasks, at most one a task: s4 run starts so many, and on a "
+    "cluster further ones are spares. 0 is the process of s4 run itself, and on a cluster all "
+    "containers that there are.",
+)
+CHOOSER = Setting(
+    _TASKS, "task.chooser.class", "round-robin", kinds.own("round-robin"),
+    "What chooses among a task's inputs of equal priority.",
+)
+BATCH_SIZE = Setting(
+    _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
+    "How many events of an input are processed, as long as it has any, before another input has "
+    "its turn. Batches are not cut, so it may be more. 0 is one batch.",
+)
+STREAM_PRIORITY = Pattern(
+    _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
+    "An input of higher priority goes first whenever it has events, and the others wait, forever "
+    "if need be. 0 without it; above all others for an input that bootstraps.",
+    "streams.clicks.samza.priority",
+)
+STREAM_BOOTSTRAP = Pattern(
+    _TASKS, "streams.<stream>.samza.bootstrap", "true", kinds.SWITCH,
+    "A task reads this input, up to what was its newest event at the start, before it processes "
+    "any other.",
+    "streams.rules.samza.bootstrap",
+)
+
+_TASK_RUN = "Tasks: how they run"
+
+TASK_MAX_CONCURRENCY = Setting(
+    _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
+    "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
+    "done before the next begins. More overlaps what tasks wait for; see task.order.",
+)
+TASK_ORDER = Setting(
+    _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
+    "How the events of a task begin where several may be outstanding: by arrival they begin as "
+    "they came and overlap, by key those of one key never overlap. Events without a key count as "
+    "of one key.",
+)
+THREAD_POOL_SIZE = Setting(
+    _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
+    "How many threads of a container run plain tasks (process, window and timers), for those that "
+    "wait for something without being async. 0 runs them on the event loop, which costs least.",
+)
+TASK_WINDOW_MS = Setting(
+    _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
+    "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
+)
+TASK_COMMIT_MS = Setting(
+    _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
+    "How often what a task keeps is saved, if it has changed. 0 saves it only when a task or a "
+    "producer asks for it, when events wait that it has put for another task, and at the end. It "
+    "is 1000 while others wait for it, unless it is set: producers of durable streams for their "
+    "verdicts, tasks and other apps for events that leave with it.",
+)
+TASK_ASYNC_COMMIT = Setting(
+    _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
+    "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
+    "covers more than what is done.",
+)
+TASK_CALLBACK_TIMEOUT_MS = Setting(
+    _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
+    "How long an event that is awaited, in a thread, or to be ended by a callback may be "
+    "outstanding before the container fails. 0 is for ever.",
+)
+TASK_IGNORED_EXCEPTIONS = Setting(
+    _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
+    "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
+    "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+)
+
+_INPUTS = "Inputs that can be read again"
+
+SYSTEM_TYPE = Pattern(
+    _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
+    "Makes a system known by this name. log is the log of a node; your own is called with the name "
+    "and the address. live, the sockets, is always there.",
+    "systems.archive.type",
+)
+SYSTEM_ADDRESS = Pattern(
+    _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
+    "Where the system is reached: for a log, where its node listens. The system log needs none "
+    "where this process has the log itself.",
+    "systems.archive.address",
+)
+TASK_INPUTS = Setting(
+    _INPUTS, "task.inputs", "", kinds.NAMES,
+    "The inputs, each system.stream; the first dot ends the system's name. It wins over what the "
+    "app says of the streams that it names. Empty leaves all to the app.",
+)
+OFFSET_DEFAULT = Pattern(
+    _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
+    "Where an input without progress begins: at the oldest event that is there, at the newest, or "
+    "with what is upcoming, which is what happens where nobody says anything.",
+    "streams.clicks.samza.offset.default",
+)
+SYSTEM_OFFSET_DEFAULT = Pattern(
+    _INPUTS, "systems.<system>.samza.offset.default", "oldest", kinds.OFFSET,
+    "The same for all streams of a system of which nothing else is said.",
+    "systems.archive.samza.offset.default",
+)
+RESET_OFFSET = Pattern(
+    _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
+    "Begin where samza.offset.default says at every start, whatever progress there is.",
+    "streams.clicks.samza.reset.offset",
+)
+ON_LOST = Pattern(
+    _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
+    "What happens where retention has removed events that were to be read next: fail stops the "
+    "container, as it does where nobody says anything; oldest goes on with what is left, and the "
+    "loss is counted and told.",
+    "streams.clicks.onLost",
+)
+DROP_UNDECODED = Setting(
+    _INPUTS, "task.drop.deserialization.errors", "false", kinds.SWITCH,
+    "Whether events of an input that do not decode, or whose key is not found, are dropped and "
+    "counted. Otherwise the first one stops the container, unless task.dead.letter.stream keeps "
+    "them.",
+)
+DEAD_LETTERS = Setting(
+    _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
+    "Where events go that do not decode, whose key is not found, or that are left out with onError "
+    "= dead-letter: one of the app's output streams, or system.stream. Each is a GenericEvent with "
+    "its place, reason and bytes. The input goes on; its progress waits until the event was taken "
+    "there.",
+)
+ON_ERROR = Pattern(
+    _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
+    "What becomes of an event of a stream at which a handler fails, or which kills the process "
+    "three times: fail stops the container, as it does where nobody says anything; skip leaves the "
+    "event out; dead-letter keeps it in task.dead.letter.stream. Of an event that was left out "
+    "nothing stays, neither state nor output: its task goes back to its last commit. So it takes "
+    "tasks that keep what they do.",
+    "s4.stream.clicks.onError",
+)
+MONITOR_PARTITIONS = Setting(
+    _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
+    kinds.milliseconds(10),
+    "How often the inputs are asked for their number of partitions. One that changes stops the "
+    "container, for it moves keys.",
+)
+
+_PROGRESS = "Progress"
+
+STATE_FOLDER = Setting(
+    _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.FOLDER,
+    "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
+    "must be on a disk of this machine, and yours alone.",
+)
+STATE_URL = Setting(
+    _PROGRESS, "s4.state.url", "", kinds.TEXT,
+    "Where tasks keep what they keep beside s4.state.folder, for nodes that share no folder: a URL "
+    "that fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts when it is "
+    "there, so each takes as long as that; a node without a task's folder fetches it from there.",
+)
+STATE_SYNC = Setting(
+    _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
+    "What a power cut may take of what tasks keep: with full nothing that was committed, for a "
+    "wait for the disk at every commit; with normal the last commits, after which inputs are "
+    "replayed. A process that dies loses nothing with either.",
+)
+STATE_CHECKPOINT_INTERVAL = Setting(
+    _PROGRESS, "s4.state.checkpointInterval", "600000", kinds.milliseconds(0),
+    "How often, in milliseconds, a task keeps a checkpoint of its database, to go back to if that "
+    "is damaged. It shares with the database all files that have not changed since. 0 keeps none.",
+)
+STATE_CHECKPOINTS = Setting(
+    _PROGRESS, "s4.state.checkpoints", "3", kinds.whole(1),
+    "How many checkpoints of a task are kept.",
+)
+STATE_CHECKPOINT_AGE = Setting(
+    _PROGRESS, "s4.state.checkpointAge", "86400000", kinds.milliseconds(0),
+    "For how long checkpoints are kept, in milliseconds; the newest is kept for ever, and with 0 "
+    "all are.",
+)
+STATE_CHANGES_BYTES = Setting(
+    _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
+    "A task commits early when what its stores have changed since its last commit takes so many "
+    "bytes of memory.",
+)
+COMMIT_TIMEOUT = Setting(
+    _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
+    "How long commits of a task may fail one after another before the container stops. Until then "
+    "they are tried again, and nothing is forgotten; a crash then replays as much.",
+)
+
+_STEPS = "Steps, and stopping"
+
+STEP_MAX_EVENTS = Setting(
+    _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
+    "After how many events a task gives way to timers, sockets and other tasks. Fewer is prompter, "
+    "more is faster.",
+)
+STEP_MAX_MS = Setting(
+    _STEPS, "s4.step.maxMs", "5", kinds.milliseconds(0.1),
+    "After how much time a task gives way, if that comes before s4.step.maxEvents.",
+)
+WATCHDOG_MS = Setting(
+    _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
+    "A step that takes longer is reported with its stack: a handler blocks or computes for too "
+    "long there. 0 turns the watchdog off.",
+)
+TASK_SHUTDOWN_MS = Setting(
+    _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
+    "The longest time that a stopping node goes on working off what it has already admitted. What "
+    "is then left is dropped here; durable streams have it again after the start. Events of output "
+    "streams that no consumer has ruled on, and that no task keeps, are named, and the exit status "
+    "is 1.",
+)
+GC_THRESHOLD = Setting(
+    _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
+    "How many net allocations make Python collect its youngest generation. Higher means fewer "
+    "pauses, and cycles of garbage that live longer. 0 leaves Python's own setting.",
+)
+
+_CONTAINERS = "Container processes"
+
+CONTAINER_START_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.startTimeout", "60000", kinds.milliseconds(1),
+    "How long a container process may take from its start until it is ready: importing the app, "
+    "on_init and on_start. One that takes longer is killed and started again.",
+)
+CONTAINER_PULSE_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),
+    "After how long without a sign of life a container process is taken for stuck, killed and "
+    "started again. Stay above the longest time that a plain handler computes.",
+)
+CONTAINER_END_TIMEOUT = Setting(
+    _CONTAINERS, "s4.container.endTimeout", "5000", kinds.milliseconds(0),
+    "How much longer than task.shutdown.ms a container process may take to end before it is "
+    "killed: the time for on_close.",
+)
+CONTAINER_RESTART_DELAY = Setting(
+    _CONTAINERS, "s4.container.restartDelay", "200", kinds.milliseconds(1),
+    "The pause before a container process that has crashed is started again. Each further crash "
+    "doubles it, up to s4.container.maxRestartDelay.",
+)
+CONTAINER_MAX_RESTART_DELAY = Setting(
+    _CONTAINERS, "s4.container.maxRestartDelay", "30000", kinds.milliseconds(1),
+    "The longest pause between two starts of a container process that crashes. One that has run "
+    "for twice as long begins with the shortest pause again.",
+)
+LIFECYCLE_LISTENERS = Setting(
+    _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
+    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
+    "package.module:Class.",
+)
+
+_LOG = "The embedded log"
+
+LOG_FOLDER = Setting(
+    _LOG, "s4.log.folder", "", kinds.FOLDER,
+    "The folder of the embedded log's files; it is made if it is missing. Empty: this process has "
+    "no log. One process has a folder at a time, and it must be on a disk of this machine.",
+)
+LOG_RETENTION_MS = Setting(
+    _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
+    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have a time "
+    "of its own.",
+)
+LOG_RETENTION_BYTES = Setting(
+    _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
+    "How many bytes of frames a partition keeps: the oldest are deleted beyond it. 0 is no bound. "
+    "A stream may have a size of its own.",
+)
+LOG_QUOTA_BYTES = Setting(
+    _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
+    "How many bytes the files of the log may take up, all streams together, but for those that "
+    "were given up or that damage keeps from being opened. Nothing is deleted for it that is still "
+    "to be kept: what is appended then waits. 0 is no bound.",
+)
+LOG_SYNC = Setting(
+    _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
+    "What a power cut may take: with full nothing that was acknowledged, for a wait for the disk "
+    "at every commit; with normal the last commits, some MiB a partition, while the files stay "
+    "sound. With none it may damage the files. A process that dies loses nothing with any of them.",
+)
+
+
+_METRICS = "Metrics"
+
+METRICS_REPORTERS = Setting(
+    _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
+    "Who is given the metrics of a container: console prints a table, jsonl writes a JSON object a "
+    "line for the container and each of its tasks. Empty is nobody.",
+)
+METRICS_INTERVAL = Setting(
+    _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
+    "The time between two reports. There is one more at the end.",
+)
+METRICS_FILE = Setting(
+    _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
+    "The file that jsonl appends to; containers may share it. Empty is stderr.",
+)
+
+_LOGGER = "Logging"
+
+LOGGER_LEVEL = Setting(
+    _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
+    "The least severe messages that are logged.",
+)
+LOGGER_FORMAT = Setting(
+    _LOGGER, "s4.logger_format", "auto", kinds.choice("auto", "console", "json"),
+    "console is for people, json is one JSON object a line. auto is console where stderr is a "
+    "terminal, and json elsewhere.",
+)
+
+# fmt: on
+
+
+def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
+    for value in values:
+        if isinstance(value, ConfigKey):
+            yield value
+        elif value is STAGE_KEYS:
+            for of_stage in STAGE_KEYS.values():
+                yield from (pair[0] for pair in of_stage.values())
+                yield from (pair[1] for pair in of_stage.values())
+
+
+KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
+"""Every key, in the order above; read from the module, so that none can be left out."""
+
+_SETTINGS: dict[str, Setting[Any]] = {key.name: key for key in KEYS if isinstance(key, Setting)}
+_PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
+
+
+def _key_of(name: str) -> ConfigKey[Any] | None:
+    families = (pattern for pattern in _PATTERNS if pattern.placeholder_of(name) is not None)
+    return _SETTINGS.get(name) or next(families, None)
+
+
+# --- a configuration -----------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """The value of one key as it was written and as it was understood, and who wrote it."""
+
+    name: str
+    text: str
+    value: Any
+    origin: str
+
+
+def _defaults() -> dict[str, Entry]:
+    return {name: Entry(name, key.text, key.default, "default") for name, key in _SETTINGS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Config:
+    """A checked value for every key. Make one with :meth:`load` or :meth:`of`."""
+
+    _entries: Mapping[str, Entry] = field(default_factory=_defaults)
+
+    @classmethod
+    def load(
+        cls,
+        paths: Sequence[Path],
+        overrides: Mapping[str, str] = {},
+        *,
+        settings: Sequence[str] = (),
+    ) -> Config:
+        """Read the files in their order, then what the command line has: ``settings``, each as
+        ``KEY=VALUE``, and the overrides.
+
+        Raises ConfigError with every mistake of all of them.
+        """
+        found = [line for path in paths for line in read(path)]
+        written = map(_written, settings)
+        return cls()._changed([*found, *written, *_given(COMMAND_LINE, overrides)])
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Config:
+        """A configuration from texts by key name; raises ConfigError as :meth:`load` does."""
+        return cls().with_(values)
+
+    def with_(self, values: Mapping[str, str]) -> Config:
+        """A copy with these changed; the values are texts as in a file."""
+        return self._changed(_given("code", values))
+
+    def __getitem__(self, setting: Setting[T]) -> T:
+        return cast("T", self._entries[setting.name].value)
+
+    def matching(self, pattern: Pattern[T]) -> dict[str, T]:
+        """The values of a family of keys, by what stands in the placeholder's place."""
+        found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self.items())
+        return {placeholder: value for placeholder, value in found if placeholder is not None}
+
+    def origin(self, setting: Setting[Any] | str) -> str:
+        """Who set it: ``file:line``, ``command line``, ``code`` or ``default``.
+
+        A member of a family goes by its full name; KeyError where nobody set it.
+        """
+        return self._entries[setting if isinstance(setting, str) else setting.name].origin
+
+    def items(self) -> Iterator[Entry]:
+        """Every setting in the order of the list, then the members of families as they came."""
+        return iter(self._entries.values())
+
+    def _changed(self, lines: Sequence[Line | Problem]) -> Config:
+        results = [line if isinstance(line, Problem) else _checked(line) for line in lines]
+        problems = tuple(result for result in results if isinstance(result, Problem))
+        if problems:
+            raise ConfigError("\n".join(map(str, problems)), problems=problems)
+        changes = {result.name: result for result in results if isinstance(result, Entry)}
+        return Config({**self._entries, **changes})
+
+
+# --- checking ------------------------------------------------------------------------------------
+
+
+COMMAND_LINE = "command line"
+"""The origin of what is set there."""
+
+
+def _written(setting: str) -> Line | Problem:
+    name, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals:
+        problem = f"{setting!r} has no '='; write -p KEY=VALUE"
+        return Problem(COMMAND_LINE, None, None, problem)
+    return Line(COMMAND_LINE, None, name, text)
+
+
+def _given(file: str, values: Mapping[str, str]) -> list[Line]:
+    return [Line(file, None, name.strip(), text.strip()) for name, text in values.items()]
+
+
+def _checked(line: Line) -> Entry | Problem:
+    if wrong := _unwritable(line.name):
+        return line.problem(f"the key {line.name!r} {wrong}")
+    if wrong := _unwritable(line.text):
+        return line.problem(f"{line.name} = {line.text!r} {wrong}")
+    key = _key_of(line.name)
+    if key is None:
+        return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
+    try:
+        return Entry(line.name, line.text, key.parse(line.text), line.origin)
+    except ValueError as error:
+        example = f"; write e.g. {key.text}" if key.text else ""
+        return line.problem(f"{line.name} = {line.text!r} {error}{example}")
+
+
+def _unwritable(text: str) -> str:
+    """Why it cannot go into files and messages; empty where it can."""
+    if not kinds.is_unicode(text):
+        return "is not UTF-8; write it in UTF-8"
+    return "has a NUL character in it; remove that" if "\0" in text else ""
+
+
+def _advice(name: str) -> str:
+    likeness, nearest = max(_guess(name, key) for key in KEYS)
+    if likeness < 0.7:  # below, what two keys share is little more than "s4." and an ending
+        return "default.s4.comm.properties lists every key"
+    if nearest == name:  # copied out of the documentation as it stands there
+        return "write a name in the place of the placeholder"
+    return f"did you mean {nearest!r}?"
+
+
+def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
+    """How much ``name`` is like ``key``, and the key that would have been meant."""
+    from difflib import SequenceMatcher  # costs a start of every program, and only mistakes use it
+
+    compared, fixed, meant = name, key.name, key.name
+    if isinstance(key, Pattern):
+        # The placeholder's text is free, so only what stands around it is compared.
+        before, after = key.ends
+        fixed = before.removesuffix(".") + after
+        parts = name.split(".")
+        start, end = before.count("."), len(parts) - after.count(".")
+        middle = ".".join(parts[start:end])
+        if kinds.is_name(middle):
+            compared = ".".join(parts[:start] + parts[end:])
+            meant = before + middle + after
+    return SequenceMatcher(None, compared.lower(), fixed.lower()).ratio(), meant
+
+
+# --- rendering -----------------------------------------------------------------------------------
+
+_HEADING = """\
+# Every key of s4node's configuration, with its default.
+#
+# This file is rendered from s4node/config/settings.py; change it there. Your own files
+# need only the keys that differ. A later file wins over an earlier one, and
+# -p key=value wins over files.
+#
+# Lines are key = value; a line that opens with # or ! is a comment, and \\ at
+# the end of a line joins the next one to it.
+"""
+
+
+def render() -> str:
+    """The text of ``default.s4.comm.properties``."""
+    blocks = [_HEADING]
+    section = ""
+    for key in KEYS:
+        if key.section != section:
+            section = key.section
+            blocks.append(f"# {f' {section} ':-^76}\n")
+        blocks.append(_rendered(key))
+    return "\n".join(blocks)
+
+
+def _rendered(key: ConfigKey[Any]) -> str:
+    comments = textwrap.wrap(key.doc, 76) + textwrap.wrap(f"Value: {key.kind.word}.", 76)
+    if isinstance(key, Pattern):
+        comments += [f"Key: {key.name}; for example", f"{key.example} = {key.text}"]
+        return "".join(f"# {comment}\n" for comment in comments)
+    assignment = f"{key.name} = {key.text}".strip()
+    return "".join(f"# {comment}\n" for comment in comments) + f"{assignment}\n"

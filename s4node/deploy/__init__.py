@@ -1,0 +1,1 @@
+"""Packages: made, loaded, deployed."""

@@ -1,0 +1,174 @@
+"""Finds the app that a command names.
+
+Rules
+- ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class in it.
+- Without a name the module must hold exactly one: one App object, or else one App class that the
+  module defines itself.
+- A file is loaded as a module of its own name, with its folder importable. So it cannot have the
+  name of one of Python's or of what s4node needs, which may be imported later: it would be taken
+  for it.
+- Whatever the app's own code raises meanwhile is told with the line of that code at which it did.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from s4node.app.app import AdapterApp, App
+from s4node.config.paths import is_file, looking
+from s4node.deploy.tracebacks import others_line, others_trace
+from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
+
+
+def load_app(target: str) -> App:
+    """The app that ``target`` names, made anew if it is a class; raises ConfigError."""
+    return made_app(find_app(target)[1], target)
+
+
+def find_app(target: str) -> tuple[ModuleType, object]:
+    """The module that ``target`` names, and the App object or class in it; raises ConfigError."""
+    place, _, name = target.partition(":")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if name:
+        if not hasattr(module, name):
+            raise ConfigError(f"{place} has no {name!r}; it has: {', '.join(_apps(module)) or '-'}")
+        return module, getattr(module, name)
+    objects = {n: v for n, v in vars(module).items() if isinstance(v, App)}
+    classes = {
+        n: v
+        for n, v in vars(module).items()
+        if isinstance(v, type)
+        and issubclass(v, App)
+        and v not in (App, AdapterApp)
+        and v.__module__ == module.__name__
+    }
+    found = objects or classes
+    if len(found) == 1:
+        return module, next(iter(found.values()))
+    if not found:
+        raise ConfigError(f"{place} has no App object and no App class; write app = App('name')")
+    raise ConfigError(f"{place} has several apps: name one as {place}:{min(found)}")
+
+
+def _apps(module: ModuleType) -> list[str]:
+    return [
+        n
+        for n, v in vars(module).items()
+        if isinstance(v, App)
+        or (isinstance(v, type) and issubclass(v, App) and v not in (App, AdapterApp))
+    ]
+
+
+def made_app(found: object, target: str) -> App:
+    """``found`` if it is an App, or one of it if it is an App class; raises ConfigError."""
+    if isinstance(found, App):
+        return found
+    if isinstance(found, type) and issubclass(found, App):
+        with loading(target):
+            return found()
+    raise ConfigError(f"{target} is not an App object or class")
+
+
+def _load_file(path: Path) -> ModuleType:
+    fix = "give a Python file that can be read, or package.module:App"
+    if not is_file(path, fix):
+        raise ConfigError(f"no file {path}; give a Python file or package.module:App")
+    with looking(path, fix):
+        folder = path.resolve().parent
+    if _is_needed(path.stem, path):
+        raise ConfigError(
+            f"{path} would be taken for the module {path.stem!r} of Python, of s4node or of what "
+            f"s4node needs; rename the file"
+        )
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with loading(str(path)):
+        try:
+            spec.loader.exec_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{path} needs a module that is not installed: {error}") from error
+        except ImportError as error:
+            if "no known parent package" not in str(error):
+                raise
+            name, folder = _module_form(path)
+            raise ConfigError(
+                f"{path} is a module of a package, from which it imports: give {name} instead, in "
+                f"the folder {folder}"
+            ) from error
+    return module
+
+
+def _is_needed(name: str, path: Path) -> bool:
+    """Whether the name is of Python's own modules, or of one that s4node uses, now or later."""
+    if name in sys.stdlib_module_names or name in _required():
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    paths = sysconfig.get_paths()
+    return Path(file) != path.resolve() and any(
+        Path(file).is_relative_to(paths[kind]) for kind in ("purelib", "platlib")
+    )
+
+
+def _required() -> set[str]:
+    """s4node itself, and the packages that its own metadata name; not those of extras."""
+    try:
+        lines = importlib.metadata.requires("s4node") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from its sources
+        lines = []
+    names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
+    return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
+
+
+def _module_form(path: Path) -> tuple[str, Path]:
+    """``package.module`` of a file in a package, and the folder that has the package."""
+    path = path.resolve()
+    parts, folder = [path.parent.name, path.stem], path.parent.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
+
+
+def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{name!r} is no app; give FILE.py or package.module")
+    sys.path.insert(0, "")
+    with loading(name):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"no module {name!r}: {error}; give FILE.py or package.module"
+            ) from error
+
+
+@contextmanager
+def loading(target: str) -> Iterator[None]:
+    """Around code of the app's own; raises ConfigError for whatever that does."""
+    try:
+        yield
+    except S4Error:
+        raise
+    except SyntaxError as error:  # perhaps of a file that the app's own file imports
+        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}") from error
+    except BaseException as error:
+        if is_signal(error):
+            raise
+        line = others_line(error)
+        place = f" ({line})" if line else ""
+        raise LoadError(
+            f"{target} cannot be loaded: {described(error)}{place}", others_trace(error)
+        ) from error

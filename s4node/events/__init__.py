@@ -1,0 +1,1 @@
+"""Events, their types on the wire, their keys."""

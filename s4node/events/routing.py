@@ -1,0 +1,145 @@
+"""Routing compiled to loops: from a KeySpec to the key of an event, and from events to partitions.
+
+Rules
+- A key spec is compiled once; what runs per event is an attribute read, a memo lookup and an
+  append, in one loop a batch.
+- A key spec made of attribute names has a name that both sides can compare ("origin+dest");
+  functions have none, KeyFinder objects have one if they say so.
+- The names in generated code come only from this module and from attribute names that are checked
+  to be identifiers.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from operator import attrgetter, length_hint
+from typing import Any, TypeAlias
+
+from s4node.errors import GraphError, KeyFinderError, described, is_signal
+from s4node.events.event import GenericEvent
+from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
+
+Router: TypeAlias = Callable[[Any, Sequence[Callable[[Any], None]]], None]
+"""``route(iterator, appends)``: hands each event to its partition's append."""
+
+
+class KeyRule:
+    """A compiled KeySpec.
+
+    ``name`` is what both ends compare ("user", "origin+dest", or "@" and a KeyFinder's own name;
+    empty if it has none). ``expression(var)`` is Python source for the key of the event ``var``;
+    ``bindings`` are the names it needs. ``checked`` makes attributes pass check_key first.
+    """
+
+    __slots__ = ("_expression", "attributes", "bindings", "name")
+
+    def __init__(self, spec: KeySpec, *, generic: bool = False, checked: bool = False) -> None:
+        self.attributes: tuple[str, ...] = ()
+        self.bindings: dict[str, Any] = {}
+        if isinstance(spec, str) or (
+            isinstance(spec, (list, tuple)) and spec and all(isinstance(s, str) for s in spec)
+        ):
+            names = (spec,) if isinstance(spec, str) else tuple(spec)
+            for name in names:
+                if not generic and (not name.isidentifier() or keyword.iskeyword(name)):
+                    raise GraphError(f"key {name!r} is not an attribute's name")
+            self.attributes = names
+            self.name = "+".join(names) if all(map(str.isidentifier, names)) else ""
+            reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
+            self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
+            if checked:
+                self.bindings = {"_key": _canonical(lambda key: key)}
+                self._expression = f"_key({self._expression})"
+            return
+        if isinstance(spec, KeyFinder):
+            find: Callable[[Any], Any] = spec.get
+            name = str(getattr(spec, "name", ""))
+            if ":" in name:
+                raise GraphError(f"KeyFinder name {name!r} has a ':' in it; leave that out")
+            self.name = f"@{name}" if name else ""
+        elif callable(spec):
+            find = spec
+            self.name = ""
+        else:
+            raise GraphError(
+                f"{spec!r} is no key: give an attribute's name, several names, a KeyFinder, or a "
+                f"function of the event"
+            )
+        self.bindings = {"_find": _canonical(find)}
+        self._expression = "_find({e})"
+
+    def expression(self, var: str) -> str:
+        """Source text of the key of the event in the variable ``var``."""
+        return self._expression.replace("{e}", var)
+
+    def finder(self) -> Callable[[Any], Any]:
+        """The key of one event, for the slow paths."""
+        if "_find" in self.bindings:
+            return self.bindings["_find"]  # type: ignore[no-any-return]
+        if not self.bindings and "._attributes[" not in self._expression:
+            return attrgetter(*self.attributes)
+        lines = ["def key_of(e):", f"    return {self.expression('e')}"]
+        return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
+
+
+def _canonical(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def canonical(event: Any) -> Any:
+        key = find(event)
+        return key if key.__class__ is str else check_key(key)
+
+    return canonical
+
+
+def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:
+    """The function ``name`` defined by the source ``lines`` over ``bindings``."""
+    source = "\n".join(lines)
+    scope = dict(bindings)
+    exec(compile(source, f"<s4node {name}>", "exec"), scope)  # noqa: S102 - our own source
+    return scope[name]
+
+
+def router(rule: KeyRule, partitioner: Partitioner) -> Router:
+    """A loop that hands each event to ``appends[partition of its key]``."""
+    lines = [
+        "def route(it, appends):",
+        "    for e in it:",
+        f"        appends[memo[{rule.expression('e')}]](e)",
+    ]
+    return compiled("route", lines, {**rule.bindings, "memo": partitioner.memo})  # type: ignore[no-any-return]
+
+
+def route(
+    run: Router, events: Sequence[Any], partitions: int
+) -> tuple[list[list[Any]], list[tuple[int, str]]]:
+    """Events by partition, and ``(index, reason)`` of those whose key was not found."""
+    lanes: list[list[Any]] = [[] for _ in range(partitions)]
+    appends = [lane.append for lane in lanes]
+    failures: list[tuple[int, str]] = []
+    it = iter(events)
+    while True:
+        try:
+            run(it, appends)
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            failures.append((culprit(it, len(events)), key_failure(error)))
+        else:
+            return lanes, failures
+
+
+def culprit(it: Any, total: int) -> int:
+    """The index of the event that a list iterator handed out last."""
+    return total - length_hint(it) - 1
+
+
+def key_failure(error: BaseException) -> str:
+    """Why no key was found, in words, from what the KeyFinder raised."""
+    if isinstance(error, KeyFinderError):
+        return str(error)
+    return f"the KeyFinder raised {described(error)}"
+
+
+def is_generic(types: Sequence[type]) -> bool:
+    """Whether a stream of these types carries only GenericEvents."""
+    return tuple(types) == (GenericEvent,)

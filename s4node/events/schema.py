@@ -1,0 +1,460 @@
+"""Event types on the wire: stable names, schema fingerprints, and the codec of a whole batch.
+
+Rules
+- A type is told apart by its name and a fingerprint of its ordered fields.
+- Two versions of a type understand each other when the shorter field list is the beginning of
+  the longer one and what the shorter lacks has defaults on the reader's side.
+- One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
+  then only the culprits are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from s4node.errors import EventError
+from s4node.events.event import Event, GenericEvent
+
+GENERIC = "GenericEvent"
+
+_BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
+
+_SHOWN = 100  # characters of a JSON text
+
+_PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`\Z")  # that msgspec ends a message with
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be. It has no errors of its own for
+text that is not UTF-8, and for what is nested too deeply."""
+
+FieldDecl: TypeAlias = tuple[str, str, bool]
+"""A field's name, its type in words, and whether it must be present."""
+
+_encoder = msgspec.msgpack.Encoder()
+_raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_lists_decoder = msgspec.msgpack.Decoder(list[list[Any]])
+_list_decoder = msgspec.msgpack.Decoder(list[Any])
+_maps_decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
+_map_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_json_map_decoder = msgspec.json.Decoder(dict[str, Any])
+
+Refusals: TypeAlias = list[tuple[int, str]]
+"""Index in the batch and the reason, for each event that did not decode."""
+
+
+class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
+    """A type as it is declared on the wire."""
+
+    name: str
+    fingerprint: int
+    fields: tuple[FieldDecl, ...]
+
+
+def fingerprint_of(name: str, fields: Sequence[FieldDecl]) -> int:
+    """The first 8 bytes of SHA-256 over ``name(field:type,...)``, as a number >= 0."""
+    text = f"{name}({','.join(f'{field}:{kind}' for field, kind, _ in fields)})"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class JsonText(bytes):
+    """One event as the text of a JSON object, to be read by the node."""
+
+
+class JsonType:
+    """Stands for the node's type as which JsonText is to be read."""
+
+    __slots__ = ("declaration", "encoding", "name")
+
+    def __init__(self, declaration: TypeDecl) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.encoding = 1
+
+    @property
+    def fingerprint(self) -> int:
+        """The node's type."""
+        return self.declaration.fingerprint
+
+    def encode(self, events: Sequence[JsonText]) -> bytes:
+        """The texts as one JSON array."""
+        return b"[" + b",".join(events) + b"]"
+
+
+def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
+    """Why events of ``writer``'s version cannot be read as ``reader``'s, or None if they can."""
+    if writer.name != reader.name:
+        return f"type {writer.name!r} is not {reader.name!r}"
+    ours, theirs = reader.fields, writer.fields
+    for mine, its in zip(ours, theirs, strict=False):
+        if mine[:2] != its[:2]:
+            return (
+                f"{reader.name}: field {its[0]}: {its[1]} where this side has "
+                f"{mine[0]}: {mine[1]}; fields may only be appended"
+            )
+    for name, kind, required in ours[len(theirs) :]:
+        if required:
+            return (
+                f"{reader.name}: field {name}: {kind} is missing and has no default here; "
+                f"give it one"
+            )
+    return None
+
+
+def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
+    """Why a stream that takes these types, by name, does not take ``sent``; empty if it does."""
+    ours = taken.get(sent.name)
+    if ours is None:
+        return (
+            f"stream {stream!r} takes {', '.join(taken)}, not {sent.name!r}; send one of those, or "
+            f"declare the type on the stream"
+        )
+    reason = refusal_of(ours, sent)
+    return f"stream {stream!r}: {reason}" if reason is not None else ""
+
+
+class EventType:
+    """An event class with its wire name, its schema, and its codec."""
+
+    __slots__ = ("_decoder", "_json_twin", "_one", "cls", "declaration", "encoding", "name")
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.encoding = 0
+        self._json_twin: msgspec.json.Decoder[Any] | None = None
+        self._one: msgspec.msgpack.Decoder[Any]
+        self._decoder: msgspec.msgpack.Decoder[list[Any]]
+        if cls is GenericEvent:
+            self.name = GENERIC
+            fields: tuple[FieldDecl, ...] = ()
+        else:
+            self.name, fields = _read(cls)
+            self._decoder = msgspec.msgpack.Decoder(list[cls])  # type: ignore[valid-type]
+            self._one = msgspec.msgpack.Decoder(cls)
+        self.declaration = TypeDecl(self.name, fingerprint_of(self.name, fields), fields)
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells this version of this type apart from every other."""
+        return self.declaration.fingerprint
+
+    def refusal_of(self, other: TypeDecl) -> str | None:
+        """Why events of the peer's version cannot be read as ours, or None if they can."""
+        return refusal_of(self.declaration, other)
+
+    def encode(self, events: Sequence[Any]) -> bytes:
+        """The events as one msgpack array; raises EventError for what msgpack cannot hold."""
+        try:
+            if self.cls is GenericEvent:
+                return _encoder.encode([event._attributes for event in events])
+            return _encoder.encode(events)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EventError(f"a {self.name} cannot be encoded: {error}") from error
+
+    def decode(self, body: bytes | memoryview) -> list[Any]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        if self.cls is GenericEvent:
+            return list(map(GenericEvent.of, _maps_decoder.decode(body)))
+        return self._decoder.decode(body)
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return each(self.name, _raw_decoder.decode(body), self._from_msgpack)
+
+    def _from_msgpack(self, raw: Any) -> Any:
+        if self.cls is GenericEvent:
+            return GenericEvent.of(_map_decoder.decode(raw))
+        try:
+            return self._one.decode(raw)
+        except msgspec.ValidationError as error:
+            raise EventError(self._naming_field(str(error))) from error
+
+    def _naming_field(self, why: str) -> str:
+        """msgspec counts the fields of an array; whoever wrote the event knows them by name."""
+        config = self.cls.__struct_config__  # type: ignore[attr-defined]
+        names = [] if config.tag is None else [config.tag_field]
+        names += [name for name, _, _ in self.declaration.fields]
+        found = _PLACE.search(why)
+        if found is None or int(found[1]) >= len(names):  # which an event class itself may say
+            return why
+        return f"{why[: found.start()]}`$.{names[int(found[1])]}{found[2]}`"
+
+    def _from_json(self, raw: Any) -> Any:
+        if self.cls is GenericEvent:
+            return _from_json_object(raw)
+        if self._json_twin is None:
+            self._json_twin = msgspec.json.Decoder(_twin(self.cls))
+        twin = self._json_twin.decode(raw)
+        return self.cls(**msgspec.structs.asdict(twin))
+
+
+class OpenType:
+    """A type that is only known by its declaration: its events are read as GenericEvents."""
+
+    __slots__ = ("_required", "_texts", "declaration", "name", "names")
+
+    def __init__(self, declaration: TypeDecl) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.names = [name for name, _, _ in declaration.fields]
+        self._required = {name for name, _, required in declaration.fields if required}
+        self._texts = [name for name, kind, _ in declaration.fields if kind in _BASE64]
+
+    def decode(self, body: bytes | memoryview) -> list[GenericEvent]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        return list(map(self._of, _lists_decoder.decode(body)))
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return each(self.name, _raw_decoder.decode(body), self._one)
+
+    def _from_json(self, raw: Any) -> GenericEvent:
+        values = _json_map_decoder.decode(raw)
+        odd = [name for name in values if name not in self.names]
+        lacking = sorted(self._required - values.keys())
+        if odd:
+            raise EventError(f"it has no field {odd[0]!r}, its fields are {', '.join(self.names)}")
+        if lacking:
+            raise EventError(f"field {lacking[0]!r} is missing")
+        for name in self._texts:
+            if name in values:
+                values[name] = msgspec.convert(values[name], bytes)
+        return GenericEvent.of(values)
+
+    def _one(self, raw: Any) -> GenericEvent:
+        return self._of(_list_decoder.decode(raw))
+
+    def _of(self, values: list[Any]) -> GenericEvent:
+        return GenericEvent.of(dict(zip(self.names, values, strict=False)))
+
+
+class NamedType:
+    """Reads GenericEvents as events of ``kind``, whose fields they have by name."""
+
+    __slots__ = ("_kind", "_one", "_twins", "name")
+
+    def __init__(self, kind: EventType) -> None:
+        self.name = kind.name
+        self._kind = kind
+        twin = _twin(kind.cls)
+        self._twins = msgspec.msgpack.Decoder(list[twin])  # type: ignore[valid-type]
+        self._one: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(twin)
+
+    def decode(self, body: bytes | memoryview) -> list[Any]:
+        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
+        return list(map(self._of, self._twins.decode(body)))
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
+        return self._kind.decode_json(body)
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """As decode, but bad events become None and are listed; raises if it is no array."""
+        return each(
+            self.name, _raw_decoder.decode(body), lambda raw: self._of(self._one.decode(raw))
+        )
+
+    def _of(self, twin: Any) -> Any:
+        return self._kind.cls(**msgspec.structs.asdict(twin))
+
+
+class UnreadableType:
+    """A type whose events cannot be read here, and why."""
+
+    __slots__ = ("name", "reason")
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+
+    def decode(self, _: bytes | memoryview) -> list[Any]:
+        """Raises EventError."""
+        raise EventError(self.reason)
+
+    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """No event, and the reason for each."""
+        return self._none(_json_list_decoder.decode(body))
+
+    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+        """No event, and the reason for each."""
+        return self._none(_raw_decoder.decode(body))
+
+    def _none(self, raws: list[Any]) -> tuple[list[Any], Refusals]:
+        return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
+
+
+TypeReader: TypeAlias = EventType | OpenType | NamedType | UnreadableType
+"""What decodes the events of one fingerprint."""
+
+
+def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: bool) -> TypeReader:
+    """How events of a declared type are read: as our class of its name, or, with ``others``, as
+    GenericEvents where there is none. GenericEvents are read as our class where there is but one:
+    what was appended as JSON has no other type."""
+    ours = known.get(declared.name)
+    if ours is not None:
+        reason = ours.refusal_of(declared)
+        return ours if reason is None else UnreadableType(declared.name, reason)
+    if not others:
+        if declared.name == GENERIC and len(known) == 1:
+            return NamedType(next(iter(known.values())))
+        names = ", ".join(known) or "none"
+        return UnreadableType(
+            declared.name, f"{declared.name!r} is not among the event types asked for: {names}"
+        )
+    return EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
+
+
+def class_of(declared: TypeDecl) -> type | None:
+    """The class of this process whose events are of a declared type, or are read as such; None
+    where no module that has one is loaded."""
+    if declared.name == GENERIC:
+        return GenericEvent
+    classes: list[type] = [Event]
+    while classes:
+        cls = classes.pop()
+        named = cls is not Event and _name(cls) == declared.name
+        if named and EventType(cls).refusal_of(declared) is None:
+            return cls
+        classes += cls.__subclasses__()
+    return None
+
+
+def raw_events(body: bytes | memoryview, *, json: bool) -> list[bytes]:
+    """The events of a section as they stand in it; raises DecodeError if it is no array."""
+    found = (_json_list_decoder if json else _raw_decoder).decode(body)
+    return [bytes(raw) for raw in found]
+
+
+def each(
+    name: str, raws: Iterable[Any], decode: Callable[[Any], Any]
+) -> tuple[list[Any], Refusals]:
+    """Decode one by one: bad events of the type ``name`` become None and are listed."""
+    events: list[Any] = []
+    refusals: Refusals = []
+    for index, raw in enumerate(raws):
+        try:
+            events.append(decode(raw))
+        except Exception as error:  # an event class that checks itself may raise anything
+            events.append(None)
+            refusals.append((index, f"{name} does not decode: {error}"))
+    return events, refusals
+
+
+def each_text(
+    name: str, texts: Sequence[Any], decode: Callable[[Any], Any]
+) -> tuple[list[Any], Refusals]:
+    """As each, for JSON: who sent it finds the line by its text, of which the beginning is told."""
+    events, refusals = each(name, texts, decode)
+    return events, [(index, f"{why}, in {_begun(texts[index])}") for index, why in refusals]
+
+
+def _begun(text: Any) -> str:
+    shown = bytes(text).decode(errors="replace")
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
+def _from_json_object(raw: Any) -> GenericEvent:
+    return GenericEvent.of(_json_map_decoder.decode(raw))
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
+    if not (isinstance(cls, type) and issubclass(cls, Event)):
+        raise EventError(
+            f"{cls!r} is not an event type; subclass s4node.Event, or use GenericEvent"
+        )
+    try:
+        info = inspect.type_info(cls)
+        assert isinstance(info, inspect.StructType)
+        fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
+    except (TypeError, NameError) as error:
+        raise EventError(f"event type {cls.__name__}: {error}") from error
+    _check_defaults(cls)
+    return _name(cls), fields
+
+
+def _check_defaults(cls: type) -> None:
+    """Raise EventError for a default that whoever gets the event could not read."""
+    for field in msgspec.structs.fields(cls):
+        if type(field.default) in _PLAIN:
+            try:
+                msgspec.msgpack.decode(_encoder.encode(field.default), type=field.type)
+            except (OverflowError, UnicodeEncodeError) as error:
+                raise EventError(
+                    f"event type {cls.__name__}: field {field.name!r} has the default "
+                    f"{field.default!r}, which cannot be encoded: {error}; give it another"
+                ) from error
+            except msgspec.ValidationError as error:
+                fix = "write `| None` behind its type" if field.default is None else "mend either"
+                raise EventError(
+                    f"event type {cls.__name__}: field {field.name!r} has the default "
+                    f"{field.default!r}, which is not of its type, so nobody could read the event: "
+                    f"{error}; {fix}"
+                ) from error
+
+
+def _name(cls: type) -> str:
+    return cls.__dict__.get("event_name") or cls.__name__  # not a base's name
+
+
+def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
+    """A type in words that do not depend on Python's spelling of it."""
+    match kind:
+        case inspect.AnyType():
+            return "any"
+        case inspect.UnionType(types=types):
+            # sorted: typing may give an equal union that another module wrote the other way round
+            return "|".join(sorted(words(part, seen) for part in types))
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            return f"[{words(item, seen)}]"
+        case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
+            return f"[{words(item, seen)}]"
+        case inspect.TupleType(item_types=items):
+            return f"[{','.join(words(item, seen) for item in items)}]"
+        case inspect.DictType(key_type=key, value_type=value):
+            return f"{{{words(key, seen)}:{words(value, seen)}}}"
+        case (
+            inspect.StructType(cls=cls, fields=fields)
+            | inspect.DataclassType(cls=cls, fields=fields)
+            | inspect.TypedDictType(cls=cls, fields=fields)
+            | inspect.NamedTupleType(cls=cls, fields=fields)
+        ):
+            if cls in seen:
+                return cls.__name__
+            inside = ",".join(f"{f.encode_name}:{words(f.type, (*seen, cls))}" for f in fields)
+            return f"({inside})"
+        case inspect.EnumType(cls=cls):
+            return f"enum({','.join(str(member.value) for member in cls)})"
+        case inspect.CustomType(cls=cls):
+            raise TypeError(f"{cls.__name__} is no type that can be encoded")
+        case inspect.LiteralType(values=values):
+            return f"literal({','.join(map(str, values))})"
+    return type(kind).__name__.removesuffix("Type").lower()
+
+
+def _twin(cls: Any) -> type:
+    """The same fields as a JSON object instead of an array."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(cls):
+        named = msgspec.field(  # type: ignore[call-overload]
+            name=field.encode_name, default=field.default, default_factory=field.default_factory
+        )
+        fields.append((field.name, field.type, named))
+    return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True, kw_only=True)

@@ -1,1 +1,0 @@
-"""The stages of the pipeline: bounded queues of batches, and the credit that fills them."""

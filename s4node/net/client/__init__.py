@@ -1,0 +1,1 @@
+"""Programs outside: clients and subscriptions."""

@@ -1,0 +1,522 @@
+"""The trio client: sends events to a running app.
+
+Rules
+- ``send`` waits only while too many events wait already, or they and what has no verdict take too
+  much memory; otherwise it appends and returns. It lets other trio tasks run every few hundred
+  events, or every MiB of them, so it is not a checkpoint each time.
+- What ``flush`` returns without: every event sent before it has been processed. What was refused
+  or shed is returned.
+- A lost connection is made again and what had no verdict is sent again, so nothing is lost while
+  both processes live. On a durable stream verdicts come with commits, and nothing is lost or
+  doubled when the node dies.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from s4node.errors import (
+    ConfigError,
+    ConnectionRefused,
+    EventError,
+    S4Error,
+    StageBroken,
+    StageClosed,
+    WouldBlock,
+    leaves,
+)
+from s4node.events.event import GenericEvent
+from s4node.events.keys import KeySpec
+from s4node.events.schema import GENERIC, EventType, TypeDecl
+from s4node.logger import get_logger
+from s4node.net.client.subscription import Subscription
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.transport import fork_guard as forked
+from s4node.net.transport.pair_socket import need_trio
+from s4node.net.transport.why_silent import why_silent
+from s4node.net.wire import frame as wire
+from s4node.offsets.startpoint import Startpoint
+
+log = get_logger("s4node.client")
+
+_BREATHE = 255
+"""Events that are taken before other tasks run. Odd, so that where large and small ones alternate
+the last, which is weighed, is not always of the same kind."""
+
+_BREATHE_BYTES = 1 << 20
+"""The same, by what they are known to take."""
+
+
+class Client:
+    """A connection to the node at ``address``, such as ``tcp://127.0.0.1:12000``.
+
+    ::
+
+        async with Client("tcp://127.0.0.1:12000") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("joe"))
+            refused = await clicks.flush()
+
+    ``producer`` is this producer's id; left out, it is random. Where a program that may die sends
+    to a durable stream, choose one that it keeps for ever, and that no other program has: then it
+    goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
+    stream, in seconds. ``queue_size`` is how many events may wait to be sent; with those that have
+    no verdict they may take about 64 MiB a stream, however few they are. Leaving the block flushes
+    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do, or has more
+    than 1,024 bytes; streams of a log refuse one that ends in a tab and a number.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        producer: str = "",
+        timeout: float = 10.0,
+        queue_size: int = 32_768,
+    ) -> None:
+        if producer.startswith(wire.TASK):
+            raise ConfigError(
+                f"producer {producer!r}: ids that begin with {wire.TASK} are those of tasks; give "
+                f"this one another first character"
+            )
+        if long := wire.too_long(producer):
+            raise ConfigError(long)
+        self.address = address
+        self._stable = bool(producer)
+        self.producer = producer or f"client-{secrets.token_hex(5)}"
+        self.timeout = timeout
+        self.queue_size = queue_size
+        self._incarnation = secrets.token_hex(6)
+        self._streams: dict[str, ClientStream] = {}
+        self._opening: dict[str, trio.Lock] = {}
+        self._emitter = Emitter([address], queue_size=queue_size, on_news=self._heard)
+        self._news = trio.lowlevel.ParkingLot()
+        self._nursery_manager: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._abandoned = False
+
+    async def __aenter__(self) -> Client:
+        need_trio()
+        forked.use()
+        self._nursery_manager = trio.open_nursery()
+        nursery = await self._nursery_manager.__aenter__()
+        try:
+            await nursery.start(self._emitter.run)
+        except BaseException:
+            nursery.cancel_scope.cancel()
+            await self._nursery_manager.__aexit__(None, None, None)
+            raise
+        self._nursery = nursery
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._nursery is not None
+        cancelled = value is not None and any(isinstance(e, trio.Cancelled) for e in leaves(value))
+        try:
+            if kind is None and not self._abandoned:
+                warn_of(await self._last_flush())
+                self._emitter.finish()
+                with trio.move_on_after(1):
+                    await self._emitter.wait_quiet()
+        finally:
+            self._nursery.cancel_scope.cancel()
+            self._nursery = None
+            # the block's own error goes on as it is, not inside the nursery's group
+            ours = (kind, value, traceback) if cancelled else (None, None, None)
+            handled = await self._nursery_manager.__aexit__(*ours)
+        return bool(handled) and cancelled
+
+    def abandon(self) -> None:
+        """Leave the block without flushing: what has no verdict is given up."""
+        self._abandoned = True
+
+    async def stream(
+        self,
+        name: str,
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        again: bool = False,
+    ) -> ClientStream:
+        """Open the input stream ``name`` of the app; the same object when called again.
+
+        Events are routed by the app's own key where that is an attribute; ``key`` chooses another.
+        ``types`` need not be given: the node hears of an event type with its first event. Raises
+        ConnectionRefused if the app has no such stream or nobody answers in time.
+
+        With ``again``, and a ``producer`` id that the program has had before, it sends on this
+        durable stream what it has ever sent there, from the first event on and in the same order:
+        what is committed is left out, and each event counts once however often the program dies.
+        Without it, what is sent is new; :meth:`ClientStream.resume_at` tells what went before.
+        """
+        forked.check()
+        if self._nursery is None:
+            raise StageClosed("the client is not open; use it in 'async with'")
+        async with self._opening.setdefault(name, trio.Lock()):
+            if name not in self._streams:
+                self._streams[name] = await self._open(name, key, types, again)
+            return self._streams[name]
+
+    async def _open(
+        self, name: str, key: KeySpec | None, types: Sequence[type] | type, again: bool
+    ) -> ClientStream:
+        types = (types,) if isinstance(types, type) else tuple(types)
+        outbox = Outbox(
+            name,
+            self.producer,
+            self._incarnation,
+            key=key,
+            types=types,
+            stable=self._stable,
+            again=again,
+        )
+        stream = ClientStream(self, outbox, self._emitter, self._news)
+        self._emitter.add(outbox)
+        try:
+            with trio.move_on_after(self.timeout):
+                while not outbox.opened and not outbox.error:
+                    await self._news.park()
+        finally:
+            stranger = self._emitter.stranger
+            if outbox.error or not outbox.opened:
+                self._emitter.remove(outbox)
+        if outbox.error or not outbox.opened:
+            reason = outbox.error or await self._unanswered(stranger)
+            raise ConnectionRefused(f"stream {name!r} at {self.address}: {reason}")
+        return stream
+
+    async def _unanswered(self, stranger: str) -> str:
+        within = f"no answer within {self.timeout:g} s"
+        why = await why_silent(self.address, stranger)
+        if why:
+            return f"{within}; {why}"
+        return (
+            f"{within}, though the node is there. The app may be failing: s4 status and the node's "
+            f"log say why. Or it is starting, or has yet to commit what an earlier life of this "
+            f"producer has sent: try again"
+        )
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        types: Sequence[type] | type = (),
+        start: Startpoint | Mapping[int, int] | None = None,
+        queue_size: int = 10_000,
+    ) -> Subscription:
+        """Read what the app puts on ``stream``, from now on::
+
+            async with client.subscribe("results", types=Result) as results:
+                async for result in results:
+                    ...
+
+        Events of other classes than ``types`` come as GenericEvents. Entering the block raises
+        ConnectionRefused if the app has no such stream. Who reads too slowly misses events; the
+        subscription's ``missed`` counts them.
+
+        A stream of the node's log can be read from any ``start``: a startpoint such as
+        ``Oldest()``, or a dict of offsets by partition, such as an earlier subscription's
+        ``positions``. Nothing of it is missed; where retention was faster than the reader,
+        iterating raises InputLost. Another start than ``Upcoming()`` on a live stream raises
+        StartpointError.
+        """
+        types = (types,) if isinstance(types, type) else tuple(types)
+        return Subscription(
+            self.address, stream, types, start=start, timeout=self.timeout, queue_size=queue_size
+        )
+
+    async def flush(self) -> list[Refusal]:
+        """Wait until every event has its verdict; returns what was refused or shed.
+
+        Raises what a stream's ``flush`` raised, but only when the other streams are done, too.
+        """
+        return await self._flush(list(self._streams.values()))
+
+    async def _last_flush(self) -> list[Refusal]:
+        """As ``flush``, for who leaves: that a stream is over is not raised again.
+
+        What has no verdict there is told in the log.
+        """
+        open_streams: list[ClientStream] = []
+        refusals: list[Refusal] = []
+        for stream in self._streams.values():
+            if not stream._told:
+                open_streams.append(stream)
+                continue
+            refusals += stream.take_refusals()
+            if stream.counts["pending"]:
+                log.warning("events have no verdict, and will have none",
+                            stream=stream.name, events=stream.counts["pending"],
+                            reason=stream._told)  # fmt: skip
+        return refusals + await self._flush(open_streams)
+
+    async def _flush(self, streams: list[ClientStream]) -> list[Refusal]:
+        refusals: list[Refusal] = []
+        failure: S4Error | None = None
+        for stream in streams:
+            told = stream._told
+            try:
+                refusals += await stream.flush()
+            except S4Error as error:
+                if failure is not None:
+                    stream._told = told
+                failure = failure or error
+        if failure is not None:
+            warn_of(refusals)
+            raise failure
+        return refusals
+
+    def _heard(self) -> None:
+        self._news.unpark_all()
+        for stream in self._streams.values():
+            stream._tell_unknown()
+
+
+def warn_of(refusals: list[Refusal]) -> None:
+    """Tell what nobody asked for before the client was left."""
+    if refusals:
+        events = sum(refusal.count for refusal in refusals)
+        log.warning("events were not processed; call flush() to know which",
+                    events=events, reason=refusals[0].reason)  # fmt: skip
+
+
+class ClientStream:
+    """One stream of a client. Get it from :meth:`Client.stream`."""
+
+    def __init__(
+        self, client: Client, outbox: Outbox, emitter: Emitter, news: trio.lowlevel.ParkingLot
+    ) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._emitter = emitter
+        self._news = news
+        self._queue_size = client.queue_size
+        self._put = outbox.put
+        self._known = outbox.known
+        self._told = ""  # why the stream is over, once an error has said so
+        self._unbreathed = 0
+        self._breath = 1  # the first event tells how much events take
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self._outbox.stream
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the app has."""
+        return len(self._outbox.lanes)
+
+    @property
+    def types(self) -> tuple[TypeDecl, ...]:
+        """The event types that the app takes on this stream."""
+        return self._outbox.answer.types if self._outbox.answer else ()
+
+    @property
+    def pressure(self) -> float:
+        """How full the queue is, so that a program can react: from 1 on, ``send`` waits."""
+        outbox = self._outbox
+        return max(outbox.pending / self._queue_size, outbox.unsettled_bytes / wire.WINDOW_BYTES)
+
+    @property
+    def breath(self) -> int:
+        """Events that may be taken before somebody looks whether there is room."""
+        weight = self._outbox.weight or _BREATHE_BYTES
+        return _BREATHE if weight * _BREATHE <= _BREATHE_BYTES else int(_BREATHE_BYTES / weight) | 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events so far: admitted, shed, refused by the node, unsent (refused here), pending."""
+        outbox = self._outbox
+        return {"admitted": outbox.admitted, **outbox.counts, "pending": outbox.unsettled}
+
+    async def resume_at(self, partition: int = 0) -> int:
+        """How many events earlier lives of this producer have had committed in a partition.
+
+        Of a durable stream; where nothing is known of an earlier life it is 0.
+        """
+        lane = self._outbox.lanes[partition]
+        while not lane.open:
+            self._check()
+            await self._news.park()
+        return lane.known
+
+    async def send(self, event: Any) -> None:
+        """Send one event; waits while the queue is full, by events or by bytes.
+
+        If it is cancelled while it waits, the event has been taken all the same.
+        """
+        cls = event.__class__
+        if cls not in self._known or cls is GenericEvent:
+            self._admit((event,))
+        self._put(event)
+        self._unbreathed += 1
+        if not self._emitter.awake:
+            self._emitter.send_soon()
+        if self._unbreathed >= self._breath:
+            await self._breathe()
+
+    async def send_many(self, events: Iterable[Any]) -> None:
+        """Send events in order; as send, but one call for all of them."""
+        batch = events if isinstance(events, list) else list(events)
+        self._admit(batch)
+        self._outbox.extend(batch)
+        self._unbreathed += len(batch)
+        self._emitter.wake()
+        if self._unbreathed >= self._breath:
+            await self._breathe()
+
+    def read_as(self, type_name: str = "") -> None:
+        """Send texts of JSON objects (``JsonText``) that the node reads as its type of this name.
+
+        Without a name it is the stream's only type; a log's stream also takes GenericEvents, and
+        as long as it has no type of its own, that is what they are. Raises EventError if there is
+        no such type.
+        """
+        types, answer = self.types, self._outbox.answer
+        if answer is not None and answer.headers.get(wire.LOG):
+            generic = EventType(GenericEvent).declaration
+            if type_name == GENERIC or not types:
+                types = (*types, generic)
+        names = [kind.name for kind in types]
+        if not type_name and len(names) != 1:
+            raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")
+        for kind in types:
+            if kind.name == (type_name or names[0]):
+                self._outbox.declare_json(kind)
+                return
+        raise EventError(f"stream {self.name!r} takes {', '.join(names)}, not {type_name!r}")
+
+    def send_nowait(self, event: Any) -> None:
+        """Send one event, or raise WouldBlock if the queue is full."""
+        if self.pressure >= 1:
+            raise WouldBlock(
+                f"stream {self.name!r}: {self._outbox.pending} events wait already, and take "
+                f"about {self._outbox.unsettled_bytes} bytes with those that have no verdict"
+            )
+        self._admit((event,))
+        self._put(event)
+        self._emitter.wake()
+
+    def take_refusals(self) -> list[Refusal]:
+        """What was refused or shed since the last call, without waiting."""
+        return self._outbox.take_refusals()
+
+    def extend_nowait(self, events: list[Any]) -> None:
+        """Take events whether or not there is room; for callers that bound them themselves."""
+        self._admit(events)
+        self._outbox.extend(events)
+        self._emitter.wake()
+
+    async def flush(self) -> list[Refusal]:
+        """Wait until every event sent so far has its verdict; returns what was refused or shed.
+
+        On a durable stream that is until all is committed. Raises EventError if the node turned
+        the stream down meanwhile, and StageBroken if it was away for longer than the client's
+        ``timeout``; what has no verdict is then still kept.
+        """
+        self._check()
+        outbox = self._outbox
+        await trio.lowlevel.checkpoint()
+        self._emitter.hurry()
+        asked_last = not outbox.pending
+        stuck = 0.0
+        while outbox.unsettled and not outbox.error:
+            with trio.move_on_after(1) as second:
+                await self._news.park()
+            if second.cancelled_caught or not (asked_last or outbox.pending):
+                asked_last = not outbox.pending
+                self._emitter.hurry()
+            stuck = self._still_stuck(stuck)
+        self._check()
+        return outbox.take_refusals()
+
+    async def wait_room(self) -> None:
+        """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
+
+        Raises StageBroken if it was away for longer than the client's ``timeout``, as ``flush``.
+        """
+        self._emitter.wake()
+        await trio.lowlevel.checkpoint()
+        stuck = 0.0
+        while self.pressure >= 1:
+            self._check()
+            with trio.move_on_after(1):
+                await self._news.park()
+            stuck = self._still_stuck(stuck)
+
+    def _still_stuck(self, since: float) -> float:
+        """Since when events wait for what cannot be reached, which was ``since``; 0 if none do."""
+        now = trio.current_time()
+        since = (since or now) if self._outbox.stuck else 0.0
+        if since and now - since >= self._client.timeout:
+            raise self._broken()
+        return since
+
+    def _broken(self) -> StageBroken:
+        """Why events have had no verdict for the client's timeout."""
+        outbox, seconds = self._outbox, f"{self._client.timeout:g} s"
+        left = f"{outbox.unsettled} events have no verdict"
+        closed = ", ".join(map(str, outbox.closed))
+        stranger = self._emitter.stranger
+        if stranger or not (closed and self._emitter.connected):
+            what = f"; {stranger}" if stranger else ""
+            return StageBroken(
+                f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}"
+                f"{what}; {left}",
+                "Start the node and flush again",
+            )
+        return StageBroken(
+            f"stream {self.name!r}: a node answers, but nobody takes partition {closed} for "
+            f"{seconds}; {left}. The app may be failing: s4 status and the node's log say why. Or "
+            f"it is starting, or has yet to commit what an earlier life of this producer has sent",
+            "Flush again when it runs",
+        )
+
+    def _tell_unknown(self) -> None:
+        """The node has forgotten us: it cannot tell what it has had already."""
+        if self._outbox.unknown:
+            partitions, self._outbox.unknown = self._outbox.unknown, []
+            log.warning("the node knows this producer no longer: what had no verdict is sent, and "
+                        "counts twice if it was committed", stream=self.name,
+                        producer=self._client.producer, partitions=partitions)  # fmt: skip
+
+    def _admit(self, events: Sequence[Any]) -> None:
+        """Declare new event classes, freeze GenericEvents, complain about what is no event."""
+        self._check()
+        for cls in set(map(type, events)):
+            if cls not in self._known:
+                self._outbox.declare(cls)
+            if cls is GenericEvent:
+                for event in events:
+                    if event.__class__ is GenericEvent:
+                        event.freeze()
+
+    async def _breathe(self) -> None:
+        """Let the link run, and wait for room."""
+        self._unbreathed = 0
+        self._emitter.wake()
+        await trio.lowlevel.checkpoint()
+        while self.pressure >= 1:
+            self._check()
+            await self._news.park()
+        self._breath = self.breath
+
+    def _check(self) -> None:
+        forked.check()
+        if self._outbox.error:
+            self._told = self._outbox.error
+            raise EventError(f"stream {self.name!r}: {self._outbox.error}")
+        if self._client._nursery is None:
+            raise StageClosed(f"stream {self.name!r}: the client is closed")

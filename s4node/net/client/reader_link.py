@@ -1,0 +1,218 @@
+"""The dialling side of reading: carries readings and questions to one node, and events back.
+
+Rules
+- A hello for every reading after every connect; a reading says what it is to go on with.
+- Losing the peer is no error: nng dials again. A question that is asked ``again`` is asked again
+  then; another one fails, for nobody knows what became of it.
+- A node that drains is answered with a drain: it waits for that before it closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from s4node.errors import ConnectionRefused, S4Error, StageBroken
+from s4node.logger import get_logger
+from s4node.net.client.reading import Reading, fault_of
+from s4node.net.transport.dialled_peer import Dialled
+from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.why_silent import why_silent
+from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.reader")
+
+
+class _Asked:
+    """A question that has no answer yet."""
+
+    def __init__(self, query: wire.Query, again: bool) -> None:
+        self.frame = wire.encode_frame(query)
+        self.again = again
+        self.sent = False
+        self.values: dict[str, Any] = {}
+        self.error: S4Error | None = None
+        self.done = trio.Event()
+
+    def finish(self, error: S4Error | None, values: dict[str, Any] | None = None) -> None:
+        self.error, self.values = error, values or {}
+        self.done.set()
+
+
+class ReaderLink:
+    """A connection to the node at ``address`` for any number of readings.
+
+    ``on_news`` is called when something has come, and when the peer has come or gone.
+    """
+
+    def __init__(self, address: str, on_news: Callable[[], None]) -> None:
+        self.address = address
+        self._dialled = Dialled(address, log)
+        self.answers = self._dialled.answers
+        self._on_news = on_news
+        self._readings: dict[str, Reading] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._last_id = 0
+        self._control: list[bytes] = []
+        self._socket: PairSocket | None = None
+        self._writes = trio.lowlevel.ParkingLot()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the peer is there now."""
+        return self._socket is not None and self._socket.connected
+
+    def add(self, reading: Reading) -> None:
+        """Carry this reading, too."""
+        self._readings[reading.reader] = reading
+        if self.connected:
+            self._control.append(reading.hello())
+            self.wake()
+
+    def remove(self, reading: Reading) -> None:
+        """Carry it no longer."""
+        if self._readings.pop(reading.reader, None) is not None and self.connected:
+            reading.end()
+            self._control += reading.take_said()
+            self.wake()
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._writes.unpark_all()
+
+    async def ask(
+        self, question: str, arguments: Mapping[str, Any], timeout: float, *, again: bool = True
+    ) -> dict[str, Any]:
+        """The answer to a question; raises what the node answered instead.
+
+        It waits for a node that is away. Raises ConnectionRefused if there is no answer within
+        ``timeout`` seconds, and StageBroken where the connection was lost meanwhile and the
+        question is not to be asked ``again``.
+        """
+        self._last_id += 1
+        number = self._last_id
+        asked = self._asked[number] = _Asked(wire.Query(number, question, dict(arguments)), again)
+        try:
+            if self.connected:
+                self._control.append(asked.frame)
+                asked.sent = True
+                self.wake()
+            with trio.move_on_after(timeout):
+                await asked.done.wait()
+        finally:
+            del self._asked[number]
+        if not asked.done.is_set():
+            why = await why_silent(self.address, self.answers.stranger)
+            raise ConnectionRefused(
+                f"no answer to {question!r} from {self.address} within {timeout:g} s; "
+                f"{why or 'a node answers there now: try again'}"
+            )
+        if asked.error is not None:
+            raise asked.error
+        return asked.values
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled."""
+        self._socket = self._dialled.dial(self._changed)
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                while True:
+                    await self._socket.wait_readable()
+                    while (data := self._socket.receive_nowait()) is not None:
+                        for frame in self._dialled.frames(self._socket, data):
+                            self._take_frame(frame)
+                    self._on_news()
+        finally:
+            socket, self._socket = self._socket, None
+            self._changed(False)
+            await socket.close()
+
+    def _changed(self, connected: bool) -> None:
+        if not connected:
+            self.answers.ended()
+        self._control.clear()
+        for reading in self._readings.values():
+            reading.disconnected()
+        for asked in list(self._asked.values()):
+            if asked.sent and not asked.again:
+                asked.finish(
+                    StageBroken(
+                        f"the connection to {self.address} was lost before the answer came; look "
+                        f"whether it was done, and ask again if not"
+                    )
+                )
+        if connected:
+            self._control += [reading.hello() for reading in self._readings.values()]
+            for asked in self._asked.values():
+                if not asked.done.is_set():
+                    self._control.append(asked.frame)
+                    asked.sent = True
+        self._on_news()
+        self.wake()
+
+    async def _write(self) -> None:
+        assert self._socket is not None
+        while True:
+            for reading in self._readings.values():
+                if reading.said:
+                    self._control += reading.take_said()
+            if not self._control or not self.connected:
+                await self._writes.park()
+                continue
+            frames = list(self._control)
+            with suppress(StageBroken):
+                if not self._socket.send_nowait(wire.envelope(frames)):
+                    await self._socket.wait_writable()
+                    continue
+            del self._control[: len(frames)]
+
+    def _take_frame(self, frame: wire.Frame) -> None:
+        header = frame.header
+        if isinstance(header, wire.Data):
+            for reading in self._of(header.stream, header.producer):
+                problem = reading.on_data(header, frame.body)
+                if problem:
+                    self._dialled.bad(problem)
+        elif isinstance(header, wire.Hello):
+            for reading in self._greeted(header):
+                reading.on_hello(header)
+        elif isinstance(header, wire.Idle):
+            for reading in self._of(header.stream, header.producer):
+                reading.on_idle(header)
+        elif isinstance(header, wire.Answer):
+            asked = self._asked.get(header.id)
+            if asked is not None:
+                error = fault_of(header.error, header.headers) if header.error else None
+                asked.finish(error, header.values)
+        elif isinstance(header, wire.Drain):
+            self._control.append(wire.encode_frame(wire.Drain("stopped reading")))
+            self.wake()
+        elif isinstance(header, wire.Verdict) and header.error:
+            log.error("the node refused a frame", address=self.address, reason=header.error)
+            for asked in self._asked.values():  # a node that knows no questions
+                if asked.sent:
+                    asked.finish(ConnectionRefused(f"{self.address}: {header.error}"))
+
+    def _of(self, stream: str, sender: str) -> list[Reading]:
+        """The readings that a frame is for: of a log's stream that of the reader which it names,
+        and of a live one, whose frames name the node, all.
+
+        What was under way to a reader that has gone is for nobody, whoever else reads the stream.
+        """
+        found = self._readings.get(sender)
+        if found is not None:
+            return [found]
+        return [each for each in self._readings.values() if each.stream == stream and each.live]
+
+    def _greeted(self, hello: wire.Hello) -> list[Reading]:
+        """The readings that a hello is for: that of the reader which it names, or all."""
+        reader = hello.headers.get(wire.READER)
+        if reader is not None:
+            found = self._readings.get(str(reader))
+            return [] if found is None else [found]
+        return [each for each in self._readings.values() if each.stream == hello.stream]

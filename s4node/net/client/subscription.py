@@ -1,0 +1,239 @@
+"""Reads a stream of a running app, from now on, or a stream of a log, from wherever one likes.
+
+Rules
+- Every container that runs the app is asked; what each puts on the stream comes in its own order,
+  and nothing is promised between them. A log's stream comes from its node: each partition in order.
+- Of a live stream, whoever reads too slowly misses events, rather than hold the app up; ``missed``
+  counts them, and those that the node cannot send. What comes while a connection is lost is not
+  sent again: ``interruptions`` counts that. A log waits, and goes on where it was: nothing is
+  missed and nothing comes twice.
+- What does not decode raises in its place; iterating goes on behind it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import trio
+
+from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
+from s4node.net.client.reader_link import ReaderLink
+from s4node.net.client.reading import Arrived, Lost, Reading
+from s4node.net.transport import fork_guard as forked
+from s4node.net.transport.pair_socket import host_and_port, need_trio
+from s4node.net.transport.why_silent import why_silent
+from s4node.offsets.startpoint import Startpoint, Upcoming, check_places, startpoint_of
+
+WINDOW_BYTES = 16_777_216
+"""The most bytes of events that a node sends ahead of a reader."""
+
+
+class Place(NamedTuple):
+    """Where an event is: its partition, and its offset if the stream is a log's."""
+
+    partition: int
+    offset: int
+
+
+def _checked(start: Startpoint | Mapping[int, int] | None) -> Startpoint | Mapping[int, int]:
+    """Where to begin; raises StartpointError for what is no such place."""
+    if start is None:
+        return Upcoming()
+    if isinstance(start, Mapping):
+        check_places(start)
+        return start
+    return startpoint_of(start)
+
+
+class Subscription:
+    """A stream to read with ``async for``; get it from ``Client.subscribe``.
+
+    Events of a class in ``types`` come as objects of it, others as GenericEvents with the fields'
+    names. ``queue_size`` is how many events each node may send ahead of the reader. ``on_news`` is
+    called when something has come, and when a connection has come or gone.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stream: str,
+        types: Sequence[type] = (),
+        *,
+        start: Startpoint | Mapping[int, int] | None = None,
+        timeout: float = 10.0,
+        queue_size: int = 10_000,
+    ) -> None:
+        self.stream = stream
+        self._address = address
+        self._types = types
+        self._start = _checked(start)
+        self._timeout = timeout
+        self._window = queue_size
+        self._arrived: deque[Arrived | Lost] = deque()
+        self._batch: list[Any] = []
+        self._at = 0
+        self._of: Arrived | None = None  # whose events are in ``_batch``
+        self._reasons: dict[int, str] = {}
+        self._sources: dict[str, Reading] = {}
+        self._links: list[ReaderLink] = []
+        self._news = trio.lowlevel.ParkingLot()
+        self._manager: Any = None
+        self._nursery: trio.Nursery | None = None
+        self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def missed(self) -> int:
+        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        return sum(source.missed for source in self._sources.values())
+
+    @property
+    def interruptions(self) -> int:
+        """How often a connection to an app was lost, and with it what came meanwhile."""
+        return sum(source.interruptions for source in self._sources.values())
+
+    @property
+    def connections(self) -> int:
+        """How many nodes send us now what they put on the stream."""
+        return sum(source.opened for source in self._sources.values())
+
+    @property
+    def place(self) -> Place:
+        """Where the event that came last is; with ``place.offset + 1`` one can go on later."""
+        if self._of is None:
+            raise StageClosed("no event has been read yet; read one first")
+        return Place(self._of.place.partition, self._of.first + self._at - 1)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The offset to go on with in each partition, as ``start`` takes it; empty if it is live.
+
+        What has been given by the iteration is behind, everything else is before.
+        """
+        at = {
+            place.partition: place.passed
+            for source in self._sources.values() if source.log
+            for place in source.places.values()
+        }  # fmt: skip
+        if self._of is not None and self._of.reading.log:
+            at[self._of.place.partition] = self._of.first + self._at
+        return at
+
+    async def __aenter__(self) -> Subscription:
+        need_trio()
+        forked.use()
+        host_and_port(self._address)
+        self._manager = trio.open_nursery()
+        self._nursery = await self._manager.__aenter__()
+        try:
+            self._ask(self._address)
+            with trio.move_on_after(self._timeout):
+                while not self._answered and self._error is None:
+                    await self._news.park()
+            if not self._answered:
+                error = self._error
+                if error is not None and not isinstance(error, ConnectionRefused):
+                    raise error
+                reason = error or await self._unanswered()
+                raise ConnectionRefused(f"stream {self.stream!r} at {self._address}: {reason}")
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._end()
+
+    async def _unanswered(self) -> str:
+        known = (link.answers.stranger for link in self._links)
+        why = await why_silent(self._address, next(filter(None, known), ""))
+        return f"no answer within {self._timeout:g} s" + (
+            f"; {why}" if why else ", though the node is there: the app is starting; see s4 status"
+        )
+
+    async def _end(self) -> None:
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.cancel_scope.cancel()
+            await self._manager.__aexit__(None, None, None)
+        self._news.unpark_all()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while self._at == len(self._batch):
+            await self._next_batch()
+        event = self._batch[self._at]
+        self._at += 1
+        if event is None and self._at - 1 in self._reasons:
+            place = self.place
+            raise DecodeError(
+                f"{self.stream}[{place.partition}] at {place.offset}: "
+                f"{self._reasons[self._at - 1]}. Iterate on to skip it"
+            )
+        return event
+
+    async def _next_batch(self) -> None:
+        """Have the next events decoded, once there are any."""
+        if self._of is not None and self._at:
+            self._of.reading.passed(self._of.place, self._of.end)
+        while not self._arrived:
+            if self._nursery is None:
+                raise StageClosed(f"the subscription to {self.stream!r} is closed")
+            if self._error is not None:  # it does not go on after a reconnect
+                raise self._error
+            await self._news.park()
+        arrived = self._arrived.popleft()
+        if isinstance(arrived, Lost):
+            raise arrived.error
+        events, refusals = arrived.reading.decoder.decode(arrived.data, arrived.body)
+        skip = arrived.first - arrived.data.first
+        self._of = arrived
+        self._batch, self._at = events[skip:] if skip else events, 0
+        self._reasons = {index - skip: reason for index, reason in refusals}
+
+    @property
+    def _answered(self) -> bool:
+        return self.connections > 0
+
+    @property
+    def _error(self) -> S4Error | None:
+        errors = [source.error for source in self._sources.values() if source.error is not None]
+        return errors[0] if len(errors) == len(self._sources) and errors else None
+
+    def _ask(self, address: str) -> None:
+        known = {a for at, source in self._sources.items() for a in (at, source.alias)}
+        if address in known or self._nursery is None:
+            return
+        link = ReaderLink(address, self._heard)
+        self._links.append(link)
+        reading = self._sources[address] = Reading(
+            self.stream,
+            f"subscriber-{secrets.token_hex(5)}",
+            self._types,
+            self._start,
+            window=self._window,
+            window_bytes=WINDOW_BYTES,
+            others=True,
+            deliver=self._arrived.append,
+            on_credit=link.wake,
+        )
+        link.add(reading)
+        self._nursery.start_soon(link.run)
+
+    def _heard(self) -> None:
+        for source in list(self._sources.values()):
+            for node in source.nodes:
+                self._ask(node)
+        self._news.unpark_all()
+        if self._nursery is not None:  # not for what we close ourselves
+            self.on_news()

@@ -1,0 +1,258 @@
+"""The plain synchronous client: the trio client, run in a thread of its own.
+
+Rules
+- The calling thread only appends; the client's thread carries. Nobody else's trio is involved, so
+  it works in scripts, notebooks and Spark's Python workers.
+- A call returns once its events are taken; it blocks while the queue is full, by events or by
+  bytes. ``flush`` waits for every verdict.
+- A stream may be used from one thread at a time, and not in a process that is forked meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import trio
+
+from s4node.errors import S4Error, StageClosed
+from s4node.events.event import GenericEvent
+from s4node.events.keys import KeySpec
+from s4node.net.client.client import Client, ClientStream, warn_of
+from s4node.net.egress.outbox import Refusal
+from s4node.net.transport import fork_guard as forked
+
+
+class SyncClient:
+    """A connection to the node at ``address``; see :class:`s4node.Client` for the arguments.
+
+    ::
+
+        with SyncClient("tcp://127.0.0.1:12000") as client:
+            clicks = client.stream("clicks")
+            clicks.send(Click("joe"))
+            refused = clicks.flush()
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        producer: str = "",
+        timeout: float = 10.0,
+        queue_size: int = 32_768,
+    ) -> None:
+        self._arguments = (address, producer, timeout, queue_size)
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Client
+        self._token: trio.lowlevel.TrioToken
+        self._stop: trio.Event
+        self._streams: dict[str, SyncStream] = {}
+        self._abandon = False
+
+    def __enter__(self) -> SyncClient:
+        self._thread = threading.Thread(target=self._run, name="s4-client", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        self._raise_failure()
+        return self
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        self._abandon = kind is not None
+        try:
+            if not self._abandon and self._failure is None:
+                warn_of(self._flush(last=True))
+        except BaseException:
+            self._abandon = True  # or the client would wait for the same again
+            raise
+        finally:
+            thread, self._thread = self._thread, None
+            if thread is not None and not forked.inherited():  # its lock may be held for ever
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._stop.set)
+                thread.join()
+        if not self._abandon:
+            self._raise_failure()
+
+    def stream(
+        self,
+        name: str,
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        again: bool = False,
+    ) -> SyncStream:
+        """Open the input stream ``name`` of the app; see :meth:`s4node.Client.stream`."""
+        if name not in self._streams:
+
+            async def opened() -> ClientStream:
+                return await self._client.stream(name, key=key, types=types, again=again)
+
+            self._streams[name] = SyncStream(self, self.call(opened))
+        return self._streams[name]
+
+    def flush(self) -> list[Refusal]:
+        """Wait until every event has its verdict; see :meth:`s4node.Client.flush`."""
+        return self._flush()
+
+    def _flush(self, *, last: bool = False) -> list[Refusal]:
+        async def flushed() -> list[Refusal]:
+            for stream in self._streams.values():
+                with stream._untold():  # the client's flush raises it, behind the other streams
+                    await stream._carry()
+            return await (self._client._last_flush() if last else self._client.flush())
+
+        return self.call(flushed)  # type: ignore[no-any-return]
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """Run an async function in the client's thread and wait for it."""
+        forked.check()
+        if self._thread is None:
+            raise StageClosed("the client is closed; use it in 'with'")
+        try:
+            return trio.from_thread.run(function, *arguments, trio_token=self._token)
+        except trio.RunFinishedError:
+            self._raise_failure()
+            raise StageClosed("the client has stopped") from None
+
+    def soon(self, function: Any) -> None:
+        """Run a function in the client's thread soon, once for several calls."""
+        forked.check()
+        if self._thread is None:
+            raise StageClosed("the client is closed; use it in 'with'")
+        self._token.run_sync_soon(function, idempotent=True)
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        address, producer, timeout, queue_size = self._arguments
+        async with Client(
+            address, producer=producer, timeout=timeout, queue_size=queue_size
+        ) as client:
+            self._client = client
+            self._token = trio.lowlevel.current_trio_token()
+            self._stop = trio.Event()
+            self._started.set()
+            await self._stop.wait()
+            if self._abandon:
+                client.abandon()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+class SyncStream:
+    """One stream of a synchronous client. Get it from :meth:`SyncClient.stream`."""
+
+    def __init__(self, client: SyncClient, stream: ClientStream) -> None:
+        self._client = client
+        self._stream = stream
+        self._known = stream._known
+        self._waiting: deque[Any] = deque()
+        self._full = False
+        self._hand_over = 1  # so many wait here before the client's thread has to take them
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the app has."""
+        return self._stream.partitions
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events so far; see :attr:`s4node.ClientStream.counts`."""
+        return self._stream.counts
+
+    def resume_at(self, partition: int = 0) -> int:
+        """What earlier lives have had committed; see :meth:`s4node.ClientStream.resume_at`."""
+        found: int = self._client.call(self._stream.resume_at, partition)
+        return found
+
+    def send(self, event: Any) -> None:
+        """Send one event; blocks while the queue is full."""
+        cls = event.__class__
+        if cls is GenericEvent:
+            event.freeze()
+        elif cls not in self._known:
+            self._client.call(self._admit, (event,))
+        waiting = self._waiting
+        waiting.append(event)
+        if self._full or len(waiting) >= self._hand_over:
+            self._client.call(self._carry)
+        elif len(waiting) == 1:
+            self._client.soon(self._pull)
+
+    def send_many(self, events: Iterable[Any]) -> None:
+        """Send events in order; blocks while the queue is full. An EventError takes none."""
+        self._client.call(self._carry, list(events))
+
+    def flush(self) -> list[Refusal]:
+        """Wait until every event sent so far has its verdict; returns what was refused or shed."""
+
+        async def flushed() -> list[Refusal]:
+            await self._carry()
+            return await self._stream.flush()
+
+        return self._client.call(flushed)  # type: ignore[no-any-return]
+
+    # -- in the client's thread --------------------------------------------------------------
+
+    async def _admit(self, events: Sequence[Any]) -> None:
+        self._stream._admit(events)
+
+    def _taken(self) -> list[Any]:
+        taken = []
+        while self._waiting:  # until it is empty: the next append then sees that it is the first
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _pull(self) -> None:
+        """Take what waits, without waiting for room; later calls wait if there is none."""
+        told = self._stream._told
+        try:
+            self._stream._check()
+        except S4Error:
+            self._stream._told = told
+            self._full = True  # so that the next call raises it
+            return
+        self._stream.extend_nowait(self._taken())
+        self._look()
+
+    @contextmanager
+    def _untold(self) -> Iterator[None]:
+        """Keep an error of the stream from the caller, who has yet to be told: at least of what was
+        sent since he was."""
+        told = "" if self._waiting else self._stream._told
+        try:
+            yield
+        except S4Error:
+            self._stream._told = told
+
+    async def _carry(self, more: Sequence[Any] = ()) -> None:
+        """Take what waits and then ``more``, and wait for room; raises if the stream is over, and
+        then there is nothing that waits any more."""
+        try:
+            self._stream._check()
+        except S4Error:
+            self._waiting.clear()
+            raise
+        self._stream._admit(more)
+        await self._stream.send_many([*self._taken(), *more])
+        self._look()
+
+    def _look(self) -> None:
+        """See whether there is room for more."""
+        self._full = self._stream.pressure >= 1
+        self._hand_over = 2 * self._stream.breath

@@ -1,0 +1,120 @@
+"""Carries events that came to the wrong node on to the node that owns their partition. Pure.
+
+Rules
+- The producer's frame is done when the owner has ruled on every event of it, so nothing is
+  acknowledged that another process may still lose.
+- What the owner refuses is refused to the producer, with the owner's word.
+- The owner counts what it admits, refuses and sheds as it does that of any producer. So that the
+  node that events came to need not count them as well, it is told how many of them these are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from s4node.events.event import EventBatch
+from s4node.net.egress.lane import Lane
+from s4node.net.egress.outbox import Outbox, Refusal
+
+
+class _Carried:
+    """The events of one batch that have no ruling yet, by their place in the producer's frame."""
+
+    __slots__ = ("batch", "indices")
+
+    def __init__(self, batch: EventBatch) -> None:
+        self.batch = batch
+        self.indices = deque(range(len(batch.events)))
+
+
+class PassedOn(NamedTuple):
+    """What others count of the events that came here: all that were passed on, and those of them
+    that their owners have refused and shed."""
+
+    events: int = 0
+    refused: int = 0
+    shed: int = 0
+
+
+class Forwarder:
+    """One stream's way from this node to the others of its cluster."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self._events = 0
+        self._refused_there = 0
+        self._shed_there = 0
+        self._carried: dict[int, deque[_Carried]] = {}
+        outbox.on_settled = self._settled
+        outbox.on_refusal = self._refused
+
+    def forward(self, batch: EventBatch) -> None:
+        """Take a batch for a partition of another node."""
+        self._events += len(batch.events)
+        self._carried.setdefault(batch.partition, deque()).append(_Carried(batch))
+        self.outbox.extend_lane(batch.partition, batch.events)
+
+    def behind(self, partition: int) -> bool:
+        """Whether events for a partition are still on their way."""
+        return bool(self._carried.get(partition))
+
+    @property
+    def passed_on(self) -> PassedOn:
+        """What others count, since the start."""
+        return PassedOn(self._events, self._refused_there, self._shed_there)
+
+    def _settled(self, lane: Lane, count: int) -> None:
+        """The owner has ruled on the lane's oldest ``count`` events."""
+        waiting = self._carried.get(lane.partition)
+        while count and waiting:
+            carried = waiting[0]
+            taken = min(count, len(carried.indices))
+            for _ in range(taken):
+                carried.indices.popleft()
+            count -= taken
+            if not carried.indices:
+                waiting.popleft()
+                if carried.batch.receipt is not None:
+                    carried.batch.receipt.done()
+
+    def _refused(self, refusal: Refusal) -> None:
+        """The owner did not process events, or one could not be sent at all."""
+        assert refusal.partition >= 0, "what is passed on has a lane from the beginning"
+        lane = self.outbox.lanes[refusal.partition]
+        if refusal.unsent:
+            self._unsent(lane, refusal.reason)
+            return
+        at, left = refusal.number - lane.upto, refusal.count
+        for carried in self._carried.get(lane.partition, ()):
+            size = len(carried.indices)
+            for place in range(at, min(size, at + left)):
+                batch, index = carried.batch, carried.indices[place]
+                if batch.receipt is not None and refusal.shed:
+                    self._shed_there += 1
+                    batch.receipt.shed(batch.number(index), 1, refusal.reason)
+                elif batch.receipt is not None:
+                    self._refused_there += 1
+                    batch.receipt.refuse(batch.number(index), refusal.reason)
+            left -= max(0, min(size, at + left) - at)
+            at = max(0, at - size)
+            if left <= 0:
+                return
+
+    def _unsent(self, lane: Lane, reason: str) -> None:
+        """The lane's next event could not be sent at all; nothing will settle it, or count it."""
+        at = lane.next_number - lane.upto
+        waiting = self._carried.get(lane.partition, deque())
+        for carried in waiting:
+            if at < len(carried.indices):
+                batch, index = carried.batch, carried.indices[at]
+                if batch.receipt is not None:
+                    batch.receipt.refuse(batch.number(index), reason)
+                self._events -= 1
+                del carried.indices[at]
+                if not carried.indices:
+                    waiting.remove(carried)
+                    if batch.receipt is not None:
+                        batch.receipt.done()
+                return
+            at -= len(carried.indices)

@@ -1,0 +1,300 @@
+"""The dialling side of a connection: carries legs of outboxes to one node and verdicts back.
+
+Rules
+- Hellos first, after every connect; the legs decide what may leave.
+- One envelope at a time: while the socket is busy events gather, when it is free they leave. The
+  first event after a rest is sent by whoever brings it.
+- What answers with no frame of ours is told once, dialled ever more seldom, and named in errors.
+- Losing the peer is no error: nng dials again, the legs send again what had no verdict.
+- A node that says that it drains gets no further events on this connection, unless we ``insist``:
+  of nodes that stop together each has to work off what the others still send.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import trio
+
+from s4node.errors import StageBroken
+from s4node.logger import get_logger
+from s4node.net.egress.leg import Leg
+from s4node.net.transport.dialled_peer import Dialled
+from s4node.net.transport.linger import Coalescer
+from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.link")
+
+_ENVELOPE_BYTES = 131_072
+_PATIENCE_SECONDS = 5.0
+
+
+class Link:
+    """A connection to the node at ``address`` for the legs of any number of outboxes.
+
+    ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
+    and when the peer has come. ``on_lost`` is called with the link when the peer has gone.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        queue_size: int,
+        on_news: Callable[[], None],
+        on_lost: Callable[[Link], None],
+    ) -> None:
+        self.address = address
+        self.legs: list[Leg] = []
+        self.draining = ""
+        self.insists = False
+        self._dialled = Dialled(address, log)
+        self.answers = self._dialled.answers
+        self.on_news = on_news
+        self._on_lost = on_lost
+        self._socket: PairSocket | None = None
+        self._away_since = time.monotonic()
+        self._control: list[bytes] = []
+        self._unsent: bytes | None = None
+        self._work = trio.lowlevel.ParkingLot()
+        self._sent = trio.lowlevel.ParkingLot()
+        self.awake = False
+        self._hurry = False
+        self._queue_size = queue_size
+        self._coalescer = Coalescer()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the peer is there now."""
+        return self._socket is not None and self._socket.connected
+
+    @property
+    def held(self) -> bool:
+        """Whether the node drains, so that it gets nothing more."""
+        return bool(self.draining) and not self.insists
+
+    @property
+    def away(self) -> float:
+        """Seconds since the peer was last there; 0 while it is."""
+        return 0.0 if self.connected else time.monotonic() - self._away_since
+
+    def add(self, leg: Leg) -> None:
+        """Carry this leg, too."""
+        self.legs.append(leg)
+        leg.draining = bool(self.draining)
+        if self.connected:
+            self._control.append(leg.hello())
+            self.wake()
+
+    def remove(self, leg: Leg) -> None:
+        """Carry this leg no longer."""
+        self.legs.remove(leg)
+        leg.disconnected()
+
+    @property
+    def pending(self) -> int:
+        """Events of all our outboxes that have not been sent for the first time."""
+        return sum(leg.outbox.pending for leg in self.legs)
+
+    def wake(self) -> None:
+        """There is something to send."""
+        if not self.awake:
+            self.awake = True
+            self._work.unpark()
+
+    def send_soon(self) -> None:
+        """There is an event to send: at once if all is quiet, otherwise as ``wake``.
+
+        Sending here saves a lone event the way over trio's scheduler.
+        """
+        quiet = self._unsent is None and not self._control and not self.held
+        if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
+            self._send()
+        if self._unsent is not None or not quiet or self.pending:
+            self.wake()
+
+    def hurry(self) -> None:
+        """Send what waits without gathering more, and ask for verdicts."""
+        self._hurry = True
+        if not self.held:
+            self._control += [leg.ask() for leg in self.legs if leg.opened]
+        self.wake()
+
+    def finish(self) -> None:
+        """Tell the node that nothing more will come on any stream."""
+        if not self.held:
+            self._control += [
+                leg.end_of_stream() for leg in self.legs if leg.opened and leg.outbox.ends
+            ]
+        self._hurry = True
+        self.wake()
+
+    async def wait_quiet(self) -> None:
+        """Return once every frame that may leave has left, or the peer is gone."""
+        while not self.quiet and self.connected:
+            await self._sent.park()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every frame that may leave has been given to the socket."""
+        busy = self._unsent is not None or self._control
+        return not busy and not any(leg.sendable for leg in self.legs)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled; what has no verdict then stays in the outboxes."""
+        self._socket = self._dialled.dial(self._changed)
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._warn)
+                nursery.start_soon(self._read)
+                nursery.start_soon(self._write)
+        finally:
+            await self._socket.close()
+            self._socket = None
+
+    def _changed(self, connected: bool) -> None:
+        self._control.clear()
+        self._unsent = None  # the legs send it again
+        for leg in self.legs:
+            leg.disconnected()
+        if connected:
+            self.draining = ""
+            self._control += [leg.hello() for leg in self.legs if not leg.outbox.error]
+            self.wake()
+        else:
+            self._away_since = time.monotonic()
+            if self.answers.ended():
+                log.info("connection lost; dialling again", address=self.address)
+        self._sent.unpark_all()
+        if connected:
+            self.on_news()
+        else:
+            self._on_lost(self)
+
+    async def _warn(self) -> None:
+        """Say it, once, if the peer is not there at the start."""
+        await trio.sleep(_PATIENCE_SECONDS)
+        if self.away >= _PATIENCE_SECONDS:
+            log.warning("nobody answers; dialling on", address=self.address)
+
+    # -- in ----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        assert self._socket is not None
+        while True:
+            await self._socket.wait_readable()
+            taken = False
+            while (data := self._socket.receive_nowait()) is not None:
+                for frame in self._dialled.frames(self._socket, data):
+                    self._take_frame(frame.header)
+                taken = True
+            if taken:
+                self.wake()
+                self.on_news()
+
+    def _take_frame(self, header: wire.Header) -> None:
+        if isinstance(header, wire.Drain):
+            self.draining = header.reason or "the node is stopping"
+            for leg in self.legs:
+                leg.draining = True
+            self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
+            log.info("the node is stopping; what it has not taken waits for the next connection",
+                     address=self.address)  # fmt: skip
+        elif isinstance(header, (wire.Hello, wire.Verdict)):
+            if isinstance(header, wire.Verdict) and not header.stream:
+                log.error("the node refused a frame", address=self.address, reason=header.error)
+                for leg in self.legs:
+                    if leg.outbox.answer is None:  # it was the hello; no other answer will come
+                        leg.outbox.error = leg.outbox.error or header.error
+            if isinstance(header, wire.Hello):
+                answers = header.headers.get(wire.PRODUCER)
+                for leg in self._carried(header.stream, answers):
+                    leg.on_hello(header)
+                    self._coalescer.for_lanes(len(leg.lanes), self._queue_size)
+            else:
+                for leg in self._carried(header.stream, header.producer):
+                    leg.on_verdict(header)
+
+    def _carried(self, stream: str, producer: object) -> list[Leg]:
+        """The legs of a stream: those of a producer, or all of them where none is named."""
+        return [
+            leg
+            for leg in self.legs
+            if leg.outbox.stream == stream and producer in (None, leg.outbox.producer)
+        ]
+
+    # -- out ---------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        assert self._socket is not None
+        while True:
+            if self._unsent is not None:
+                await self._socket.wait_writable()
+                if self._unsent is not None:  # not gone with its connection
+                    self._push()
+                continue
+            pause = self._pause()
+            if pause == 0:
+                self._send()
+                await trio.lowlevel.checkpoint()
+                continue
+            self.awake = False
+            with trio.move_on_after(math.inf if pause is None else pause):
+                await self._work.park()
+            self.awake = True
+
+    def _pause(self) -> float | None:
+        """Seconds until there is something to send; None if there is nothing."""
+        if not self.connected:
+            return None
+        if self._control:
+            return 0
+        if self.held:
+            return None
+        if any(leg.asks for leg in self.legs):
+            return 0
+        before = self.pending
+        sendable = sum(leg.sendable for leg in self.legs)
+        if self.pending < before:
+            self.on_news()  # events without a key were refused here, which made room
+        if not sendable:
+            self._hurry = False
+            return None
+        if self._hurry:
+            return 0
+        now = time.perf_counter()
+        return max(0.0, self._coalescer.due(sendable, now) - now)
+
+    def _send(self) -> None:
+        """Make one envelope of what may leave now, and send it unless the socket is busy."""
+        before = self.pending
+        frames, self._control = self._control, []
+        now_ms = int(time.time() * 1000)
+        room = min([_ENVELOPE_BYTES, *(leg.budget for leg in self.legs)])
+        for leg in self.legs if not self.held else ():
+            made = leg.frames(room, now_ms) if room > 0 else []
+            frames += made
+            room -= sum(map(len, made))
+        left = before - self.pending
+        if frames:
+            self._coalescer.flushed(left, time.perf_counter())
+            self._unsent = wire.envelope(frames)
+            self._push()
+        if left:
+            self.on_news()  # there is room for senders that wait
+
+    def _push(self) -> None:
+        """Give the socket the envelope that waits for it, if it takes it."""
+        assert self._socket is not None
+        assert self._unsent is not None
+        try:
+            if not self._socket.send_nowait(self._unsent):
+                return
+        except StageBroken:
+            log.warning("sending failed; what has no verdict is sent again", address=self.address)
+        self._unsent = None
+        self._sent.unpark_all()

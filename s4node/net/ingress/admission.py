@@ -1,0 +1,393 @@
+"""The node's side of its producers: what is admitted, and what each producer is told. Pure.
+
+Rules
+- Of each (producer, stream, partition) only the next expected number is admitted. What comes
+  twice is trimmed; a gap is answered with "expected n" and dropped: the producer kept it. It is
+  answered once, until the producer has gone back.
+- A frame that begins below the credit limit has its place. One that does not is dropped the same
+  way, so a producer that ignores its credit costs no memory.
+- The executors of the deserializer and of the stream's stage have the last word. What one that
+  withholds cannot take is left to its producer: nothing is lost, and "expected n" is told only when
+  there is room again. What one that drops cannot take is shed: done with at once, and told.
+- Credit reaches ahead of what is processed, and where events are dropped, of what has arrived.
+- A task is a producer, too: its owners follow each other under one id, and the hello of one that
+  has been taken over (a lower fence) is refused.
+- A producer's id belongs to its latest connection. A lane outlives the connection until it
+  expires or its producer says end of stream; so many are kept and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.stages.credit import Credit
+from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
+from s4node.stages.stage import Gauge, Stage
+
+MAX_PRODUCERS = 1024
+"""Producers of one stream that one connection may open."""
+
+MAX_AWAY = 16_384
+"""Lanes of a stream that are remembered while their producers are away."""
+
+_NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
+
+PERIOD = 1.0
+"""Seconds after which a producer that sends nothing may lose its share."""
+
+
+def fence_of(hello: wire.Hello) -> int:
+    """Which owner of a task says hello; 0 where it is no task's."""
+    fence = hello.headers.get(wire.FENCE)
+    return fence if isinstance(fence, int) and hello.peer.startswith(wire.TASK) else 0
+
+
+@dataclass
+class StreamAdmission:
+    """All producers of one input stream on this node.
+
+    ``stages`` are the stream's stages of the partitions that this node owns; there may come more.
+    ``deserializer`` is what their undecoded frames take up together. ``notify`` is told of each
+    lane whose producer should hear something.
+    """
+
+    stream: str
+    stages: Mapping[int, Stage]
+    notify: Callable[[ProducerLane], None]
+    deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
+    lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
+    frames: int = 0
+    admitted: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    over_credit: int = 0
+    refused: int = 0
+    shed: int = 0
+    left: int = 0
+    period: int = 0
+    _next_period: float = 0.0
+    _held: dict[ProducerLane, None] = field(default_factory=dict)
+    _away: dict[ProducerLane, None] = field(default_factory=dict)
+    _opened: dict[Hashable, set[str]] = field(default_factory=dict)
+    _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
+    _holding: set[Credit[ProducerLane]] = field(default_factory=set)
+
+    def new_limit(self, lane: ProducerLane) -> int:
+        """How far the lane may send now."""
+        credit = self._credit(lane.partition)
+        limit = credit.limit(lane, lane.done, lane.limit, lane.weight)
+        if credit.holding:
+            self._holding.add(credit)
+        return limit
+
+    def share(self, lane: ProducerLane) -> int:
+        """Events that this lane may have under way."""
+        return self._credit(lane.partition).share_of(lane.weight)
+
+    def withholds(self, lane: ProducerLane) -> bool:
+        """Whether the lane's producer waits for what is processed."""
+        return self._credit(lane.partition).withholds
+
+    def _credit(self, partition: int) -> Credit[ProducerLane]:
+        credit = self._credits.get(partition)
+        if credit is None:
+            credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
+        return credit
+
+    def touched(self, lane: ProducerLane) -> None:
+        """There is something to tell this lane's producer."""
+        if lane.connection is not None:
+            self.notify(lane)
+
+    def refusal(self, hello: wire.Hello) -> str:
+        """Why a producer may not open the stream; empty if it may.
+
+        A task is a producer under one id for ever, and its owners follow each other.
+        """
+        long = wire.too_long(hello.peer)
+        if long:
+            return f"stream {self.stream!r}: {long}"
+        if not hello.peer.startswith(wire.TASK):
+            return ""
+        fence = hello.headers.get(wire.FENCE)
+        if not isinstance(fence, int):
+            return (
+                f"stream {self.stream!r}: ids that begin with {wire.TASK} are those of tasks, and "
+                f"{hello.peer!r} tells no fence; give the producer another id"
+            )
+        highest = self._highest(hello.peer)
+        if fence < highest:
+            return (
+                f"stream {self.stream!r}: {hello.peer!r} is sent by a later owner of that task "
+                f"(fence {highest}) by now, and this one has fence {fence}: it has been taken over"
+            )
+        return ""
+
+    def is_later(self, hello: wire.Hello) -> bool:
+        """Whether a task says hello by an owner that came after all that were heard."""
+        return fence_of(hello) > self._highest(hello.peer)
+
+    def _highest(self, producer: str) -> int:
+        return max((self._fence(producer, partition) for partition in self.stages), default=0)
+
+    def _fence(self, producer: str, partition: int) -> int:
+        lane = self.lanes.get((producer, partition))
+        return 0 if lane is None else lane.fence
+
+    def hello(
+        self, hello: wire.Hello, connection: Hashable, now: float
+    ) -> tuple[wire.Position, ...]:
+        """Open or reopen the producer's lanes: where each goes on, and its credit."""
+        starts = {position.partition: position.number for position in hello.positions}
+        self._opened.setdefault(connection, set()).add(hello.peer)
+        positions = []
+        for partition in self.stages:
+            lane = self.lanes.get((hello.peer, partition))
+            if lane is None:
+                lane = self._made(hello.peer, partition, max(0, starts.get(partition, 0)))
+                self.lanes[hello.peer, partition] = lane
+            lane.connection, lane.seen = connection, now
+            self._greeted(lane, hello)
+            start = starts.get(partition, lane.expected)
+            if start > lane.expected == lane.safe:
+                lane.skip(start)
+            lane.reopened(start)
+            self._held.pop(lane, None)
+            self._away.pop(lane, None)
+            self._credit(partition).join(lane)
+        for partition in self.stages:  # after all joined, so that shares are right
+            lane = self.lanes[hello.peer, partition]
+            lane.limit = self.new_limit(lane)
+            lane.told()
+            positions.append(wire.Position(partition, lane.expected, lane.limit, lane.upto))
+            if lane.urgent:
+                self.touched(lane)
+        return tuple(positions)
+
+    def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
+        """A lane of a producer that says that it begins at ``start``."""
+        return ProducerLane(self, producer, partition, start)
+
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
+        """The lane's producer has said hello."""
+        lane.fence = max(lane.fence, fence_of(hello))
+
+    def takes(self, producer: str, connection: Hashable) -> bool:
+        """Whether the connection may open the stream for this producer, too."""
+        opened = self._opened.get(connection, ())
+        return producer in opened or len(opened) < MAX_PRODUCERS
+
+    def admit(
+        self, data: wire.Data, connection: Hashable, now: float, size: int = 0
+    ) -> LaneReceipt | None:
+        """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
+        lane = self.lanes.get((data.producer, data.partition))
+        if lane is None or lane.connection != connection:
+            return None  # no hello yet on this connection: what was sent before it comes again
+        lane.seen = now
+        end = data.first + data.count
+        if data.flags & wire.ANSWER_NOW:
+            lane.asked = max(lane.expected, end)
+            self.touched(lane)
+        if data.first > lane.expected:
+            self._on_gap(lane, data.first)
+            return None
+        first = lane.expected
+        skip = first - data.first  # so many have come before
+        if end > first >= lane.limit:
+            self.over_credit += 1
+            self._tell_expected(lane)
+            return None
+        self.duplicates += min(skip, data.count)
+        if end <= first:
+            lane.urgent = True
+            self.touched(lane)
+            return None
+        count = end - first
+        room, gauge = self._room(lane, count, size, now)
+        if room == 0 and gauge.executor.withholds:
+            self._hold(lane, count)
+            return None
+        self._move_on(lane, end, size / data.count)
+        if room < count:
+            self._shed(lane, first + room, end, gauge)
+        elif end >= lane.press_at and not self.withholds(lane):
+            self.touched(lane)  # credit reaches ahead of what has arrived
+        if room == 0:
+            return None
+        self.frames += 1
+        self.admitted += room
+        return lane.receipt(first, first + room, skip)
+
+    def _on_gap(self, lane: ProducerLane, first: int) -> None:
+        """A frame begins behind what is expected: its producer is told, once until it goes back."""
+        self.gaps += 1
+        went_back = first <= lane.gap_first  # and its first frame is missing again
+        lane.gap_first = first
+        if not lane.gap_told or (went_back and not lane.held):
+            self._tell_expected(lane)
+
+    def _move_on(self, lane: ProducerLane, end: int, weight: float) -> None:
+        """What was expected is here: events of ``weight`` bytes each, up to ``end``."""
+        lane.gap_told = lane.held = False
+        lane.gap_first = -1
+        lane.expected = end
+        if lane.unheard:
+            lane.heard(end)
+        if lane.period != self.period:
+            lane.period = self.period
+            self._credit(lane.partition).active(lane)
+        lane.weight = weight if weight > lane.weight else lane.weight * 0.75 + weight * 0.25
+
+    def _shed(self, lane: ProducerLane, first: int, end: int, gauge: Gauge) -> None:
+        """Drop what a stage has no room for: it is done with, and its producer is told."""
+        reason = gauge.executor.reason
+        gauge.dropped(end - first, reason)
+        lane.shed(first, end - first, reason)
+        lane.complete(first, end)
+
+    def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
+        """How many of the events are taken, and which stage takes no more of them.
+
+        Frames that wait take up both stages. Where the stream's stage drops, a deserializer that
+        would make producers wait never does: what it has no room for, the stage has none for.
+        """
+        first, stage = self.deserializer, self.stages[lane.partition]
+        room = first.executor.room(first, count, size, now)
+        fits = max(0, min(count, stage.executor.room(stage, count, size, now)))
+        gauge = first
+        if fits < room or (room < count and not stage.executor.withholds):
+            room, gauge = min(room, fits), stage
+        return (0 if gauge.executor.withholds and room < count else max(0, room)), gauge
+
+    def _hold(self, lane: ProducerLane, count: int) -> None:
+        """Leave a frame to its producer, which is asked for it when there is room."""
+        self.left += count
+        lane.held = lane.gap_told = True
+        lane.gap_untold = False
+        self._held[lane] = None
+
+    def connection_of(self, producer: str) -> Hashable | None:
+        """The connection that the producer's id belongs to, if it is connected."""
+        lane = self.lanes.get((producer, next(iter(self.stages), 0)))
+        return None if lane is None else lane.connection
+
+    def _tell_expected(self, lane: ProducerLane) -> None:
+        lane.gap_told = lane.gap_untold = lane.urgent = True
+        self.touched(lane)
+
+    def released(self) -> None:
+        """Room has been made in the stages: serve whom lack of it held back."""
+        if not (self._held or self._holding):
+            return
+        if self._held and self.deserializer.roomy:
+            for lane in [each for each in self._held if self.stages[each.partition].roomy]:
+                del self._held[lane]
+                lane.held = False
+                lane.gap_first = UNLIMITED  # any gap from here on is a new one
+                if lane.connection is not None:
+                    self._tell_expected(lane)
+        for credit in [credit for credit in self._holding if not credit.holding]:
+            self._holding.discard(credit)
+        for credit in list(self._holding):
+            for lane in credit.release():
+                lane.urgent = True
+                self.touched(lane)
+
+    def ask(self, producer: str, connection: Hashable) -> None:
+        """The producer wants its verdicts now."""
+        for lane in self._of(producer, connection):
+            lane.asked = lane.expected  # the answer waits until what has come is processed
+            lane.gap_untold = lane.gap_told and not lane.held  # whoever asks may have missed it
+            lane.urgent = lane.urgent or lane.gap_untold
+            self.touched(lane)
+
+    def gone(self, connection: Hashable, now: float) -> None:
+        """The connection is gone; its producers' lanes wait for their return."""
+        for producer in self._opened.pop(connection, ()):
+            self.detach(producer, connection, now)
+        if len(self._away) > MAX_AWAY:  # the first are those that left first
+            for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
+                self._evict(lane)
+
+    def detach(self, producer: str, connection: Hashable, now: float) -> None:
+        """The producer's lanes are not the connection's any more."""
+        for lane in self._of(producer, connection):
+            lane.connection, lane.seen = None, now
+            self._away[lane] = None
+            self._held.pop(lane, None)
+            self._credit(lane.partition).leave(lane)
+
+    def forget(self, producer: str, connection: Hashable) -> None:
+        """The producer is done for good; lanes with work in progress go when they expire."""
+        for lane in list(self._of(producer, connection)):
+            self._held.pop(lane, None)
+            if self._is_over(lane):
+                self._credit(lane.partition).leave(lane)
+                self._drop(lane)
+        if (producer, next(iter(self.stages), 0)) not in self.lanes:
+            self._opened.get(connection, set()).discard(producer)
+
+    def tick(self, now: float, expiry: float) -> None:
+        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        if now < self._next_period:
+            return
+        self._next_period = now + PERIOD
+        self.period += 1
+        for credit in self._credits.values():
+            credit.tick()
+        self.expire(now - expiry)
+
+    def leave(self, partition: int) -> None:
+        """The partition is another node's from here on, with all of its producers' lanes."""
+        for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
+            self._credit(partition).leave(lane)
+            self._held.pop(lane, None)
+            self._away.pop(lane, None)
+            lane.connection = None  # which has nothing more to tell of it
+            del self.lanes[lane.producer, partition]
+
+    def enter(self, partition: int) -> None:
+        """The partition is ours from here on."""
+        self._credits.pop(partition, None)  # of when it was ours before
+
+    def expire(self, before: float) -> int:
+        """Forget the producers that have been away since ``before``; returns how many lanes."""
+        stale = []
+        for lane in self._away:
+            if lane.seen >= before:
+                break
+            if self._is_over(lane):
+                stale.append(lane)
+        for lane in stale:
+            self._drop(lane)
+        return len(stale)
+
+    def _is_over(self, lane: ProducerLane) -> bool:
+        """Whether nothing of the lane is under way."""
+        return lane.safe == lane.expected
+
+    def _drop(self, lane: ProducerLane) -> None:
+        self._away.pop(lane, None)
+        self.lanes.pop((lane.producer, lane.partition), None)
+
+    def _evict(self, lane: ProducerLane) -> None:
+        """The lane has to make room for others."""
+        self._drop(lane)
+
+    def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
+        for partition in self.stages:
+            lane = self.lanes.get((producer, partition))
+            if lane is not None and lane.connection == connection:
+                yield lane
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        for lane in self.lanes.values():
+            assert lane.told_upto <= lane.settled <= lane.safe <= lane.expected
+            assert lane.told_limit <= lane.limit
+            assert lane.connection is not None or lane in self._away
+            lane._low.validate()

@@ -1,0 +1,453 @@
+"""The node's side of the producers of a durable stream: what is settled has been committed. Pure.
+
+Rules
+- A lane's numbers are part of the commits of its task: ``committed`` is what the last one has of
+  them, and the ``upto`` of verdicts. So whatever is settled survives the node, and a producer that
+  keeps the rest can have every event counted once.
+- Events count one by one, not frame by frame: a commit covers exactly what its task has processed.
+- Credit reaches ahead of what is processed, and not further than a window beyond what is committed,
+  for producers keep all of that. When half of it is used a commit is asked for.
+- A lane begins where its row says; without one, where its producer says, which is told so. Whoever
+  has heard that more is settled than the row says meets an older state: that is refused as a loss.
+- A producer that goes on after a death, and knows no number, waits until everything that its
+  earlier life has sent is committed: then the answer is where to go on, whatever happens next.
+- Rows are forgotten with the end of stream, and when nothing was heard of a producer for so long;
+  those of tasks never are.
+- What was refused and perhaps not heard is in the row as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from s4node.net.ingress.admission import StreamAdmission, fence_of
+from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane, Unprocessed
+from s4node.net.wire import frame as wire
+from s4node.offsets.input_progress import PartReceipt, Pieces
+from s4node.offsets.low_watermark import LowWatermark
+from s4node.offsets.producer_offsets import KeptProducer
+
+WINDOW_EVENTS = 1 << 20
+"""Events of a lane beyond what is committed: a second's worth at a rate that few lanes reach."""
+
+UNKNOWN_BYTES = 64 << 10
+"""Bytes that an event is taken to weigh in a window as long as its lane has seen none. It is much,
+for credit is not taken back; that costs one more verdict before the first large frame."""
+
+_LOOKS = 16
+"""How often in the time after which producers are forgotten their rows are looked at."""
+
+
+class DurableLane(ProducerLane):
+    """One producer's numbers in one partition of a durable stream."""
+
+    __slots__ = ("awaited", "committed", "has_row", "life", "saved_at", "wanted")
+
+    admission: DurableAdmission
+
+    def __init__(
+        self, admission: DurableAdmission, producer: str, partition: int, start: int
+    ) -> None:
+        super().__init__(admission, producer, partition, start)
+        self.committed = start
+        self.life = 0  # how often it has gone back
+        self.wanted = False  # a commit has been asked for
+        self.awaited = False  # its producer waits for all of it to be committed
+        self.has_row = False
+        self.saved_at = 0.0
+
+    @property
+    def settled(self) -> int:
+        """The producer need not keep anything below."""
+        return self.committed
+
+    @property
+    def window(self) -> int:
+        """How many events may be beyond what is committed."""
+        most = self.admission.window_bytes
+        by_bytes = int(most / (self.weight or UNKNOWN_BYTES))
+        return max(1, min(self.admission.window_events, by_bytes))
+
+    def complete(self, first: int, end: int) -> None:
+        """The numbers ``first <= n < end`` are done."""
+        if self._low.complete(first, end):
+            self.admission.moved(self)
+            if (
+                (self.safe - self.committed) * 2 >= self.window
+                or (self.awaited and self.safe == self.expected)
+                or (self.admission.on_demand and 0 <= self.asked <= self.safe)
+            ):
+                self.want()
+            self.admission.touched(self)
+
+    def want(self) -> None:
+        """Ask for a commit, once, if there is anything to commit."""
+        if self.committed < self.safe and not self.wanted:
+            self.wanted = True
+            self.admission.on_full(self.partition)
+
+    def commit(self, number: int) -> None:
+        """Everything below is committed."""
+        self.wanted = False
+        if number > self.committed:
+            self.committed = number
+            self.admission.touched(self)
+
+    def skip(self, start: int) -> None:
+        """Everything below was dealt with elsewhere, and nothing is known of it here."""
+        super().skip(start)
+        self.committed = start
+
+    def go_back(self) -> None:
+        """What is not committed was undone, and is to be sent again."""
+        self.life += 1
+        self._low = LowWatermark(self.committed)
+        self.expected = self.committed
+        self.asked = -1
+        self.wanted = self.held = False
+        self.unprocessed = [one for one in self.unprocessed if one.number < self.committed]
+        self.gap_first = -1
+
+    def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
+        """For an admitted frame."""
+        return DurableReceipt(self, first, end, skip)
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the producer should hear now: it waits, or there is more credit for it."""
+        if self.urgent or 0 <= self.asked <= self.committed:
+            return True
+        return self.done >= self.press_at and self.admission.new_limit(self) > self.limit
+
+    def kept(self, seen_ms: int) -> KeptProducer:
+        """As of now, for a commit."""
+        told = [one for _, exceptions in self.unheard or () for one in exceptions]
+        untold = [(one.number, one.count, one.reason, one.shed) for one in told + self.unprocessed]
+        return KeptProducer(self.safe, self.fence, seen_ms, tuple(untold))
+
+    def resume(self, kept: KeptProducer) -> None:
+        """Go on from what was kept."""
+        self.fence = kept.fence
+        self.has_row = True
+        if kept.untold:
+            self.unheard = deque([(self.limit, [Unprocessed(*one) for one in kept.untold])])
+
+
+class DurableReceipt(Pieces):
+    """An admitted frame of a durable stream; its numbers count one by one."""
+
+    __slots__ = ("_life", "lane", "skip")
+
+    lane: ProducerLane
+
+    def __init__(self, lane: DurableLane, first: int, end: int, skip: int) -> None:
+        super().__init__(first, end)
+        self.lane, self.skip = lane, skip
+        self._life = lane.life
+
+    @property
+    def _counts(self) -> bool:
+        assert isinstance(self.lane, DurableLane)
+        return self._life == self.lane.life
+
+    def count(self, first: int, end: int) -> None:
+        """These numbers are done; unless the lane has gone back meanwhile, and they come again."""
+        if self._counts:
+            self.lane.complete(first, end)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> PartReceipt:
+        """Events are left out and done with, and their producer is told why."""
+        for number, reason in sorted(reasons.items()):
+            self.refuse(number, reason)
+            self.passed(number, number + 1)
+        return PartReceipt(self, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        return self.lane.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self.lane.origin
+
+    def refuse(self, number: int, reason: str) -> None:
+        """One event was not processed."""
+        if self._counts:
+            self.lane.refuse(number, 1, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped, by another member of the app."""
+        if self._counts:
+            self.lane.shed(number, count, reason)
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return f"{self.lane.producer}:{number}"
+
+
+class Known(NamedTuple):
+    """A producer that has a row and no lane."""
+
+    kept: KeptProducer
+    seen: float
+
+
+class TakenLanes(NamedTuple):
+    """What a commit takes of a task's producers: lanes as of that moment, and who is forgotten."""
+
+    lanes: dict[DurableLane, KeptProducer]
+    forgotten: frozenset[str]
+
+
+@dataclass
+class DurableAdmission(StreamAdmission):
+    """All producers of a durable stream on this node.
+
+    ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit.
+    Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
+    Programs get no more credit while a partition is ``held``: much waits of what they have sent to
+    it and others are to process. Tasks do, for they may wait for each other.
+    """
+
+    partitions: int = 1
+    on_full: Callable[[int], None] = lambda _: None
+    on_demand: bool = False
+    held: Callable[[int], bool] = lambda _: False
+    window_events: int = WINDOW_EVENTS
+    _known: dict[tuple[str, int], Known] = field(default_factory=dict)
+    _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
+    _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
+    _stopped: dict[DurableLane, None] = field(default_factory=dict)
+    _next_look: float = 0.0
+
+    @property
+    def window_bytes(self) -> int:
+        """A lane's share of what a producer may have to keep, by what its events have weighed."""
+        return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def moved(self, lane: DurableLane) -> None:
+        """The next commit has something of this lane."""
+        self._moved.setdefault(lane.partition, {})[lane] = None
+
+    def restore(
+        self, partition: int, rows: Mapping[str, KeptProducer], now: float, written_ms: int
+    ) -> None:
+        """The rows of a partition that is ours now, by producer, as of ``written_ms`` (Unix time);
+        before it is opened. Nobody is silent while there is nobody to hear."""
+        for producer, kept in rows.items():
+            silence = max(0, written_ms - kept.seen_ms) / 1000
+            self._known[producer, partition] = Known(kept, now - silence)
+
+    def leave(self, partition: int) -> None:
+        """The partition is another node's from here on, and so are its rows."""
+        super().leave(partition)
+        self._moved.pop(partition, None)
+        self._forgotten.pop(partition, None)
+        for lane in [lane for lane in self._stopped if lane.partition == partition]:
+            del self._stopped[lane]
+        for known in [known for known in self._known if known[1] == partition]:
+            del self._known[known]
+
+    def has_moved(self, partition: int) -> bool:
+        """Whether a commit would write anything of these producers."""
+        return bool(self._moved.get(partition) or self._forgotten.get(partition))
+
+    def take(self, partition: int, now: float, now_ms: int) -> TakenLanes:
+        """What a commit that is taken at this moment says."""
+        lanes = {}
+        for lane in self._moved.get(partition, ()):
+            silence = 0.0 if lane.connection is not None else now - lane.seen
+            lanes[lane] = lane.kept(now_ms - int(silence * 1000))
+        return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
+
+    def committed(self, partition: int, taken: TakenLanes, now: float) -> None:
+        """The commit is written."""
+        moved = self._moved.get(partition, {})
+        for lane, kept in taken.lanes.items():
+            lane.has_row, lane.saved_at = True, now
+            if (lane.safe, lane.fence) == (kept.number, kept.fence):
+                moved.pop(lane, None)
+            lane.commit(kept.number)
+            if lane.awaited and lane.committed < lane.expected == lane.safe:
+                lane.want()
+        for producer in taken.forgotten:
+            self._forgotten.get(partition, {}).pop(producer, None)
+
+    def go_back(self, partition: int) -> None:
+        """The task of a partition has gone back to its last commit: so do its producers."""
+        for lane in self.lanes.values():
+            assert isinstance(lane, DurableLane)
+            if lane.partition == partition and lane.committed < lane.expected:
+                lane.go_back()
+                self._held.pop(lane, None)
+                if lane.connection is not None:
+                    self._tell_expected(lane)
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def refusal(self, hello: wire.Hello) -> str:
+        """Why a producer may not open the stream; empty if it may."""
+        error = super().refusal(hello)
+        if error:
+            return error
+        for position in hello.positions:
+            number = self._number(hello.peer, position.partition)
+            if number is not None and position.number > number:
+                is_task = hello.peer.startswith(wire.TASK)
+                anew = "without any of its app" if is_task else "with another producer id"
+                return (
+                    f"stream {self.stream!r}: {hello.peer!r} has heard that everything below "
+                    f"{position.number} is committed in partition {position.partition}, and its "
+                    f"state there is of {number}: it was set back, and the events between are "
+                    f"lost to it. Put the newer state back, or begin anew {anew}"
+                )
+        return ""
+
+    def _number(self, producer: str, partition: int) -> int | None:
+        """The number to go on with; None where nothing is known of the producer."""
+        lane = self.lanes.get((producer, partition))
+        if lane is not None:
+            return lane.expected if lane.expected or lane.has_row else None  # type: ignore[attr-defined]
+        known = self._found(producer, partition)
+        return None if known is None else known.kept.number
+
+    def _found(self, producer: str, partition: int) -> Known | None:
+        """What a producer without a lane has left here."""
+        known = self._known.get((producer, partition))
+        return known or self._forgotten.get(partition, {}).get(producer)
+
+    def unknown(self, hello: wire.Hello) -> list[int]:
+        """The partitions of which the producer knows settled numbers, and the node nothing."""
+        return [
+            position.partition
+            for position in hello.positions
+            if position.number > 0
+            and position.partition in self.stages
+            and self._number(hello.peer, position.partition) is None
+        ]
+
+    def unsettled(self, hello: wire.Hello, now: float) -> bool:
+        """Whether a producer that does not know its numbers must wait for commits of its past.
+
+        If so its lanes belong to nobody until it says hello again.
+        """
+        claimed = {position.partition for position in hello.positions}
+        waits = False
+        for partition in self.stages:
+            lane = self.lanes.get((hello.peer, partition))
+            if lane is None or partition in claimed:
+                continue
+            assert isinstance(lane, DurableLane)
+            if lane.committed < lane.expected:
+                waits = lane.awaited = True
+        if waits:
+            for connection in {lane.connection for lane in self._all(hello.peer)} - {None}:
+                self.detach(hello.peer, connection, now)
+            for lane in self._all(hello.peer):
+                if lane.awaited and lane.safe == lane.expected:
+                    lane.want()
+        return waits
+
+    def _all(self, producer: str) -> Iterator[DurableLane]:
+        for partition in self.stages:
+            lane = self.lanes.get((producer, partition))
+            if isinstance(lane, DurableLane):
+                yield lane
+
+    def ask(self, producer: str, connection: Hashable) -> None:
+        """The producer wants its verdicts now."""
+        super().ask(producer, connection)
+        for lane in self._all(producer) if self.on_demand else ():
+            if lane.safe == lane.asked:
+                lane.want()
+
+    def new_limit(self, lane: ProducerLane) -> int:
+        """How far the lane may send now."""
+        assert isinstance(lane, DurableLane)
+        if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
+            self._stopped[lane] = None
+            return lane.limit
+        limit = super().new_limit(lane)
+        window = lane.window
+        most = lane.committed + window
+        if limit <= most:
+            return limit
+        grows = (most - lane.limit) * 4 >= min(window, self.share(lane))
+        return most if grows else lane.limit
+
+    def released(self) -> None:
+        """Room has been made: serve whom lack of it held back."""
+        super().released()
+        for lane in [each for each in self._stopped if not self.held(each.partition)]:
+            del self._stopped[lane]
+            lane.urgent = True
+            self.touched(lane)
+
+    def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
+        known = self._found(producer, partition)
+        if known is None:
+            return DurableLane(self, producer, partition, start)
+        lane = DurableLane(self, producer, partition, known.kept.number)
+        lane.resume(known.kept)
+        if self._known.pop((producer, partition), None) is None:
+            del self._forgotten[partition][producer]
+            self.moved(lane)  # a commit that forgets it may be under way
+        return lane
+
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
+        assert isinstance(lane, DurableLane)
+        lane.awaited = False
+        if fence_of(hello) > lane.fence and lane.has_row:
+            self.moved(lane)
+        super()._greeted(lane, hello)
+
+    def _fence(self, producer: str, partition: int) -> int:
+        known = self._found(producer, partition)
+        return super()._fence(producer, partition) if known is None else known.kept.fence
+
+    # -- forgetting --------------------------------------------------------------------------
+
+    def tick(self, now: float, expiry: float) -> None:
+        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        super().tick(now, expiry)
+        if now < self._next_look:
+            return
+        self._next_look = now + max(0.1, expiry / _LOOKS)
+        for (producer, partition), known in list(self._known.items()):
+            if known.seen < now - expiry and not producer.startswith(wire.TASK):
+                del self._known[producer, partition]
+                self._forget(producer, partition, known)
+        for lane in self.lanes.values():  # those that are there are seen, whatever they send
+            assert isinstance(lane, DurableLane)
+            if lane.connection is not None and lane.has_row and lane.saved_at < now - expiry / 4:
+                self.moved(lane)
+
+    def _is_over(self, lane: ProducerLane) -> bool:
+        return lane.settled == lane.expected and lane not in self._moved.get(lane.partition, ())
+
+    def _forget(self, producer: str, partition: int, known: Known) -> None:
+        self._forgotten.setdefault(partition, {})[producer] = known
+
+    def _drop(self, lane: ProducerLane) -> None:
+        super()._drop(lane)
+        assert isinstance(lane, DurableLane)
+        known = Known(lane.kept(0), lane.seen)
+        if lane.producer.startswith(wire.TASK):
+            self._known[lane.producer, lane.partition] = known
+        elif lane.has_row:
+            self._forget(lane.producer, lane.partition, known)
+
+    def _evict(self, lane: ProducerLane) -> None:
+        """Its row stays."""
+        if self._is_over(lane):
+            super()._drop(lane)
+            assert isinstance(lane, DurableLane)
+            if lane.has_row:
+                self._known[lane.producer, lane.partition] = Known(lane.kept(0), lane.seen)

@@ -1,0 +1,458 @@
+"""The node's socket: accepts peers, feeds their envelopes in, sends their verdicts out.
+
+Rules
+- One trio task a connection: await readiness once, drain a bounded number of envelopes, go on.
+- What to do with a frame is decided elsewhere; here a bad one is counted, answered and dropped,
+  the peer stays connected.
+- A warning that peers bring about is written once a minute for each host, however often they come.
+- Verdicts are cumulative, so one that does not fit into a busy socket is simply made anew later: a
+  peer that never reads costs nothing but its socket.
+- A connection that does not speak nng's protocol within the timeout is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket as stdlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Protocol
+
+import trio
+
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, RemoteFrameError, StageBroken
+from s4node.logger import get_logger
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.transport.log_throttle import Seldom
+from s4node.net.transport.pair_socket import PairSocket, host_and_port
+from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.listener")
+
+_DRAIN_SECONDS = 0.002
+_MAX_ANSWER_BYTES = 4 << 20
+_VERDICT_BYTES = 1 << 20
+_RETRY_SECONDS = 0.005
+_WARNING_SECONDS = 60.0
+
+
+class FrameHandler(Protocol):
+    """What stands behind the listener."""
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
+        """Take a frame from a peer."""
+        ...
+
+    def on_drained(self) -> None:
+        """All frames that had arrived on a connection have been given to ``on_frame``."""
+        ...
+
+    def on_gone(self, connection: Connection) -> None:
+        """The peer's connection has ended."""
+        ...
+
+
+def no_log(query: wire.Query) -> bytes:
+    """The answer of a node that has no log."""
+    error = (
+        "this node has no log; start it with the setting s4.log.folder, or ask the node that has "
+        "the log"
+    )
+    return wire.encode_frame(wire.Answer(query.id, {}, error, {wire.FAULT: "UnknownStream"}))
+
+
+class Connection:
+    """One peer, seen from the node."""
+
+    def __init__(self, listener: Listener, peer: str, serial: int) -> None:
+        self.peer = peer
+        self.serial = serial  # a peer that comes again has a higher one
+        self.socket: PairSocket | None = None
+        self.incarnation = ""  # of the process at the other end
+        self.dirty: dict[ProducerLane, None] = {}
+        self.pressing: dict[ProducerLane, None] = {}
+        self.due = 0.0
+        self.answers: deque[bytes] = deque()
+        self._answer_bytes = 0
+        self.arrived = trio.Event()
+        self.ended = trio.Event()
+        self.silent = trio.Event()
+        self._listener = listener
+
+    def notify(self, lane: ProducerLane) -> None:
+        """The lane's producer should hear something."""
+        if lane.pressing:
+            self.pressing[lane] = None
+            self._listener.has_news(self)
+        elif not self.dirty:
+            self.due = trio.current_time() + self._listener.verdict_delay
+            self._listener.has_news(self)
+        self.dirty[lane] = None
+
+    def answer(self, frame: bytes) -> None:
+        """Send a frame soon, before any verdict."""
+        if self._answer_bytes > _MAX_ANSWER_BYTES:
+            return  # a peer that asks without reading
+        self._answer_bytes += len(frame)
+        self.answers.append(frame)
+        self._listener.has_news(self)
+
+    def outdated(self, before: object, producer: str) -> str:
+        """Why a producer may not open a stream here that it has opened ``before``; else empty.
+
+        Of a task the later owner is true, which may have the older connection: see admission.
+        """
+        if isinstance(before, Connection) and before.serial > self.serial:
+            return f"producer {producer!r} has a newer connection; this one is out of date"
+        return ""
+
+    def takes_over(self, before: object, hello: wire.Hello) -> None:
+        """The producer has opened the stream here: tell the connection that it had ``before``."""
+        self.incarnation = hello.incarnation
+        if not isinstance(before, Connection) or before is self:
+            return
+        if hello.incarnation and before.incarnation == hello.incarnation:
+            return  # the same process, by another of our names
+        if hello.peer.startswith(wire.TASK):
+            return  # its former owner can commit nothing, and may be its next one by now
+        reason = (
+            f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
+            f"producer id of its own"
+        )
+        before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
+
+    def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
+        """Count a bad frame, tell the peer, log it.
+
+        The answer names the stream and producer of a data frame whose header could be read.
+        """
+        self._listener.counts["bad frames"] += 1
+        self._listener.warn("bad frame", self.peer, reason=reason)
+        whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
+        self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
+
+    def flush(self, now: float) -> float | None:
+        """Send what is due; returns when to come back, None if there is nothing left.
+
+        Lanes that press go at once, the others together when the delay is over.
+        """
+        delay_over = bool(self.dirty) and now >= self.due
+        lanes = self._own(self.dirty if delay_over else self.pressing)
+        if not lanes and not self.answers:
+            return self.due if self.dirty else None
+        verdicts, count = self._verdicts(lanes)
+        told, later = lanes[:count], lanes[count:]
+        self.pressing |= dict.fromkeys(later)  # they go with the next envelope
+        if not self._send([*self.answers, *verdicts]):
+            for lane in told:
+                lane.untold()
+            return now + _RETRY_SECONDS
+        self.answers.clear()
+        self._answer_bytes = 0
+        for lane in told:
+            if not lane.urgent:
+                self._let_go(lane)
+        if self.pressing:
+            return now
+        return self.due if self.dirty else None
+
+    def _own(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
+        """Those of ``lanes`` whose producers have not connected anew; the others are let go."""
+        own = []
+        for lane in list(lanes):
+            if lane.connection is self:
+                own.append(lane)
+            else:
+                self._let_go(lane)
+        return own
+
+    def _let_go(self, lane: ProducerLane) -> None:
+        """Nothing more is to be told of the lane, for now."""
+        self.dirty.pop(lane, None)
+        self.pressing.pop(lane, None)
+
+    def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
+        """Verdicts for one envelope, a frame each producer, and for how many lanes it has room."""
+        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
+        count = size = 0
+        for lane in lanes:
+            ruling = lane.ruling()
+            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+            count += 1
+            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
+            if size > _VERDICT_BYTES:
+                break
+        frames = [
+            wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
+            for (stream, producer), rulings in by_producer.items()
+        ]
+        return frames, count
+
+    def _send(self, frames: list[bytes]) -> bool:
+        assert self.socket is not None
+        try:
+            return self.socket.send_nowait(wire.envelope(frames))
+        except StageBroken:
+            return False
+
+    @property
+    def live(self) -> bool:
+        """Whether the peer is there now."""
+        return self.arrived.is_set() and not self.ended.is_set()
+
+    def changed(self, connected: bool) -> None:
+        """The peer has come or gone."""
+        (self.arrived if connected else self.ended).set()
+        if not connected:
+            self.silent.set()
+
+
+def check_reachable(config: Config) -> None:
+    """Raise ConfigError where others would be told an address that leads nowhere."""
+    address = config[settings.LISTENER_ADDRESS]
+    host, _ = host_and_port(address)
+    with suppress(ValueError):  # a name is not all interfaces
+        if ip_address(host).is_unspecified and not config[settings.LISTENER_ADVERTISE]:
+            raise ConfigError(
+                f"s4.listener.address = {address!r} is all interfaces of this machine, and others "
+                f"in the cluster need a host to connect to; set s4.listener.advertise to its name"
+            )
+
+
+class Listener:
+    """Listens on ``address``; port 0 takes any free one.
+
+    Once it listens, ``address`` is the one that others are told: with the port that was taken, and
+    the host ``advertise`` if that is given. While ``held`` says so nothing is read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        handler: FrameHandler,
+        *,
+        advertise: str = "",
+        max_envelope_bytes: int,
+        max_frame_bytes: int,
+        max_connections: int,
+        handshake_seconds: float,
+        verdict_delay: float,
+        nudge: Callable[[], None],
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.address = address
+        self.counts: Counter[str] = Counter()
+        self.connections: set[Connection] = set()
+        self._handler = handler
+        self._advertise = advertise.strip("[]")
+        self._max_envelope = max_envelope_bytes
+        self._max_frame = max_frame_bytes
+        self._max_connections = max_connections
+        self._handshake = handshake_seconds
+        self.verdict_delay = verdict_delay
+        self._nudge = nudge
+        self._held = held
+        self._news: set[Connection] = set()
+        self._seldom = Seldom(_WARNING_SECONDS)
+        self._accepting = trio.CancelScope()
+
+    @classmethod
+    def configured(
+        cls,
+        config: Config,
+        handler: FrameHandler,
+        nudge: Callable[[], None],
+        held: Callable[[], bool] = lambda: False,
+    ) -> Listener:
+        """A listener as the settings want it."""
+        return cls(
+            config[settings.LISTENER_ADDRESS],
+            handler,
+            advertise=config[settings.LISTENER_ADVERTISE],
+            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
+            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
+            handshake_seconds=config[settings.COMM_TIMEOUT],
+            verdict_delay=config[settings.COMM_VERDICT_DELAY],
+            nudge=nudge,
+            held=held,
+        )
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept and serve peers until cancelled; ready once the socket listens."""
+        host, port = host_and_port(self.address)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            hint = "is another node running there? " if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(
+                f"cannot listen on {self.address}: {error.strerror or error}; {hint}choose another "
+                f"s4.listener.address"
+            ) from error
+        actual = listeners[0].socket.getsockname()[1]
+        host = self._advertise or host
+        self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"
+        async with trio.open_nursery() as nursery:
+            try:
+                with self._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept, listener, nursery)
+                        task_status.started()
+            finally:
+                for listener in listeners:
+                    listener.socket.close()
+            await trio.sleep_forever()  # the peers stay until they are cancelled with us
+
+    def stop_accepting(self) -> None:
+        """Take no further peers; those that are here stay."""
+        self._accepting.cancel()
+
+    def broadcast(self, frame: bytes) -> None:
+        """Send a frame to all peers."""
+        for connection in self.connections:
+            connection.answer(frame)
+
+    def warn(self, event: str, peer: str = "", **facts: object) -> None:
+        """Log what a peer (``host:port``) has brought about, unless its host did so just before."""
+        left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), time.monotonic())
+        if left_out is None:
+            return
+        if peer:
+            facts = {"peer": peer, **facts}
+        if left_out:
+            facts["left_out"] = left_out  # since the line before
+        log.warning(event, **facts)
+
+    def has_news(self, connection: Connection) -> None:
+        """The connection has something to send; it goes with the next flush."""
+        if connection not in self._news:
+            self._news.add(connection)
+        self._nudge()
+
+    def flush(self, now: float) -> float | None:
+        """Send what is due to all peers; returns when the next is due, or None."""
+        earliest: float | None = None
+        for connection in list(self._news):
+            due = connection.flush(now)
+            if due is None:
+                self._news.discard(connection)
+            elif earliest is None or due < earliest:
+                earliest = due
+        return earliest
+
+    async def tell(self) -> None:
+        """Give every verdict that is left to the sockets."""
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections:
+                if connection.live:
+                    nursery.start_soon(self._tell, connection)
+
+    async def _tell(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        with suppress(trio.ClosedResourceError):
+            while connection.flush(float("inf")) is not None:
+                await connection.socket.wait_writable()
+
+    async def farewell(self) -> None:
+        """Send every verdict that is left; returns once the peers have stopped sending.
+
+        Closing a connection that holds unread bytes would reset it, and the verdicts with it.
+        """
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections:
+                if connection.live:
+                    nursery.start_soon(self._farewell, connection)
+
+    async def _farewell(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        await self._tell(connection)
+        with suppress(trio.ClosedResourceError):
+            await connection.silent.wait()
+            await connection.socket.wait_writable()
+
+    async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                self.warn("accepting a connection failed", error=str(error))
+                await trio.sleep(0.1)  # out of file descriptors: give others time to go
+                continue
+            raw = stream.socket
+            try:
+                peer = "{}:{}".format(*raw.getpeername()[:2])
+            except OSError:  # gone again, as port scanners are
+                raw.close()
+                continue
+            if len(self.connections) >= self._max_connections:
+                self.counts["connections refused"] += 1
+                self.warn("too many connections; refused", peer, limit=self._max_connections)
+                raw.close()
+                continue
+            duplicate = stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach())
+            nursery.start_soon(self._serve_peer, duplicate, peer)
+
+    async def _serve_peer(self, raw: stdlib.socket, peer: str) -> None:
+        connection = Connection(self, peer, self.counts["connections"])
+        try:
+            connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
+        except StageBroken as error:
+            raw.close()
+            self.counts["connections refused"] += 1
+            self.warn("a connection cannot be taken; closed", peer, error=str(error))
+            return
+        self.connections.add(connection)
+        self.counts["connections"] += 1
+        try:
+            with trio.move_on_after(self._handshake) as patience:
+                await connection.arrived.wait()
+            if patience.cancelled_caught:
+                self.counts["strangers"] += 1
+                self.warn("a peer does not speak the protocol; closed", peer)
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, connection)
+                await connection.ended.wait()
+                if not self._held():
+                    self._drain(connection)  # what arrived before the end
+                    self._handler.on_drained()
+                nursery.cancel_scope.cancel()
+        except* trio.ClosedResourceError:
+            pass
+        finally:
+            self.connections.discard(connection)
+            self._news.discard(connection)
+            self._handler.on_gone(connection)
+            await connection.socket.close()
+
+    async def _read(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        while True:
+            await connection.socket.wait_readable()
+            while self._held():  # noqa: ASYNC110 - it is rare, and short
+                await trio.sleep(_RETRY_SECONDS)
+            self._drain(connection)
+            self._handler.on_drained()
+
+    def _drain(self, connection: Connection) -> None:
+        """Handle the envelopes that have arrived, up to a bound."""
+        assert connection.socket is not None
+        until = time.perf_counter() + _DRAIN_SECONDS
+        while time.perf_counter() < until:
+            data = connection.socket.receive_nowait()
+            if data is None:
+                return
+            try:
+                for frame in wire.read_envelope(data, self._max_frame):
+                    if isinstance(frame, wire.BadFrame):
+                        connection.bad_frame(frame.reason, frame.header)
+                    else:
+                        self._handler.on_frame(frame, connection)
+            except RemoteFrameError as error:
+                connection.bad_frame(str(error))

@@ -1,0 +1,307 @@
+"""A producer's lane as its node sees it: how far its numbers are done, and what it is told. Pure.
+
+Rules
+- A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
+- Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
+  credit that it did not tell.
+- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
+  does not tell it, and what was told is kept until the producer shows that it heard, for after a
+  reconnect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from s4node.events.event import LIVE, Receipt
+from s4node.net.wire import frame as wire
+from s4node.offsets.low_watermark import LowWatermark
+
+if TYPE_CHECKING:
+    from s4node.net.ingress.admission import StreamAdmission
+
+MAX_EXCEPTIONS = 256
+"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
+
+_REASON = 500
+"""Characters of a reason."""
+
+
+def shortened(reason: str) -> str:
+    """A reason of bearable length: it may quote an event, and many travel in one verdict."""
+    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
+
+
+def origin_of(stream: str, partition: int, producer: str) -> str:
+    """What the numbers of a lane count in, in words."""
+    return f"{stream}[{partition}]@{producer}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unprocessed:
+    """Numbers that were not processed: ``count`` from ``number`` on."""
+
+    number: int
+    count: int
+    reason: str
+    shed: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first number behind them."""
+        return self.number + self.count
+
+    @property
+    def told(self) -> tuple[int, int, str]:
+        """As it stands in a ruling."""
+        return self.number, self.count, self.reason
+
+
+class ProducerLane:
+    """One producer's numbers in one partition of a stream."""
+
+    __slots__ = (
+        "_before",
+        "_low",
+        "_ruled",
+        "admission",
+        "asked",
+        "connection",
+        "expected",
+        "fence",
+        "gap_first",
+        "gap_told",
+        "gap_untold",
+        "held",
+        "limit",
+        "partition",
+        "period",
+        "press_at",
+        "producer",
+        "seen",
+        "told_limit",
+        "told_upto",
+        "unheard",
+        "unprocessed",
+        "urgent",
+        "weight",
+    )
+
+    def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
+        self.admission = admission
+        self.producer = producer
+        self.partition = partition
+        self.fence = 0  # the highest that a task's owner has told
+        self.expected = start
+        self.limit = start
+        self._low = LowWatermark(start)
+        self.connection: Hashable | None = None
+        self.unprocessed: list[Unprocessed] = []
+        self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
+        self._ruled: list[Unprocessed] = []
+        self._before = (start, start, start, start)
+        self.held = False  # a frame was left to the producer for lack of room
+        self.weight = 0.0  # bytes an event, lately
+        self.period = -1
+        self.gap_first = -1  # where the last frame behind the gap began
+        self.gap_told = False
+        self.gap_untold = False
+        self.urgent = False
+        self.asked = -1
+        self.told_upto = start
+        self.told_limit = start
+        self.press_at = start
+        self.seen = 0.0
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that its events were sent to."""
+        return LIVE, self.admission.stream, self.partition
+
+    @property
+    def origin(self) -> str:
+        """What has its numbers, in words."""
+        return origin_of(self.admission.stream, self.partition, self.producer)
+
+    @property
+    def safe(self) -> int:
+        """Everything below has been dealt with."""
+        return self._low.safe
+
+    @property
+    def settled(self) -> int:
+        """The producer need not keep anything below."""
+        return self._low.safe
+
+    def complete(self, first: int, end: int) -> None:
+        """The numbers ``first <= n < end`` are done."""
+        if self._low.complete(first, end):
+            self.admission.touched(self)
+
+    def refuse(self, number: int, count: int, reason: str) -> None:
+        """The producer will be told that these were not processed."""
+        self.unprocessed.append(Unprocessed(number, count, shortened(reason)))
+        self.admission.refused += count
+        self.urgent = True
+        self.admission.touched(self)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """The producer will be told that these were dropped."""
+        last = self.unprocessed[-1] if self.unprocessed else None
+        if last is not None and (last.end, last.reason, last.shed) == (number, reason, True):
+            self.unprocessed[-1] = replace(last, count=last.count + count)
+        else:
+            self.unprocessed.append(Unprocessed(number, count, shortened(reason), True))
+        self.admission.shed += count
+        self.admission.touched(self)
+
+    @property
+    def upto(self) -> int:
+        """Everything below is settled, and its refusals have been told."""
+        if self.unprocessed:
+            return min(self.settled, min(self.unprocessed).number)
+        return self.settled
+
+    def told(self) -> None:
+        """The producer knows ``upto`` and ``limit`` as they are now."""
+        self.told_upto, self.told_limit = self.upto, self.limit
+        self.press_at = self.limit - self.admission.share(self) * 3 // 4
+
+    @property
+    def done(self) -> int:
+        """Credit reaches ahead of this number."""
+        return self.safe if self.admission.withholds(self) else self.expected
+
+    def ruling(self) -> wire.Ruling:
+        """What the producer is to know now; counts as told."""
+        self._before = self.limit, self.told_upto, self.told_limit, self.press_at
+        self.urgent = False
+        self._ruled = []
+        if self.asked <= self.settled:
+            self.asked = -1
+        outcome = wire.ADMITTED
+        if self.unprocessed:
+            exceptions = sorted(self.unprocessed)
+            self._ruled, self.unprocessed = exceptions[:MAX_EXCEPTIONS], exceptions[MAX_EXCEPTIONS:]
+            outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
+            if self.unheard is None:
+                self.unheard = deque()
+            self.unheard.append((self.told_limit, self._ruled))
+            self.urgent = bool(self.unprocessed) or self.gap_untold
+        elif self.gap_untold:
+            outcome, self.gap_untold = wire.EXPECTED, False
+        if not self.unprocessed:  # more credit only when all refusals so far have been told
+            self.limit = self.admission.new_limit(self)
+        self.told()
+        return wire.Ruling(
+            self.partition,
+            outcome,
+            self.told_upto,
+            self.limit,
+            self.expected,
+            tuple(one.told for one in self._ruled if not one.shed),
+            "",
+            tuple(one.told for one in self._ruled if one.shed),
+        )
+
+    def untold(self) -> None:
+        """The last ruling could not be sent: the next one says all of it again."""
+        self.limit, self.told_upto, self.told_limit, self.press_at = self._before
+        self.urgent = True
+        if self._ruled and self.unheard:
+            self.unheard.pop()
+            self.unprocessed = [*self._ruled, *self.unprocessed]
+        self.gap_untold = self.gap_told and not self.held
+
+    def heard(self, end: int) -> None:
+        """The producer has used credit up to ``end``: it heard what had been told before that."""
+        while self.unheard and end > self.unheard[0][0]:
+            self.unheard.popleft()
+
+    def skip(self, start: int) -> None:
+        """Another node, which had the partition before, has dealt with everything below."""
+        self._low = LowWatermark(start)
+        self.expected = self.limit = self.press_at = start
+        self.told_upto = self.told_limit = start
+
+    def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
+        """For an admitted frame."""
+        return FrameReceipt(self, first, end, skip)
+
+    def reopened(self, upto: int) -> None:
+        """The producer is back and has heard everything below ``upto``: tell it the rest again."""
+        told = [
+            replace(one, number=max(one.number, upto), count=one.end - max(one.number, upto))
+            for _, exceptions in self.unheard or ()
+            for one in exceptions
+            if one.end > upto
+        ]
+        self.unheard = None
+        self.unprocessed = [*told, *self.unprocessed]
+        self.gap_told = self.gap_untold = self.held = False
+        self.urgent = bool(self.unprocessed)
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the producer should hear now: it waits, or its window is a quarter used up."""
+        return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.settled
+
+
+class LaneReceipt(Receipt, Protocol):
+    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
+
+    lane: ProducerLane
+    first: int
+    end: int
+    skip: int
+    parts: int
+
+
+class FrameReceipt:
+    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
+
+    __slots__ = ("end", "first", "lane", "parts", "skip")
+
+    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
+        self.lane, self.first, self.end, self.skip = lane, first, end, skip
+        self.parts = 1
+
+    def done(self) -> None:
+        """One part is fully processed; with the last the frame is."""
+        self.parts -= 1
+        if self.parts <= 0:
+            self.lane.complete(self.first, self.end)
+
+    def passed(self, first: int, end: int) -> None:
+        """A producer hears of whole frames only."""
+
+    def refuse(self, number: int, reason: str) -> None:
+        """One event was not processed."""
+        self.lane.refuse(number, 1, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped."""
+        self.lane.shed(number, count, reason)
+
+    def without(self, reasons: Mapping[int, str], _: list[int], /) -> FrameReceipt:
+        """Events are left out; the producer is told why."""
+        for number, reason in reasons.items():
+            self.refuse(number, reason)
+        return self
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """The stream and the partition that the producer sent to."""
+        return self.lane.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self.lane.origin
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return f"{self.lane.producer}:{number}"

@@ -1,0 +1,1 @@
+"""One connection: nng sockets through trio."""

@@ -1,0 +1,51 @@
+"""What comes from an address that was dialled: good frames, and a line of log for a bad one.
+
+Rules
+- A bad frame is told as :mod:`s4node.net.transport.peer_answers` says, and the reading goes on behind it.
+- A good frame tells the socket that its peer answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from s4node.errors import RemoteFrameError
+from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.peer_answers import Answers
+from s4node.net.wire import frame as wire
+
+_MAX_BYTES = 16_777_216
+"""The longest message that is taken, and the longest frame."""
+
+
+class Dialled:
+    """The connections to ``address``, one after the other; ``log`` is that of who dials."""
+
+    def __init__(self, address: str, log: Any) -> None:
+        self.address = address
+        self.answers = Answers()
+        self._log = log
+
+    def dial(self, on_change: Callable[[bool], None]) -> PairSocket:
+        """A socket that dials until it is closed; see :class:`PairSocket` for ``on_change``."""
+        return PairSocket.dialing(self.address, _MAX_BYTES, on_change)
+
+    def frames(self, socket: PairSocket, data: bytes) -> Iterator[wire.Frame]:
+        """The good frames of an envelope that has come over ``socket``."""
+        try:
+            for frame in wire.read_envelope(data, _MAX_BYTES):
+                if isinstance(frame, wire.BadFrame):
+                    self.bad(frame.reason)
+                else:
+                    socket.answered()
+                    self.answers.good()
+                    yield frame
+        except RemoteFrameError as error:
+            self.bad(str(error))
+
+    def bad(self, reason: str) -> None:
+        """Something that has come cannot be used."""
+        if self.answers.bad(reason):
+            self._log.warning("bad frame; further ones are not told",
+                              address=self.address, reason=reason)  # fmt: skip

@@ -1,0 +1,172 @@
+"""One connection between two peers: an nng Pair0 socket, awaited through trio.
+
+Rules
+- A node accepts TCP connections itself and gives each its own Pair0 (nng's ``socket://``
+  transport), so every peer has its own way back, its own back pressure and its own end. The other
+  side is an ordinary Pair0 that dials ``tcp://``.
+- Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
+  nothing is left.
+- pynng's exceptions stay in this module. nng's threads only ever set a flag in the trio thread.
+- Who connects and never answers is dialled ever more seldom, as one who is not there: nng itself
+  begins anew with each connection.
+- nng's close can take long, so it happens in a thread with a deadline.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pynng
+import trio
+
+from s4node.errors import ConfigError, S4Error, StageBroken
+from s4node.net.transport import fork_guard as forked
+
+_AGAIN = int(pynng.lib.NNG_EAGAIN)
+_NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
+_RECEIVE = int(pynng.lib.NNG_FLAG_ALLOC) | _NOWAIT
+_CLOSE_SECONDS = 2.0
+_BUFFERED_ENVELOPES = 8
+_REDIAL_MS = 50
+_REDIAL_MOST_MS = 1000
+"""nng waits at random, up to a bound that doubles from the one to the other."""
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of ``tcp://host:port``."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is no address; write tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def need_trio() -> None:
+    """Raise S4Error where another loop than trio's, such as asyncio's, runs what would wait."""
+    if not trio.lowlevel.in_trio_run():
+        raise S4Error(
+            "a Client needs trio: run it by trio.run. In a loop of asyncio's use SyncClient in a "
+            "thread (asyncio.to_thread)"
+        )
+
+
+class PairSocket:
+    """A connection to one peer. Make it with :meth:`accepted` or :meth:`dialing`.
+
+    ``on_change(connected)`` is called in the trio thread whenever the peer comes or goes.
+    """
+
+    def __init__(self, max_bytes: int, on_change: Callable[[bool], None]) -> None:
+        forked.use()
+        self._socket = pynng.Pair0(
+            recv_buffer_size=_BUFFERED_ENVELOPES,
+            send_buffer_size=_BUFFERED_ENVELOPES,
+            recv_max_size=max_bytes,
+            reconnect_time_min=_REDIAL_MS,
+            reconnect_time_max=_REDIAL_MOST_MS,
+        )
+        self._on_change = on_change
+        self._token = trio.lowlevel.current_trio_token()
+        self._socket.add_post_pipe_connect_cb(lambda _: self._hop(True))
+        self._socket.add_post_pipe_remove_cb(lambda _: self._hop(False))
+        self._nng = self._socket.socket
+        self._data = pynng.ffi.new("char **")
+        self._size = pynng.ffi.new("size_t *")
+        self._recv_fd: int = self._socket.recv_fd
+        self._send_fd: int = self._socket.send_fd
+        self._closed = False
+        self._dialer: pynng.Dialer | None = None
+        self._unanswered = 0  # connections in a row that brought nothing good
+        self.connected = False
+
+    @classmethod
+    def accepted(
+        cls, peer: stdlib.socket, max_bytes: int, on_change: Callable[[bool], None]
+    ) -> PairSocket:
+        """The connection over an accepted TCP socket, which it takes over."""
+        try:
+            peer.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_NODELAY, 1)
+            peer.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
+            self = cls(max_bytes, on_change)
+            listener = self._socket.listen("socket://")
+        except (OSError, pynng.NNGException) as error:
+            raise StageBroken(f"nng does not take an accepted connection: {error}") from error
+        code = pynng.lib.nng_listener_set_int(listener.listener, b"socket:fd", peer.detach())
+        if code:
+            raise StageBroken(f"nng does not take an accepted connection: error {code}")
+        return self
+
+    @classmethod
+    def dialing(cls, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
+        """A connection that is made now and made again whenever it is lost."""
+        host_and_port(address)
+        self = cls(max_bytes, on_change)
+        try:
+            self._dialer = self._socket.dial(address, block=False)
+        except pynng.NNGException as error:
+            raise ConfigError(f"{address!r} cannot be dialled: {error}") from error
+        return self
+
+    def receive_nowait(self) -> bytes | None:
+        """The next envelope, or None if none has arrived."""
+        code = pynng.lib.nng_recv(self._nng, self._data, self._size, _RECEIVE)
+        if code == _AGAIN:
+            return None
+        if code:
+            raise StageBroken(f"receiving failed: nng error {code}")
+        size = self._size[0]
+        received: bytes = pynng.ffi.unpack(self._data[0], size) if size else b""
+        pynng.lib.nng_free(self._data[0], size)
+        return received
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Send an envelope; False, and nothing sent, while the socket is busy or unconnected."""
+        code = pynng.lib.nng_send(self._nng, data, len(data), _NOWAIT)
+        if code == _AGAIN:
+            return False
+        if code:
+            raise StageBroken(f"sending failed: nng error {code}")
+        return True
+
+    def answered(self) -> None:
+        """What was received is a peer's: dial again at once if it is lost."""
+        if self._unanswered > 1:
+            self._redial_after(_REDIAL_MS)
+        self._unanswered = 0
+
+    async def wait_readable(self) -> None:
+        """Return once an envelope may have arrived."""
+        await trio.lowlevel.wait_readable(self._recv_fd)
+
+    async def wait_writable(self) -> None:
+        """Return once the socket may take an envelope."""
+        await trio.lowlevel.wait_readable(self._send_fd)  # nng marks both fds as readable
+
+    async def close(self) -> None:
+        """Close; whoever waits on this socket gets ClosedResourceError. Shielded, bounded."""
+        if self._closed:
+            return
+        self._closed = True
+        trio.lowlevel.notify_closing(self._recv_fd)
+        trio.lowlevel.notify_closing(self._send_fd)
+        with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+            await trio.to_thread.run_sync(self._socket.close, abandon_on_cancel=True)
+
+    def _hop(self, connected: bool) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._changed, connected)
+
+    def _changed(self, connected: bool) -> None:
+        if not self._closed:
+            self.connected = connected
+            if connected:
+                if self._unanswered:
+                    self._redial_after(min(_REDIAL_MS << self._unanswered, _REDIAL_MOST_MS))
+                self._unanswered += 1
+            self._on_change(connected)
+
+    def _redial_after(self, most_ms: int) -> None:
+        if self._dialer is not None:
+            self._dialer.reconnect_time_min = most_ms

@@ -1,0 +1,418 @@
+"""The wire format: envelopes of frames, as bytes and back. ``docs/wire-protocol.md`` is its text.
+
+Rules
+- An envelope is one nng message: ``b"S4"``, a version byte, a zero byte, then frames.
+- A frame is header length (u32), body length (u32), header, body; numbers are big-endian. The
+  header is a msgpack array whose first item is the frame's kind. Only data frames have a body.
+- Fields are only ever appended to a header; a reader ignores what it does not know and every
+  header ends with a map of free headers (creation time, trace context).
+- A bad frame inside a good envelope is reported by itself; the frames beside it are read.
+- Nothing here knows sockets, clocks or streams.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import msgspec
+
+from s4node.errors import LocalFrameError, RemoteFrameError
+from s4node.events.schema import TypeDecl
+
+VERSION = 1
+MAGIC = b"S4" + bytes((VERSION, 0))
+_LENGTHS = struct.Struct(">II")
+
+MSGPACK, JSON = 0, 1
+"""Encodings of a data frame's body."""
+
+ANSWER_NOW = 1
+"""Flag of a data or idle frame: the producer waits; send the verdict without delay."""
+
+ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
+"""Outcomes in a verdict."""
+
+UNNAMED_KEY = "?"
+"""Stands in a node's routing for a key that has no name: the stream is keyed, nobody knows how."""
+
+ROUTED = "="
+"""The routing of frames between nodes of one cluster: each event is for the frame's partition."""
+
+MAX_FRAME_BYTES = "max_frame_bytes"
+"""Header of a node's hello: the longest frame that it takes, in bytes."""
+
+MAX_ENVELOPE_BYTES = "max_envelope_bytes"
+"""Header of a node's hello: the longest envelope that it reads, in bytes."""
+
+NODES = "nodes"
+"""Header of a node's hello: the addresses of all nodes that run the app, spares included."""
+
+OWNERS = "owners"
+"""Header of a node's hello: for each partition the index of its owner in ``nodes``, -1 for none."""
+
+ADDRESS = "address"
+"""Header of a node's hello: the node's own address, as it stands in ``nodes``."""
+
+EPOCH = "epoch"
+"""Header of a node's hello: the age of its word on owners; of two words the higher one is true."""
+
+UNASKED = "unasked"
+"""Header of a node's hello that answers none: owners have changed."""
+
+TASK = "~"
+"""The first character of the ids of producers that are tasks; of no other."""
+
+MAX_PRODUCER_BYTES = 1024
+"""The longest id of a producer, in UTF-8: it is in every frame, and kept with what is settled."""
+
+FENCE = "fence"
+"""Header of a task's hello: a number that is higher for each later owner of the task."""
+
+DURABLE = "durable"
+"""Header of a node's hello: what is settled on the stream was committed, and survives the node."""
+
+NEW = "new"
+"""Header of a producer's hello: its id may have had earlier lives, of which it sends nothing."""
+
+UNKNOWN = "unknown"
+"""Header of a node's hello: partitions of a durable stream in which nothing is known, or no longer,
+of this producer, although it has numbers that are settled."""
+
+CLUSTER = "cluster"
+"""Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
+
+PRODUCER = "producer"
+"""Header of a node's hello: the producer that it answers; a connection may carry several."""
+
+SUBSCRIBE = "subscribe"
+"""Header of a hello from somebody who wants to read the stream rather than feed it."""
+
+MISSED = "missed"
+"""Header of an idle frame to a subscriber: events that it has missed so far, for being slow."""
+
+START = "start"
+"""Header of a reader's hello: where to begin. One of ``OLDEST``, ``UPCOMING`` (the default), a
+whole number of milliseconds (Unix time: the first event appended at or after it), or ``POSITIONS``:
+at the numbers of the hello's positions."""
+
+OLDEST, UPCOMING, POSITIONS = "oldest", "upcoming", "positions"
+"""Values of the header ``start``; the second is also a header of a log's data frames: the number
+that the next event of the partition will get."""
+
+READER = "reader"
+"""Header of a node's hello to a reader: which of the connection's readers it answers."""
+
+LOG = "log"
+"""Header of a node's hello: the stream is a log's, so its events stay and have offsets."""
+
+LOST = "lost"
+"""Header of an idle frame to a reader of a log: ``[partition, number, oldest]``. The events from
+``number`` on, which it was to get next, are gone; nothing more of the partition is sent."""
+
+FAULT = "fault"
+"""Header of a node's hello or answer that carries an error: the name of the error's class."""
+
+OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
+
+MAX_NUMBER = (1 << 62) - 1
+"""The highest number of an event: every sum of two numbers still fits into a header."""
+
+WINDOW_BYTES = 64 << 20
+"""What a producer may have to keep in memory of a stream: so many bytes have no verdict. Where
+verdicts come with commits, those are made often enough for it."""
+
+MAX_SECTIONS = 256
+"""The most sections of a frame: ``order`` has a byte for each event."""
+
+Headers: TypeAlias = dict[str, Any]
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    kind: ClassVar[str] = ""
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a lane stands. From a producer ``number`` is that of its first kept event. From a node
+    it is the number expected next, ``limit`` the first number without credit, and everything below
+    ``safe`` has been dealt with."""
+
+    partition: int
+    number: int
+    limit: int = 0
+    safe: int = 0
+
+
+class Hello(_Header, tag=0, frozen=True):
+    """Opens a stream on a connection; the node answers with its own.
+
+    ``peer`` is the producer's id or the node's name, ``incarnation`` changes with every start of
+    the peer's process. ``types`` are the event types that will travel (producer) or that the
+    stream takes (node). ``routing`` names hasher and key finder, as in ``crc32:user``; empty where
+    the sender does not route by key. A node's ends in ``:`` if the stream has no key, in ``:?`` if
+    its key has no name, and a KeyFinder's name begins with ``@``. ``error`` says why a node turns
+    the stream down.
+    """
+
+    kind: ClassVar[str] = "hello"
+    peer: str
+    incarnation: str
+    stream: str
+    types: tuple[TypeDecl, ...] = ()
+    routing: str = ""
+    partitions: int = 0
+    positions: tuple[Position, ...] = ()
+    error: str = ""
+    headers: Headers = {}
+
+
+class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One event type's share of a body: fingerprint, events, bytes."""
+
+    fingerprint: int
+    count: int
+    size: int
+
+
+class Data(_Header, tag=1, frozen=True):
+    """Events of one producer for one partition of a stream, numbered from ``first``.
+
+    The body is one section after another, each a msgpack (or JSON) array of events of one type.
+    Where there are several sections, ``order`` holds a byte for each event: its section.
+    """
+
+    kind: ClassVar[str] = "data"
+    stream: str
+    partition: int
+    producer: str
+    first: int
+    count: int
+    sections: tuple[Section, ...]
+    routing: str = ""
+    encoding: int = MSGPACK
+    flags: int = 0
+    order: bytes = b""
+    created_ms: int = 0
+    headers: Headers = {}
+
+
+class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a node says of one producer's events in one partition.
+
+    ``upto``: everything below has been dealt with (processed, shed or refused). ``limit``: the
+    first number without credit. ``expected``: the number to go on with; the outcome EXPECTED asks
+    to go back to it. ``exceptions``: ``(number, count, reason)`` of events refused, ``shed``: of
+    events dropped for overload. ``owner``: with NOT_OWNER, who runs the partition.
+    """
+
+    partition: int
+    outcome: int
+    upto: int
+    limit: int
+    expected: int
+    exceptions: tuple[tuple[int, int, str], ...] = ()
+    owner: str = ""
+    shed: tuple[tuple[int, int, str], ...] = ()
+
+
+class Verdict(_Header, tag=2, frozen=True):
+    """A node's rulings to one producer of a stream; ``error`` answers a frame nobody can place."""
+
+    kind: ClassVar[str] = "verdict"
+    stream: str
+    producer: str
+    rulings: tuple[Ruling, ...] = ()
+    error: str = ""
+    headers: Headers = {}
+
+
+class Watermark(_Header, tag=3, frozen=True):
+    """Event time: no event older than ``millis`` (Unix time) will follow in this lane."""
+
+    kind: ClassVar[str] = "watermark"
+    stream: str
+    partition: int
+    producer: str
+    millis: int
+    headers: Headers = {}
+
+
+class Idle(_Header, tag=4, frozen=True):
+    """Nothing to send for now; with ANSWER_NOW in ``flags`` it asks for a verdict."""
+
+    kind: ClassVar[str] = "idle"
+    stream: str
+    producer: str
+    flags: int = 0
+    headers: Headers = {}
+
+
+class EndOfStream(_Header, tag=5, frozen=True):
+    """The producer will send no more on this stream; the node may forget it."""
+
+    kind: ClassVar[str] = "end of stream"
+    stream: str
+    producer: str
+    headers: Headers = {}
+
+
+class Drain(_Header, tag=6, frozen=True):
+    """The node is stopping: keep what has no verdict, and connect again later.
+
+    A producer answers with a Drain of its own, its last frame before it connects again.
+    """
+
+    kind: ClassVar[str] = "drain"
+    reason: str = ""
+    headers: Headers = {}
+
+
+class Query(_Header, tag=7, frozen=True):
+    """A question to a node's log; the answer has the same ``id``."""
+
+    kind: ClassVar[str] = "query"
+    id: int
+    question: str
+    arguments: dict[str, Any] = {}
+    headers: Headers = {}
+
+
+class Answer(_Header, tag=8, frozen=True):
+    """A node's answer to the query of this ``id``: values by name, or why there are none."""
+
+    kind: ClassVar[str] = "answer"
+    id: int
+    values: dict[str, Any] = {}
+    error: str = ""
+    headers: Headers = {}
+
+
+Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain | Query | Answer
+
+
+class Frame(NamedTuple):
+    """One frame that was read: its header and, for data, the body's bytes."""
+
+    header: Header
+    body: memoryview
+
+
+class BadFrame(NamedTuple):
+    """A frame that could not be read, and why; with its header if that much could be read."""
+
+    reason: str
+    header: Header | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def too_long(producer: str) -> str:
+    """Why an id is too long for a producer; empty if it is not."""
+    size = len(producer.encode(errors="surrogatepass"))
+    if size <= MAX_PRODUCER_BYTES:
+        return ""
+    return (
+        f"the producer id {producer[:40]!r}... has {size} bytes, and {MAX_PRODUCER_BYTES} are the "
+        f"most; give the producer a shorter one"
+    )
+
+
+def encode_frame(header: Header, body: bytes = b"") -> bytes:
+    """One frame as bytes; raises LocalFrameError if the header cannot be encoded."""
+    try:
+        head = _encoder.encode(header)
+        return b"".join((_LENGTHS.pack(len(head), len(body)), head, body))
+    except (TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
+        raise LocalFrameError(f"{header.kind} frame cannot be encoded: {error}") from error
+
+
+def envelope(frames: Iterable[bytes]) -> bytes:
+    """Encoded frames as one envelope."""
+    return b"".join((MAGIC, *frames))
+
+
+def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFrame]:
+    """The frames of an envelope, one by one.
+
+    A frame whose header does not decode or that is larger than ``max_frame_bytes`` is yielded as
+    BadFrame and the reading goes on behind it. Raises RemoteFrameError where nothing further can
+    be read: no envelope, another version, lengths that point outside.
+    """
+    if data[:2] != MAGIC[:2]:
+        raise RemoteFrameError(
+            f"an envelope starts with b'S4', not {bytes(data[:4])!r}; is this an s4node peer?"
+        )
+    if len(data) < len(MAGIC):
+        raise RemoteFrameError(f"truncated: {len(data)} bytes are no envelope")
+    if data[2] != VERSION:
+        raise RemoteFrameError(
+            f"protocol version {data[2]} is not spoken here; this side speaks version {VERSION}"
+        )
+    view = memoryview(data)
+    at, end = len(MAGIC), len(data)
+    while at < end:
+        if end - at < 8:
+            raise RemoteFrameError(f"truncated: {end - at} bytes at offset {at} are no frame")
+        head_size, body_size = _LENGTHS.unpack_from(data, at)
+        size = 8 + head_size + body_size
+        if size > end - at:
+            raise RemoteFrameError(
+                f"truncated: a frame of {size} bytes at offset {at} has only {end - at}"
+            )
+        body_at = at + 8 + head_size
+        if head_size > max_frame_bytes:
+            yield BadFrame(_over(size, max_frame_bytes))
+        else:
+            try:
+                header = _decoder.decode(view[at + 8 : body_at])
+            except _UNDECODABLE as error:  # text that is not UTF-8 is a ValueError of its own
+                yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
+            else:
+                if size > max_frame_bytes:
+                    yield BadFrame(_over(size, max_frame_bytes), header)
+                else:
+                    yield Frame(header, view[body_at : at + size])
+        at += size
+
+
+def _over(size: int, limit: int) -> str:
+    return f"a frame of {size} bytes is over the limit of {limit}"
+
+
+def check_sections(header: Data, body: memoryview) -> str:
+    """Why the sections of a data frame do not add up, or an empty text if they do."""
+    sections = header.sections
+    if header.encoding not in (MSGPACK, JSON):
+        return f"no encoding {header.encoding}; 0 is msgpack, 1 is JSON"
+    if len(sections) == 1 and 0 <= header.first <= MAX_NUMBER and header.partition >= 0:
+        section = sections[0]
+        if 0 < section.count == header.count <= section.size == len(body):
+            return ""
+    if not sections:
+        return "a data frame has at least one section"
+    if len(sections) > MAX_SECTIONS:
+        return f"{len(sections)} sections are more than {MAX_SECTIONS}"
+    if min(header.first, header.partition, header.count - 1) < 0:
+        return "first and partition are 0 or more, count is 1 or more"
+    if header.first > MAX_NUMBER:
+        return f"first is {header.first}, over {MAX_NUMBER}"
+    if any(section.count < 0 or section.size < 0 for section in header.sections):
+        return "a section has a negative count or size"
+    for section in sections:
+        if section.count > section.size:  # an event takes a byte at least
+            return f"a section of {section.size} bytes announces {section.count} events"
+    if sum(section.size for section in header.sections) != len(body):
+        return f"the sections do not add up to the body's {len(body)} bytes"
+    if sum(section.count for section in header.sections) != header.count:
+        return f"the sections do not add up to {header.count} events"
+    if len(header.sections) > 1:
+        if len(header.order) != header.count:
+            return f"order has {len(header.order)} bytes for {header.count} events"
+        for index, section in enumerate(header.sections):
+            if header.order.count(index) != section.count:
+                return f"order and section {index} disagree on its number of events"
+    return ""

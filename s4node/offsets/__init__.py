@@ -1,0 +1,1 @@
+"""How far each input has been processed, and where reading begins."""

@@ -1,0 +1,155 @@
+"""Checkpoints: what is kept of a task's progress, and of the job that it belongs to. Pure.
+
+Rules
+- A checkpoint holds an offset for each partition that its task reads: the event to go on with.
+- Offsets fit the job that wrote them. What decides which task gets which event (the number of
+  tasks, grouper, hasher, keys, partitions of the inputs) is kept beside them, and a job that
+  differs is refused: it would skip events, or have keys whose past is elsewhere.
+- A startpoint that was read from is consumed: its id is kept with the offsets that are behind it,
+  until it is known to be forgotten everywhere else.
+- Inputs may come and go. What a task once read stays in its checkpoint, so that an input which
+  comes back goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from s4node.config import settings
+from s4node.errors import CheckpointError
+
+KEY_ENCODING = "utf8-msgpack/4096"
+"""How keys become bytes and groups; another way would be another word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The progress of a task: the offset to go on with by ``(system, stream, partition)``.
+
+    ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
+    """
+
+    offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    written_ms: int = 0
+    consumed: frozenset[str] = frozenset()
+
+    def over(self, before: Checkpoint) -> Checkpoint:
+        """This one, with what only ``before`` knows."""
+        offsets = {**before.offsets, **self.offsets}
+        return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed)
+
+    def without(self, startpoints: Collection[str]) -> Checkpoint:
+        """This one, where nobody can meet these startpoints any more."""
+        return replace(self, consumed=self.consumed.difference(startpoints))
+
+    @classmethod
+    def at(
+        cls, positions: Mapping[str, int], written_ms: int, consumed: Collection[str] = ()
+    ) -> Checkpoint:
+        """From positions by their places, such as ``log.clicks[0]``.
+
+        Raises CheckpointError if one is no place.
+        """
+        offsets = {}
+        for place, offset in positions.items():
+            system, dot, rest = place.partition(".")
+            stream, bracket, partition = rest.removesuffix("]").rpartition("[")
+            if not (dot and bracket and partition.isdigit()):
+                raise CheckpointError(
+                    f"a position was kept of {place!r}, which is no system.stream[partition]"
+                )
+            offsets[system, stream, int(partition)] = offset
+        return cls(offsets, written_ms, frozenset(consumed))
+
+    def positions(self) -> dict[str, int]:
+        """The offsets by their places."""
+        return {f"{at[0]}.{at[1]}[{at[2]}]": offset for at, offset in self.offsets.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class JobGuard:
+    """What the offsets of a job depend on.
+
+    ``counts`` are the partitions of the inputs by ``system.stream``; those that are ``rerouted``
+    may get more, for each of their events goes to the task of its key wherever it is read.
+    """
+
+    tasks: int
+    grouper: str
+    hasher: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    rerouted: frozenset[str] = frozenset()
+    keys: str = KEY_ENCODING
+
+    def problems(self, before: JobGuard) -> list[str]:
+        """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
+        found = []
+        regrouped = self.grouper != before.grouper
+        if self.tasks != before.tasks and not regrouped:  # else that is why
+            found.append(
+                f"it had {before.tasks} tasks and would have {self.tasks}: keys would move away "
+                f"from their past; {self._as_many(before)}"
+            )
+        for word, mine, its in (
+            (settings.GROUPER.name, self.grouper, before.grouper),
+            (settings.HASHER.name, self.hasher, before.hasher),
+        ):
+            if mine != its:
+                found.append(
+                    f"it was written with {word} = {its}, which is now {mine}; set it back"
+                )
+        if self.keys != before.keys:
+            found.append(
+                f"its keys were encoded as {before.keys}, and this program encodes {self.keys}; "
+                f"run the version of s4node that wrote it"
+            )
+        for stream, count in self.counts.items():
+            known = before.counts.get(stream, count)
+            if count < known:
+                found.append(
+                    f"{stream} had {known} partitions and has {count}: progress in the others "
+                    f"would be for nothing; give it {known} again"
+                )
+            elif count > known and stream not in self.rerouted:
+                found.append(
+                    f"{stream} had {known} partitions and has {count}: its producers now put keys "
+                    f"where other tasks read; give the input stream a key in the app, or begin anew"
+                )
+        return found
+
+    def _as_many(self, before: JobGuard) -> str:
+        """How to have as many tasks as before, grouped as they were."""
+        if self.grouper != settings.GROUPER.default:  # only by partition there may be more
+            inputs = ", ".join(f"{name} ({count})" for name, count in before.counts.items())
+            return f"have it read all inputs and partitions that it read before: {inputs}"
+        grown = [name for name, count in self.counts.items() if count > before.tasks]
+        also = f" (and {', '.join(grown)} has more partitions than that)" if grown else ""
+        return f"set {settings.CLUSTER_PARTITIONS.name} = {before.tasks}{also}"
+
+    def over(self, before: JobGuard) -> JobGuard:
+        """This one, with the inputs that only ``before`` knows."""
+        return JobGuard(
+            self.tasks, self.grouper, self.hasher, {**before.counts, **self.counts},
+            self.rerouted, self.keys,
+        )  # fmt: skip
+
+    def to_row(self) -> dict[str, Any]:
+        """As it is written; what may get more partitions is the program's, not the file's."""
+        return {
+            "tasks": self.tasks, "grouper": self.grouper, "hasher": self.hasher,
+            "counts": dict(self.counts), "keys": self.keys,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, row: Any) -> JobGuard:
+        """From what was written; raises CheckpointError if it is nothing of that kind."""
+        try:
+            counts = {str(name): int(count) for name, count in row["counts"].items()}
+            return cls(
+                int(row["tasks"]), str(row["grouper"]), str(row["hasher"]), counts,
+                keys=str(row["keys"]),
+            )  # fmt: skip
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"what was kept is no job ({error!r})") from error

@@ -1,0 +1,262 @@
+"""How far a task has processed one partition of an input. Pure.
+
+Rules
+- ``safe`` is the offset to go on at after a crash: everything below is fully processed, dropped on
+  purpose, or kept elsewhere; it never passes anything else.
+- A batch is completed piece by piece: an event counts as soon as its task says so, whatever happens
+  to the rest of its batch.
+- The events of a batch may be processed by several tasks; the batch still counts here, once each of
+  its parts does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from s4node.events.event import EventBatch, Receipt
+from s4node.offsets.low_watermark import LowWatermark
+
+if TYPE_CHECKING:
+    from s4node.offsets.system import SystemStreamPartition
+
+Refused = Callable[["InputReceipt", int, str], None]
+"""Called with a batch's receipt, an offset and a reason, for an event that cannot be processed."""
+
+
+class InputProgress:
+    """The progress of one task in ``ssp``, read from ``start`` on.
+
+    ``committed`` is the offset that a restart would go on at, None while there is none.
+    ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoint``
+    is the id of the one that is consumed by the first event that is read, if there is one.
+    """
+
+    __slots__ = (
+        "_low", "committed", "on_refused", "on_safe", "origin", "ssp", "start", "startpoint",
+    )  # fmt: skip
+
+    def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
+        self.ssp = ssp
+        self.origin = str(ssp)
+        self.start = start
+        self.committed: int | None = None
+        self.on_refused = on_refused
+        self.on_safe: Callable[[int], None] | None = None
+        self.startpoint = ""
+        self._low = LowWatermark(start)
+
+    @property
+    def safe(self) -> int:
+        """Everything below is done."""
+        return self._low.safe
+
+    def complete(self, first: int, end: int) -> None:
+        """The offsets ``first <= n < end`` are done."""
+        self._low.complete(first, end)
+        if self.on_safe is not None:
+            self.on_safe(self._low.safe)
+
+
+def taken(
+    progress: Mapping[SystemStreamPartition, InputProgress],
+) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
+    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed.
+
+    An input that was begun at a startpoint has no offset before an event of it is done.
+    """
+    offsets: dict[SystemStreamPartition, int] = {}
+    consumed: set[str] = set()
+    for ssp, each in progress.items():
+        if not each.startpoint:
+            offsets[ssp] = each.safe
+        elif each.safe > each.start:
+            offsets[ssp] = each.safe
+            consumed.add(each.startpoint)
+    return offsets, frozenset(consumed)
+
+
+class Pieces:
+    """What the numbers ``first <= n < end`` owe to those who count them.
+
+    They are done when each of ``parts`` is, and piece by piece before that. There is one part until
+    who cuts them says otherwise. A subclass says where they are counted.
+    """
+
+    __slots__ = ("_early", "_held", "end", "first", "parts")
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first = first
+        self.end = end
+        self.parts = 1
+        self._early: list[tuple[int, int]] = []
+        self._held: set[int] = set()
+
+    def count(self, first: int, end: int) -> None:
+        """These numbers are done, each once."""
+        raise NotImplementedError
+
+    def done(self) -> None:
+        """One part is fully processed; with the last, all that was not said before is."""
+        self.parts -= 1
+        if self.parts:
+            return
+        at = self.first
+        for first, end in sorted(self._early):
+            if first > at:
+                self.count(at, first)
+            at = end
+        if at < self.end:
+            self.count(at, self.end)
+
+    def passed(self, first: int, end: int) -> None:
+        """These numbers are done already, but for those that are held."""
+        for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
+            self._completed(first, number)
+            first = number + 1
+        self._completed(first, end)
+
+    def _completed(self, first: int, end: int) -> None:
+        if first < end:
+            self.count(first, end)
+            if self._early and self._early[-1][1] == first:
+                self._early[-1] = self._early[-1][0], end
+            else:
+                self._early.append((first, end))
+
+    def hold(self, number: int) -> None:
+        """This number is not done before ``release``, whatever the task says."""
+        self.parts += 1
+        self._held.add(number)
+
+    def release(self, number: int) -> None:
+        """A number that was held is done; its task may yet say so, too."""
+        self._completed(number, number + 1)
+        self.done()
+
+
+class InputReceipt(Pieces):
+    """What the offsets ``first <= n < end`` of an input owe to the progress.
+
+    ``batch`` holds their events.
+    """
+
+    __slots__ = ("batch", "progress")
+
+    def __init__(self, progress: InputProgress, first: int, end: int, batch: EventBatch) -> None:
+        super().__init__(first, end)
+        self.progress = progress
+        self.batch = batch
+
+    def count(self, first: int, end: int) -> None:
+        """These offsets are done."""
+        self.progress.complete(first, end)
+
+    def part(self, numbers: Sequence[int]) -> InputPart:
+        """For the part that holds these offsets, in order."""
+        return InputPart(self, numbers)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """An event cannot be processed."""
+        self.progress.on_refused(self, number, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped for overload, by another member of the app."""
+        for each in range(number, number + count):
+            self.refuse(each, reason)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> InputPart:
+        """Events are left out and done with; returns the receipt of those of these ``numbers``."""
+        for number in sorted(reasons):
+            self.passed(number, number + 1)
+        return InputPart(self, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """Where the events were read."""
+        return self.progress.ssp
+
+    @property
+    def origin(self) -> str:
+        """What has the offsets."""
+        return self.progress.origin
+
+    def describe(self, number: int) -> str:
+        """The offset, for messages."""
+        return f"{number}"
+
+
+class PartReceipt:
+    """What a part of a batch owes to the receipt of the ``whole``: these ``numbers`` and no others.
+
+    All else is the whole's to say.
+    """
+
+    __slots__ = ("_numbers", "_whole")
+
+    def __init__(self, whole: Receipt, numbers: Sequence[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def done(self) -> None:
+        """The part is fully processed."""
+        self._whole.done()
+
+    def passed(self, first: int, end: int) -> None:
+        """Those of the part's numbers that are in this range are done already."""
+        for start, stop in runs(self._numbers, first, end):
+            self._whole.passed(start, stop)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """An event cannot be processed."""
+        self._whole.refuse(number, reason)
+
+    def shed(self, number: int, count: int, reason: str) -> None:
+        """Events were dropped for overload."""
+        self._whole.shed(number, count, reason)
+
+    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
+        """Events are left out and done with; returns the receipt of the others."""
+        return self._whole.without(reasons, numbers)
+
+    @property
+    def home(self) -> tuple[str, str, int]:
+        """Where the events came from."""
+        return self._whole.home
+
+    @property
+    def origin(self) -> str:
+        """What has the numbers."""
+        return self._whole.origin
+
+    def describe(self, number: int) -> str:
+        """The event's position, for messages."""
+        return self._whole.describe(number)
+
+
+class InputPart(PartReceipt):
+    """A part of a batch of an input."""
+
+    __slots__ = ()
+
+    def describe(self, number: int) -> str:
+        """Partition and offset, for messages: its task may be that of another partition."""
+        return f"{self.origin}:{super().describe(number)}"
+
+
+def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The numbers in a range, as ranges without holes."""
+    at = bisect_left(numbers, first)
+    start = stop = -1
+    while at < len(numbers) and numbers[at] < end:
+        number = numbers[at]
+        if number != stop:
+            if stop >= 0:
+                yield start, stop
+            start = number
+        stop = number + 1
+        at += 1
+    if stop >= 0:
+        yield start, stop

@@ -1,0 +1,163 @@
+"""Who may write the progress of an app's tasks: a SQLite database that the processes share.
+
+Rules
+- One row a task. Who wants to write its progress and state claims it first; a claim fences all
+  earlier ones, which raise TaskFenced from then on, whenever their process wakes up. A claim by an
+  older epoch of the same coordination is refused.
+- Offsets and state are in a database of the task's own, in a folder of the claim; see state/epochs.
+- Plain blocking calls, one transaction each; who may not block calls them from a thread, one at a
+  time.
+- What a passing trouble may be (full disk, another's lock, lost rights) raises ProgressUnwritten:
+  nothing has happened, and it can be tried again. Damage and a newer format are CheckpointError.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.sqlite_file import Form, SqliteFile
+
+FORMAT = 4
+FILE = "progress.sqlite"
+
+_SCHEMA = """
+CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
+CREATE TABLE task (
+    name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
+    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, linked INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+_FORM = Form(
+    FILE,
+    0x53344E70,  # "S4Np"
+    FORMAT,
+    _SCHEMA,
+    "progress",
+    "put a copy of it back, or delete it: what the tasks keep is in folders beside it",
+    ProgressUnwritten,
+    CheckpointError,
+)
+
+
+class Claim(NamedTuple):
+    """The right to write a task's progress, as long as nobody has claimed it since.
+
+    ``commit`` is the number of the last one that was about to be written before, 0 where none was.
+    ``linked`` says that others know what some of them said: they have had events that left with
+    them, or were told that theirs are safe, and do not keep those any more.
+    """
+
+    task: str
+    fence: int
+    commit: int = 0
+    linked: bool = False
+
+
+class ProgressStore(SqliteFile):
+    """The database ``progress.sqlite`` in ``folder``, both made where missing."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, _FORM)
+
+    # -- the job -----------------------------------------------------------------------------
+
+    def admit(self, job: JobGuard) -> None:
+        """Let the job go on from what is here, and remember what it is like.
+
+        Raises CheckpointError with every reason why it cannot.
+        """
+        with self._transaction():
+            row = self._db.execute("SELECT guard FROM job").fetchone()
+            before = None if row is None else JobGuard.of(self._parsed(row[0]))
+            if before is not None:
+                problems = job.problems(before)
+                if problems:
+                    listed = "\n".join(f"- {problem}" for problem in problems)
+                    raise CheckpointError(
+                        f"the progress in {self.path} does not fit this job:\n{listed}\nOr delete "
+                        f"that folder, to begin without any progress."
+                    )
+                job = job.over(before)
+            text = msgspec.json.encode(job.to_row()).decode()
+            self._db.execute("INSERT OR REPLACE INTO job VALUES (1, ?)", (text,))
+
+    def job(self) -> JobGuard | None:
+        """What the job was like that wrote here."""
+        with self._transaction(write=False):
+            row = self._db.execute("SELECT guard FROM job").fetchone()
+        return None if row is None else JobGuard.of(self._parsed(row[0]))
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def claim(self, task: str, origin: str, epoch: int, above: int = 0) -> Claim:
+        """Become the one who writes a task's progress, with a fence higher than ``above``.
+
+        ``origin`` names the coordination that gave the task away in ``epoch``. Raises TaskFenced
+        where a later epoch of the same coordination has claimed it already.
+        """
+        with self._transaction():
+            row = self._db.execute(
+                "SELECT fence, origin, epoch, commits, linked FROM task WHERE name = ?", (task,)
+            ).fetchone()
+            if row is not None and row[1] == origin and row[2] > epoch:
+                raise TaskFenced(
+                    f"task {task!r} belongs to epoch {row[2]} by now, and this container had "
+                    f"it in epoch {epoch}; it stops, for two owners would count twice"
+                )
+            fence = max(0 if row is None else row[0], above) + 1
+            self._db.execute(
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
+                "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
+                (task, fence, origin, epoch),
+            )
+        return Claim(task, fence) if row is None else Claim(task, fence, row[3], bool(row[4]))
+
+    def renew(
+        self, claim: Claim, written_ms: int, commit: int | None = None, *, linked: bool = False
+    ) -> None:
+        """Say that a task's progress is written now, with this ``commit`` about to be written;
+        once ``linked``, it remains so.
+
+        Raises TaskFenced where another has claimed it since.
+        """
+        with self._transaction():
+            renewed = self._db.execute(
+                "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits), "
+                "linked = linked OR ? WHERE name = ? AND fence = ?",
+                (written_ms, commit, linked, claim.task, claim.fence),
+            ).rowcount
+        if not renewed:
+            raise _taken_over(claim)
+
+    def check(self, claim: Claim) -> None:
+        """Raise TaskFenced where another has claimed the task since."""
+        with self._transaction(write=False):
+            found = self._db.execute(
+                "SELECT 1 FROM task WHERE name = ? AND fence = ?", (claim.task, claim.fence)
+            ).fetchone()
+        if found is None:
+            raise _taken_over(claim)
+
+    def tasks(self) -> dict[str, int]:
+        """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
+        with self._transaction(write=False):
+            return dict(self._db.execute("SELECT name, written_ms FROM task").fetchall())
+
+
+def _taken_over(claim: Claim) -> TaskFenced:
+    return TaskFenced(
+        f"another container has taken task {claim.task!r} over; this one stops, and what it has "
+        f"processed since its last commit is processed again there"
+    )
+
+
+def now_ms() -> int:
+    """Unix time, for checkpoints."""
+    return int(time.time() * 1000)

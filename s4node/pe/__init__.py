@@ -1,1 +1,0 @@
-"""Processing elements: the class that users write, its prototype, and the instances of a task."""

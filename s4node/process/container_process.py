@@ -1,0 +1,343 @@
+"""A container process: what ``python -m s4node.process.container_process LINE`` runs under a supervisor.
+
+Rules
+- ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.node.supervisor_protocol`.
+- The line is read in a thread of its own, so that the end of the supervisor is noticed even while a
+  handler blocks the loop: then there is one drain's time left, and the process ends without more.
+- Pulses come from the loop, so that they stop when it does. What the socket does not take at once
+  leaves as soon as it takes more, for the next message waits behind it.
+- Why it failed goes over the line, for the supervisor to tell; it is printed only where there is no
+  supervisor left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from s4node.app import dataflow as flow
+from s4node.app.app import AdapterApp, App
+from s4node.app.stream import InputStream, OutputStream
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.node import package
+from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node.package import Store
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.deploy import pack
+from s4node.deploy.load_app import load_app
+from s4node.deploy.tracebacks import cause_trace, others_trace
+from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
+from s4node.process import log_setup as logging
+from s4node.process import stdio
+from s4node.process.serve import tune_gc
+from s4node.runtime.container.container import Container
+
+_LAST_WORDS_SECONDS = 5.0
+_FRAMES = 6
+
+
+class Line:
+    """The container's end of the line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        end.set_inheritable(False)
+        self.go = trio.Event()
+        self._socket = end
+        self._lines = lifeline.Lines()
+        self._queue: list[bytes] = []
+        self._unsent = b""
+        self._full = trio.Event()
+        self._lock = threading.Lock()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._on_stop: Callable[[], None] = lambda: None
+        self._drain_seconds = 0.0
+
+    def begin(self) -> lifeline.Begin:
+        """The first message. Ends the process if there is none, for then nobody wants it."""
+        message = self._read()
+        if not isinstance(message, lifeline.Begin):
+            os._exit(0)
+        threading.Thread(target=self._listen, name="line", daemon=True).start()
+        return message
+
+    def attach(self, on_stop: Callable[[], None], drain_seconds: float) -> None:
+        """From now on a stop is passed on to ``on_stop``, in trio; before, it ends the process."""
+        with self._lock:
+            self._on_stop = on_stop
+            self._drain_seconds = drain_seconds
+            self._token = trio.lowlevel.current_trio_token()
+
+    def detach(self) -> None:
+        """Trio ends; a stop is nothing that has to be passed on any more."""
+        with self._lock:
+            self._on_stop = lambda: None
+
+    def say(self, message: lifeline.Message) -> None:
+        """Send a message; does not wait."""
+        self._unsent += lifeline.encode(message)
+        self._send()
+
+    def pulse(self, statistics: dict[str, object]) -> None:
+        """Send a pulse, unless the one before has not been taken yet. Without its statistics where
+        they are more than a line may hold: that it lives is what counts."""
+        if self._unsent:
+            return
+        line = lifeline.encode(lifeline.Pulse(statistics))
+        if len(line) > lifeline.MAX_LINE_BYTES:
+            line = lifeline.encode(lifeline.Pulse({}))
+        self._unsent = line
+        self._send()
+
+    async def carry(self) -> None:
+        """Send what the socket did not take at once, until cancelled."""
+        while True:
+            await self._full.wait()
+            self._full = trio.Event()
+            await trio.lowlevel.wait_writable(self._socket)
+            self._send()
+
+    def flush(self) -> bool:
+        """Wait until everything is sent; False if there is nobody, or who is does not read."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        while self._unsent and poll.poll(_LAST_WORDS_SECONDS * 1000) and self._send():
+            pass
+        return not self._unsent
+
+    def _send(self) -> bool:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            self._full.set()
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> lifeline.ToContainer | None:
+        """The next message, or None at the line's end."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not self._queue:
+            poll.poll()
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._queue += self._lines.feed(data)
+        return lifeline.to_container(self._queue.pop(0))
+
+    def _listen(self) -> None:
+        """Until the line's end, which comes after a stop as well: who asked for it may die."""
+        while (message := self._read()) is not None:
+            if isinstance(message, lifeline.Go):
+                with self._lock:
+                    self._in_trio(self.go.set)
+            else:
+                self._stop()
+        self._stop()
+        time.sleep(self._drain_seconds)
+        os._exit(1)
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._token is None:  # the app is only being loaded
+                os._exit(0)
+            self._in_trio(self._on_stop)
+
+    def _in_trio(self, function: Callable[[], None]) -> None:
+        try:
+            assert self._token is not None
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError:  # it has ended meanwhile
+            pass
+
+
+def main() -> NoReturn:
+    """Run what the line says; ends the process."""
+    if stdio.provide():
+        stdio.discard()
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    begin = line.begin()
+    status = 0
+    logging.print_whole_lines()
+    try:
+        config = Config.of(begin.settings)
+        logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+        app = _load(begin)
+        trio.run(_run, line, begin, app, config)
+        sys.stdout.flush()
+    except BaseException as error:
+        failed = failure(error)
+        status = failed.status
+        line.say(failed)
+        if not line.flush():
+            print(f"{failed.trace}s4: {failed.error}", file=sys.stderr)
+    with suppress(OSError):  # it has been told, or there was worse to tell
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of the app that never end do not hold it up
+
+
+def failure(error: BaseException) -> lifeline.Failed:
+    """What is told about the exception that ended a container."""
+    found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
+    ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
+    leaf = (ours or found)[0]
+    status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
+    if ours:
+        lost = isinstance(leaf, EventsLost)
+        return lifeline.Failed(str(leaf), cause_trace(ours[0]), status, lost)
+    if stdio.is_unwritten(leaf):
+        return lifeline.Failed(stdio.unwritten(leaf), "", status)
+    trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
+    return lifeline.Failed(described(leaf), trace, status)
+
+
+def _load(begin: lifeline.Begin) -> App:
+    app = _packaged(begin) if begin.package else load_app(begin.target)
+    if begin.adapter and not isinstance(app, AdapterApp):
+        raise ConfigError(f"{begin.target} is no AdapterApp; run it without --adapter")
+    return app
+
+
+def _packaged(begin: lifeline.Begin) -> App:
+    file = Path(begin.package)
+    data = Store(file.parent).get(begin.digest)
+    return pack.load(package.decode(data), Path(begin.folder))
+
+
+async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> None:
+    container = Container(app, config, node=begin.member)
+    stopping = trio.Event()
+
+    def stop() -> None:
+        stopping.set()
+        if container.ready.is_set() or container.tasks:
+            container.stop()
+        else:  # it still waits for the other members, and has taken nothing
+            nursery.cancel_scope.cancel()
+
+    drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+    async with trio.open_nursery() as nursery:
+        line.attach(stop, drain)
+        with _signals(stop):
+            nursery.start_soon(line.carry)
+            nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
+            await container.prepare()
+            inputs, outputs = _streams(app)
+            starts = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+            levels = flow.levels(flow.edges(app), starts)
+            line.say(lifeline.Prepared(app.name, inputs, outputs, levels))
+            if begin.hold:
+                async with trio.open_nursery() as either:
+                    for event in (line.go, stopping):
+                        either.start_soon(_wait, event, either.cancel_scope)
+            if not stopping.is_set():
+                nursery.start_soon(_announce, line, container)
+                async with _enrolled(container, begin, config):
+                    try:
+                        await container.run()
+                    except EventsLost:
+                        _say_done(line, stopping)
+                        raise
+                _say_done(line, stopping)
+            line.detach()
+            nursery.cancel_scope.cancel()
+
+
+def _say_done(line: Line, stopping: trio.Event) -> None:
+    """Say that it is not to be started again, where that was not the supervisor's own wish."""
+    if not stopping.is_set():
+        line.say(lifeline.Done())
+        line.flush()
+
+
+@asynccontextmanager
+async def _enrolled(
+    container: Container, begin: lifeline.Begin, config: Config
+) -> AsyncIterator[None]:
+    """Make the container a member of its cluster, where it is to be one."""
+    if not begin.coordination:
+        yield
+        return
+    app = begin.app or container.app.name
+    coordination = FolderCoordination(
+        begin.coordination, session_timeout=config[settings.SESSION_TIMEOUT]
+    )
+    async with coordination.session(f"{app} on {begin.member}") as session:
+        container.enrolment = Enrolment(
+            session,
+            cluster=config[settings.CLUSTER_NAME],
+            app=app,
+            member=begin.member,
+            expected=begin.expected,
+            containers=config[settings.CONTAINER_COUNT],
+            gather_timeout=config[settings.CLUSTER_GATHER_TIMEOUT],
+            node=begin.node,
+            version=begin.version,
+        )
+        yield
+
+
+async def _wait(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _announce(line: Line, container: Container) -> None:
+    await container.ready.wait()
+    tune_gc(container.config)
+    app = container.app
+    line.say(lifeline.Ready(app.name, container.address, *_streams(app)))
+
+
+def _streams(app: App) -> tuple[list[str], list[str]]:
+    """The names of an app's streams that come over sockets, and of its output streams."""
+    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
+    outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
+    return inputs, outputs
+
+
+async def _pulses(line: Line, container: Container, seconds: float) -> None:
+    while True:
+        ready = container.ready.is_set()
+        line.pulse(msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {})
+        await trio.sleep(seconds)
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM drains, as the line's stop does; Ctrl-C is the supervisor's affair."""
+    token = trio.lowlevel.current_trio_token()
+    before = signal.signal(signal.SIGTERM, lambda *_: token.run_sync_soon(stop))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""``s4 run APP --nodes N``: an app in several container processes on this machine.
+
+Rules
+- The containers find each other through a folder that lasts as long as the command does. What one
+  that was killed has left behind is removed by the next. Who looks there finds the app, too.
+- Clients come to one address, the launcher's door, which leads them to the containers. The log, if
+  there is one, is at that address, too: one process has its folder, and containers come and go.
+- A container that dies is started again, as a spare: by then others have its partitions. One whose
+  tasks are done is not, and the command ends when all are.
+- An app that cannot start at all ends the command, with the reason.
+- With more containers than partitions the last ones to come are spares.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from s4node.cluster.node.own_folder import temporary_coordination
+from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.cluster.node.supervisor_protocol import Begin, handed_on
+from s4node.config import settings
+from s4node.config.paths import check_travels
+from s4node.config.settings import Config
+from s4node.errors import ContainerFailed
+from s4node.log.host import LogHost
+from s4node.process import log_setup as logging
+from s4node.process.serve import exit_status, stop_on_signals
+from s4node.process.stand_in import StandIn
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An app that runs: where its door is, its input streams, its containers by name, and the
+    folder through which they find each other."""
+
+    app: str
+    address: str
+    inputs: tuple[str, ...]
+    containers: Mapping[str, str]
+    folder: Path
+
+
+def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
+    """Run until a signal or a failure; returns the exit status."""
+    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    try:
+        check_travels(target)
+        with temporary_coordination("s4-run-") as folder:
+            launcher = _Launcher(target, nodes, config, folder)
+            return trio.run(launcher.run, on_ready)
+    except BaseException as error:
+        return exit_status(error)
+
+
+async def _wait_ready(process: ContainerProcess) -> None:
+    """Return when it is ready, or was and is done already."""
+    try:
+        await process.wait_ready()
+    except ContainerFailed:
+        if process.failure is not None:
+            raise
+
+
+class _Launcher:
+    def __init__(self, target: str, nodes: int, config: Config, folder: Path) -> None:
+        self._target = target
+        self._nodes = nodes
+        self._config = config
+        self._folder = folder
+        self._stopping = trio.Event()
+        self._status = 0
+        self._ran = False
+        self._door: Door
+        self._supervisor: Supervisor
+
+    async def run(self, on_ready: Callable[[Launched], None]) -> int:
+        """All of it; returns the exit status."""
+        stopped = False
+        async with trio.open_nursery() as nursery:
+            with stop_on_signals(self._stopping.set, nursery.cancel_scope):
+                door = self._door = Door(self._config, "door", self._lookup, make_log=LogHost.of)
+                await nursery.start(door.run)
+                async with supervising(limits_of(self._config)) as self._supervisor:
+                    for number in range(1, self._nodes + 1):
+                        self._supervisor.start(self._begin(f"node-{number}"))
+                    nursery.start_soon(self._tell_door, door)
+                    nursery.start_soon(self._announce, door, on_ready, nursery)
+                    await self._stopping.wait()
+                    failures = await self._supervisor.stop()
+                    await door.finish()
+                    stopped = True
+                    if not self._status:
+                        self._status = 1 if failures else 0
+                        for failure in failures:
+                            print(f"s4: {failure}", file=sys.stderr)
+                nursery.cancel_scope.cancel()
+        if self._status:
+            return self._status
+        if not self._ran:
+            print("s4: stopped before it ran", file=sys.stderr)
+        return 0 if stopped and self._ran else 130
+
+    def _begin(self, name: str) -> Begin:
+        given = handed_on(self._config, self._door.address)
+        host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
+        ours = {
+            settings.LISTENER_ADDRESS.name: f"{host}:0",
+            settings.COORDINATION_FOLDER.name: str(self._folder),
+        }
+        return Begin(
+            "",  # its processes say it, when they have loaded it
+            name,
+            given | ours,
+            target=self._target,
+            node=name,
+            coordination=str(self._folder),
+            expected=self._nodes,
+            hold=True,
+        )
+
+    async def _announce(
+        self, door: Door, on_ready: Callable[[Launched], None], nursery: trio.Nursery
+    ) -> None:
+        processes = list(self._supervisor.processes)
+        try:
+            for process in processes:
+                await process.wait_prepared()
+            for process in processes:
+                await process.go()
+            for process in processes:
+                await _wait_ready(process)
+        except ContainerFailed as error:
+            if self._stopping.is_set():
+                return
+            print(f"{error.trace}s4: {error.reason}", file=sys.stderr)
+            self._status = process.failure.status if process.failure is not None else 1
+            self._stopping.set()
+            return
+        first = processes[0]
+        app = first.begin.app
+        stand_in = StandIn(self._config, self._folder, app, door.address, processes)
+        await nursery.start(stand_in.run)
+        if self._stopping.is_set():
+            return
+        inputs = tuple(first.prepared.inputs) if first.prepared is not None else ()
+        containers = {each.begin.member: each.address for each in processes if each.address}
+        self._ran = True
+        on_ready(Launched(app, door.address, inputs, containers, self._folder))
+        while self._supervisor.processes:
+            await self._supervisor.changed.wait()
+        self._stopping.set()
+
+    async def _tell_door(self, door: Door) -> None:
+        while True:
+            changed = self._supervisor.changed
+            door.news()
+            await changed.wait()
+
+    def _lookup(self, stream: str, reads: bool) -> list[str] | str:
+        """For the door: the containers, if their app takes ``stream``, or for who reads it."""
+        prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
+        known = {name for each in prepared for name in each.inputs}
+        if reads or stream in known or not known:  # none has said yet what it takes
+            return [process.address for process in self._supervisor.processes if process.address]
+        return (
+            f"app {prepared[0].app!r} has no input stream {stream!r}; its input streams: "
+            f"{', '.join(sorted(known))}"
+        )

@@ -1,0 +1,198 @@
+"""Runs a container as a process: signals, logs, exit status.
+
+Rules
+- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``); Ctrl-C behind that
+  stops at once, and says so. A further SIGTERM is the same request: tools send it twice.
+- A handler that never gives way keeps the process from all of that. So it is ended from outside of
+  the loop, also when the time for draining is over.
+- Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
+  Only errors of standard output itself are taken for this, whatever the process is for.
+- Exit status 0 after an orderly stop, 1 when the app failed or a stop left events that nobody
+  keeps, 2 when it could not start, 130 when it was stopped at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import trio
+
+from s4node.app.app import App
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.deploy.tracebacks import cause_trace
+from s4node.errors import ConfigError, GraphError, S4Error, leaves
+from s4node.process import log_setup as logging
+from s4node.process import stdio
+from s4node.runtime.container.container import Container
+
+_AT_ONCE_SECONDS = 1.0
+_STUCK_SECONDS = 5.0
+_UNDRAINED = (
+    b"stopped at once, before all was drained; what was not committed is processed again where "
+    b"its input can be read again, and is lost otherwise\n"
+)
+_CUT_SHORT = b"s4: " + _UNDRAINED
+_STUCK = b"s4: a handler does not give way, and the time for draining is over: " + _UNDRAINED
+
+
+def serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str = "") -> int:
+    """Run ``app`` until a signal or a failure, on a node of that name; returns the exit status."""
+    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    logging.print_whole_lines()
+    try:
+        return trio.run(_serve, app, config, on_ready, node)
+    except BaseException as error:
+        return exit_status(error)
+
+
+def exit_status(error: BaseException) -> int:
+    """Print our own errors and return the exit status; raises what is not ours."""
+    found = leaves(error)
+    for leaf in found:
+        if isinstance(leaf, S4Error):
+            print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
+        elif stdio.is_unwritten(leaf):
+            _tell_output(leaf)
+        elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
+            raise error
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
+        return 130
+    return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
+
+
+def _tell_output(error: BaseException) -> None:
+    """Say why there is no output, unless nobody reads it; what is left of it is thrown away."""
+    stdio.discard()
+    if not isinstance(error, BrokenPipeError):
+        print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)
+
+
+async def _serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str) -> int:
+    container = Container(app, config, node=node)
+
+    def ready() -> None:
+        tune_gc(config)
+        on_ready(container)
+
+    return await run_until_signal(container, ready, config[settings.TASK_SHUTDOWN_MS])
+
+
+class Running(Protocol):
+    """What a process is for: it runs until it is told to stop."""
+
+    ready: trio.Event
+
+    def stop(self) -> None:
+        """Begin an orderly stop, at the end of which ``run`` returns."""
+        ...
+
+    async def run(self) -> None:
+        """All of it."""
+        ...
+
+
+async def run_until_signal(
+    what: Running, on_ready: Callable[[], None], seconds: float = math.inf
+) -> int:
+    """Run it until it ends or a signal stops it, for which it has so many seconds; returns the exit
+    status."""
+    status = 130
+    async with trio.open_nursery() as nursery:
+        with stop_on_signals(what.stop, nursery.cancel_scope, seconds):
+            nursery.start_soon(_announce, what.ready, on_ready)
+            await what.run()
+            status = 0
+            nursery.cancel_scope.cancel()
+    return status
+
+
+async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
+    await ready.wait()
+    on_ready()
+
+
+def tune_gc(config: Config) -> None:
+    """Let the garbage collector look at what comes and goes, not at what was made at the start."""
+    threshold = config[settings.GC_THRESHOLD]
+    if threshold:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(threshold, 50, 20)
+
+
+@contextmanager
+def stop_on_signals(
+    stop: Callable[[], None], scope: trio.CancelScope, seconds: float = math.inf
+) -> Iterator[None]:
+    """Let the first signal ``stop`` in order, and Ctrl-C behind that cancel ``scope``.
+
+    A handler that never gives way keeps trio from hearing of it, so the process also ends by
+    threads of their own, unless it has ended by itself: after Ctrl-C behind the first signal, and
+    where the loop stands still when so many seconds are over.
+    """
+    token = trio.lowlevel.current_trio_token()
+    stopping = cut = False
+
+    def heard(number: int, _frame: object) -> None:
+        nonlocal stopping, cut
+        if not stopping:
+            stopping = True
+            token.run_sync_soon(_stop, stop, number)
+            _after(seconds, _end_if_stuck, token)
+        elif number == signal.SIGINT and not cut:
+            cut = True
+            token.run_sync_soon(scope.cancel)
+            _after(_AT_ONCE_SECONDS, os._exit, 130)
+            _write(_CUT_SHORT)
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _stop(stop: Callable[[], None], number: int) -> None:
+    if sys.stderr.isatty():
+        again = "once more" if number == signal.SIGINT else "Ctrl-C"
+        name = signal.Signals(number).name
+        print(f"\n{name}: draining; {again} to stop at once", file=sys.stderr)
+    stop()
+
+
+def _after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
+    """Call it after so many seconds in a thread of its own, which keeps nobody from ending."""
+    if seconds < threading.TIMEOUT_MAX:
+        timer = threading.Timer(seconds, function, arguments)
+        timer.daemon = True
+        timer.start()
+
+
+def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
+    """End the process once trio answers no more."""
+    while True:
+        alive = threading.Event()
+        try:
+            token.run_sync_soon(alive.set)
+        except trio.RunFinishedError:
+            return
+        if not alive.wait(_STUCK_SECONDS):
+            _write(_STUCK)
+            os._exit(130)
+        time.sleep(_AT_ONCE_SECONDS)
+
+
+def _write(text: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, text)  # not print: the signal may have come amid one

@@ -1,0 +1,113 @@
+"""What ``s4 status``, ``s4 top`` and ``s4 apps`` find of an app under ``s4 run --nodes``.
+
+Rules
+- Each container looks as if it were on a node of its own; the launcher answers for all of them.
+- It is there to be looked at: who wants to deploy there, or to undeploy, is told whose it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import trio
+
+from s4node.cluster.coordination.contract import Session
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.registry import RUNNING, AppInfo, NodeInfo, Registry
+from s4node.cluster.node import admin
+from s4node.cluster.node.package import python_here
+from s4node.cluster.node.supervisor import ContainerProcess
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.deploy.deploy import LOCK
+from s4node.errors import DeployFailed, EntryExists, S4Error
+
+_AGAIN_SECONDS = 1.0
+"""The pause before a session that was lost is followed by another."""
+
+
+class StandIn:
+    """Stands in for the nodes of an app's containers, in the containers' own folder.
+
+    ``address`` is where programs outside ask for them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        app: str,
+        address: str,
+        processes: Sequence[ContainerProcess],
+    ) -> None:
+        self._config = config
+        self._cluster = config[settings.CLUSTER_NAME]
+        self._folder = folder
+        self._app = app
+        self._address = address
+        self._processes = processes
+        self._holder = f"'s4 run' of {app}, process {os.getpid()} on {socket.gethostname()},"
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Be known, and answer, until cancelled; started once it is known."""
+        coordination = FolderCoordination(
+            self._folder, session_timeout=self._config[settings.SESSION_TIMEOUT]
+        )
+        known = False
+        async with trio.open_nursery() as nursery:
+            for process in self._processes:
+                answer = partial(self._answer, process)
+                await nursery.start(admin.serve, self._place(process), answer)
+            while True:
+                try:
+                    async with coordination.session(f"launcher of {self._app}") as session:
+                        await self._enter(session)
+                        if not known:
+                            known = True
+                            task_status.started()
+                        await session.lost.wait()
+                except S4Error:
+                    if not known:
+                        raise
+                await trio.sleep(_AGAIN_SECONDS)  # the app itself goes on without
+
+    def _place(self, process: ContainerProcess) -> Path:
+        return self._folder / f"{process.begin.member}.admin"
+
+    async def _enter(self, session: Session) -> None:
+        registry = Registry(session)
+        with suppress(EntryExists):  # of a session before
+            await registry.lock(self._cluster, LOCK, self._holder)
+        with suppress(EntryExists):
+            partitions = self._config[settings.CLUSTER_PARTITIONS]
+            await registry.create_app(
+                AppInfo(self._app, self._cluster, "", partitions, state=RUNNING)
+            )
+        for process in self._processes:
+            node = NodeInfo(
+                name=process.begin.member,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                python=python_here(),
+                address=self._address,
+                admin=str(self._place(process)),
+            )
+            await registry.join_node(self._cluster, node)
+
+    async def _answer(
+        self, process: ContainerProcess, ask: admin.Ask, _: bytes, conversation: admin.Conversation
+    ) -> None:
+        if not isinstance(ask, admin.AskStatus):
+            raise DeployFailed(f"{self._holder} takes no other apps; start a node: s4 node CLUSTER")
+        container = msgspec.structs.replace(process.status(), app=self._app)
+        await conversation.say(
+            admin.NodeStatus(
+                process.begin.member, self._cluster, os.getpid(), self._address, [container]
+            )
+        )

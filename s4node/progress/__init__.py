@@ -1,1 +1,0 @@
-"""How far each input has been processed."""

@@ -1,0 +1,1 @@
+"""One container: tasks, their loop, inputs, outputs, commits."""

@@ -1,0 +1,1 @@
+"""Commits, rollback and dead letters."""

@@ -1,0 +1,163 @@
+"""Rejects: what becomes of events of an input that cannot be processed.
+
+Rules
+- An event that does not decode, or whose key is not found, stops the container; or it is dropped
+  and counted; or it is kept in the dead letter stream, as the settings say.
+- The place where it was counts as processed when it was dropped, or when the dead letter stream has
+  it for good; until then the progress of its input waits there.
+- The first of a stream is told, the others are counted.
+- A task takes no commit while a letter of its own is under way: what it has processed behind that
+  event must not be kept without it. A letter is sent once, although its task may go back and come
+  to the event again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from s4node.errors import DecodeError
+from s4node.events.event import GenericEvent
+from s4node.logger import get_logger
+from s4node.offsets.input_progress import InputReceipt
+from s4node.runtime.task.poison.dead_letter import letter
+from s4node.runtime.task.poison.poison_events import Place
+
+if TYPE_CHECKING:
+    from s4node.runtime.task.task import Task
+
+log = get_logger("s4node.inputs")
+
+Keep = Callable[[GenericEvent], Awaitable[None]]
+"""Keeps a dead letter; returns when it is safe."""
+
+MAX_KNOWN = 10_000
+"""Letters of a container that are not sent twice; of more, the oldest might be."""
+
+_Place = tuple[int, str, int]
+
+MAX_WAITING = 1000
+"""Dead letters that wait to be kept; more hold the reading of inputs up."""
+
+
+class Rejects:
+    """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
+
+    ``counts`` are by stream. ``wake(partition)`` is called when all letters of its task are safe.
+    """
+
+    def __init__(self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._drop = drop
+        self._keep = keep
+        self._wake = wake
+        self._known: dict[_Place, None] = {}  # of which a letter is safe, or under way
+        self._waiting = 0
+        self._room = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+        self._ending = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep dead letters until cancelled; raises what keeping them raises."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._ending = True
+
+    @property
+    def full(self) -> bool:
+        """Whether so many dead letters wait that reading is to wait as well."""
+        return self._waiting >= MAX_WAITING
+
+    async def wait_room(self) -> None:
+        """Return once few dead letters wait."""
+        while self.full:
+            await self._room.park()
+
+    async def settle(self) -> None:
+        """Return once no dead letter waits."""
+        while self._waiting:
+            await self._room.park()
+
+    def reject(
+        self,
+        task: Task,
+        receipt: InputReceipt,
+        number: int,
+        reason: str,
+        event: Any,
+        *,
+        given: bool,
+    ) -> None:
+        """An event of ``receipt``'s batch cannot be processed; ``given`` where its task has it.
+
+        ``event`` is its bytes where it does not decode. Raises DecodeError if that is to stop the
+        container.
+        """
+        ssp = receipt.progress.ssp
+        if self._keep is None and not self._drop:
+            raise DecodeError(
+                f"{ssp} offset {number}: {reason}. The container stops here; mend the producer, or "
+                f"set task.dead.letter.stream to keep such events, or "
+                f"task.drop.deserialization.errors = true to drop them"
+            )
+        stream = f"{ssp.system}.{ssp.stream}"
+        if not self.counts[stream]:
+            log.warning("an event of an input cannot be processed; further ones are only counted",
+                        input=str(ssp), offset=number, reason=reason,
+                        kept=self._keep is not None)  # fmt: skip
+        self.counts[stream] += 1
+        if self._keep is None:
+            if not given:
+                receipt.passed(number, number + 1)
+            return
+        place = (task.partition, str(ssp), number)
+        if place in self._known:
+            if not given:
+                receipt.passed(number, number + 1)
+            return
+        receipt.hold(number)
+        self._send(task, place, letter(ssp, str(ssp), number, reason, event), receipt)
+
+    def bury(self, task: Task, at: Place, what: GenericEvent) -> None:
+        """Keep the letter of an event that ``task`` has left out."""
+        place = (task.partition, *at)
+        if place not in self._known:
+            self._send(task, place, what)
+
+    def _send(
+        self,
+        task: Task,
+        place: _Place,
+        what: GenericEvent,
+        receipt: InputReceipt | None = None,
+    ) -> None:
+        assert self._nursery is not None
+        if self._ending:  # all is being cancelled, and a task has taken one more step
+            return
+        what.put("app", task.app.name)
+        what.put("task", task.name)
+        self._known[place] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._waiting += 1
+        assert task.isolation is not None
+        task.isolation.culprits.unsafe += 1
+        self._nursery.start_soon(self._bury, task, what, receipt)
+
+    async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
+        assert self._keep is not None
+        await self._keep(what)
+        if receipt is not None:
+            receipt.release(what.offset)
+        assert task.isolation is not None
+        task.isolation.culprits.unsafe -= 1
+        if not task.letters_wait:
+            self._wake(task.partition)
+        self._waiting -= 1
+        self._room.unpark_all()

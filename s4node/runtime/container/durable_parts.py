@@ -1,0 +1,360 @@
+"""What a container has where its tasks keep state: readers, rejects, and commits.
+
+Rules
+- It is there only where the app has inputs that can be read again, or durable streams. The systems
+  are asked for the partitions of each before anything is made; later they run beside the container.
+- The progress of a task is claimed before the task starts, and its inputs are read after it has: so
+  the task may say where to begin. Startpoints are given to tasks before any is claimed.
+- Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
+  thing, the container does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import trio
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream, OutputStream
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, StartpointError
+from s4node.events.event import LIVE, GenericEvent
+from s4node.events.keys import Partitioner, crc32, hasher_named
+from s4node.logger import get_logger
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.job_lock import Presence
+from s4node.offsets.startpoint import Oldest, Startpoint
+from s4node.offsets.startpoint_fan_out import Request
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.commit.committer import Committer, folder_of
+from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.commit.producers import Producers
+from s4node.runtime.commit.recovery import Recovery
+from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.inputs.binding import durable_of, live_of, replayable
+from s4node.runtime.inputs.job_model import AppKind, JobModel
+from s4node.runtime.inputs.starting_offsets import default_offset
+from s4node.runtime.inputs.startpoints import Startpoints
+from s4node.runtime.inputs.system_consumers import Consumers, Gained, watch
+from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.task.statistics import ReplayStatistics
+from s4node.runtime.task.task import Task
+from s4node.state.checkpoint_policy import Policy
+from s4node.state.remote_backup import depot_of
+from s4node.systems.live import LiveSource
+from s4node.systems.registry import Systems
+
+log = get_logger("s4node.container")
+
+
+class Replay:
+    """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
+
+    ``counts`` are the partitions of its inputs by system and stream. ``exchange`` is set before
+    :meth:`make`.
+    """
+
+    def __init__(self, app: App, config: Config, own_log: str) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.systems = Systems(config, own_log)
+        self.exchange: Exchange
+        self.consumers: Consumers
+        self.committer: Committer
+        self.rejects: Rejects
+        self.recovery: Recovery
+        self._app = app
+        self._config = config
+        self._outputs: Outputs
+        self._partitions: Partitions
+        self._model: JobModel
+        self._startpoints: Startpoints
+        self._presence: Presence
+        self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
+
+    @classmethod
+    async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
+        """Ask the systems for the inputs of ``app``; None where its tasks keep no state.
+
+        ``own_log`` is where this process serves its log, if it does.
+        Raises UnknownStream for a system or a stream that is not there.
+        """
+        streams = replayable(app)
+        if not streams and not durable_of(app, config):
+            return None
+        replay = cls(app, config, own_log)
+        named = [(stream.system, stream.name) for stream in streams]
+        for system, _ in named:
+            replay.systems[system]  # raises where there is none
+        letters = replay._letters()
+        async with trio.open_nursery() as nursery:
+            for each in replay.systems:
+                await nursery.start(each.run)
+                nursery.start_soon(watch, each)
+            for system, stream in named:
+                replay.counts[system, stream] = await replay.systems[system].partitions(stream)
+            if letters is not None:
+                await replay.systems[letters[0]].partitions(letters[1])
+            nursery.cancel_scope.cancel()
+        return replay
+
+    def _letters(self) -> tuple[str, str] | None:
+        """Where dead letters go, where that is a stream of a system; raises ConfigError."""
+        name = self._config[settings.DEAD_LETTERS]
+        if not name:
+            return None
+        stream = self._app.streams.get(name)
+        if isinstance(stream, OutputStream):
+            types = [kind.cls for kind in stream.types]
+            if types and GenericEvent not in types:
+                raise ConfigError(
+                    f"{settings.DEAD_LETTERS.name} = {name}: the stream carries "
+                    f"{', '.join(cls.__name__ for cls in types)} only; declare it with "
+                    f"types=GenericEvent"
+                )
+            return None
+        system, _, rest = name.partition(".")
+        if not rest or system == LIVE:
+            known = [s.name for s in self._app.streams.values() if isinstance(s, OutputStream)]
+            raise ConfigError(
+                f"{settings.DEAD_LETTERS.name} = {name} is no output stream of app "
+                f"{self._app.name!r}, which has {', '.join(known) or 'none'}, and no system.stream"
+            )
+        self.systems[system]  # raises where there is none
+        return system, rest
+
+    def make(
+        self,
+        name: str,
+        model: JobModel,
+        partitioner: Partitioner,
+        partitions: Partitions,
+        outputs: Outputs,
+        producers: Producers,
+        go_back: Callable[[Task], None],
+    ) -> None:
+        """Make the parts; the progress is kept under ``name``. ``go_back(task)`` has a task that
+        has failed replaced."""
+        config = self._config
+        self._model = model
+        self._outputs = outputs
+        self._partitions = partitions
+        self.rejects = Rejects(
+            drop=config[settings.DROP_UNDECODED],
+            keep=self._keep if config[settings.DEAD_LETTERS] else None,
+            wake=partitions.woken,
+        )
+        self.consumers = Consumers(
+            config,
+            self.systems,
+            partitioner,
+            partitions,
+            self.rejects,
+            streams=replayable(self._app),
+            counts=self.counts,
+            broadcast=model.tasks[0].broadcast if model.tasks else (),
+            name=name,
+        )
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        self._presence = Presence(folder)
+        self._startpoints = Startpoints(folder, model.tasks, config, name)
+        self.committer = Committer(
+            folder,
+            self.consumers.progress,
+            self._startpoints.consumed,
+            producers,
+            hasher=hasher_named(config[settings.HASHER]),
+            timeout=config[settings.COMMIT_TIMEOUT],
+            sync=config[settings.STATE_SYNC] == "full",
+            changes_bytes=config[settings.STATE_CHANGES_BYTES],
+            depot=depot_of(config, folder),
+            policy=Policy(
+                config[settings.STATE_CHECKPOINT_INTERVAL],
+                config[settings.STATE_CHECKPOINTS],
+                config[settings.STATE_CHECKPOINT_AGE],
+            ),
+            exchange=self.exchange,
+            wake=partitions.wake,
+        )
+        self.recovery = Recovery(
+            self._app, config, self.rejects, go_back, partitions.woken, self.committer
+        )
+
+    def close(self) -> None:
+        """Give all files back, when nothing runs any more."""
+        self.committer.close()
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run in ``nursery``; raises CheckpointError where there is progress of another job."""
+        facts = self._model.facts
+        hasher = self._config[settings.HASHER]
+        await self.committer.open(
+            JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
+        )
+        await nursery.start(self._be_present)
+        await nursery.start(self.committer.run)
+        for system in self.systems:
+            await nursery.start(system.run)
+        await nursery.start(self.rejects.run)
+        await nursery.start(self.consumers.run)
+        await nursery.start(self.exchange.emitter.run)
+
+    async def _be_present(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Let others see that the job runs, and do what belongs to its start if nobody else has."""
+        try:
+            await trio.to_thread.run_sync(self._presence.enter, self._startpoints.fan_out)
+            task_status.started()
+            await trio.sleep_forever()
+        finally:
+            self._presence.leave()
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    async def claim(self, tasks: Iterable[Task], origin: str, epochs: Sequence[int]) -> None:
+        """Become the one who writes the progress of these tasks, which start next."""
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(self._claim, task, origin, epochs[task.partition])
+
+    async def _claim(self, task: Task, origin: str, epoch: int) -> None:
+        model = self._model.tasks[task.partition]
+        self._attach(task)
+        kept = await self.committer.claim(task, model.name, origin, epoch)
+        startpoints = await self._startpoints.of(model.name, kept.consumed)
+        self.committer.forget(task.partition, kept.consumed)
+        self._kept[task.partition] = kept, startpoints
+        self.consumers.add(task, model.ssps)
+
+    def _attach(self, task: Task) -> None:
+        task.on_commit = self.committer.commit
+        task.awaited = self.committer.awaited
+        task.isolate(self.recovery)
+
+    async def replaced(self, old: Task) -> Task:
+        """Make a task in the place of one that has failed, as of its last commit; it is not started
+        yet, and is given no event before it is."""
+        await self.committer.wait_written(old)
+        new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
+        self._attach(new)
+        new.succeed(old)
+        self.committer.go_back(new)
+        assert new.isolation is not None
+        new.isolation.culprits.going_back({
+            str(ssp): progress.committed
+            for ssp, progress in self.consumers.progress[old.partition].items()
+            if progress.committed is not None
+        })  # fmt: skip
+        self.consumers.go_back(old, new)
+        return new
+
+    async def release(self, task: Task) -> None:
+        """Commit what a task that has retired has done, and be no longer the one who writes it."""
+        await self.committer.release(task)
+        self.consumers.forget(task.partition)
+
+    async def read(self, tasks: Iterable[Task]) -> None:
+        """Read the inputs of these tasks, which have started."""
+        gained = [
+            Gained(task, self._model.tasks[task.partition].ssps, *self._kept.pop(task.partition))
+            for task in tasks
+        ]
+        for each in gained:
+            await self._check_wishes(each.task, each.ssps)
+        self.consumers.take(gained, _wishes)
+
+    async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
+        """A task may only say where its own inputs begin."""
+        for ssp, startpoint in _wishes(task).items():
+            if ssp.system == LIVE:
+                await LiveSource(live_of(self._app), len(self._model.tasks)).resolve(
+                    ssp, startpoint
+                )
+            elif ssp not in ssps:
+                raise StartpointError(
+                    f"task {task.partition} says where {ssp} begins, and does not read it; it "
+                    f"reads {', '.join(map(str, ssps)) or 'nothing'}"
+                )
+
+    def statistics(self) -> ReplayStatistics:
+        """Counts since the start."""
+        names = {task.index: task.name for task in self._model.tasks}
+        return ReplayStatistics(
+            tuple(self.consumers.statistics(names)),
+            self.committer.commits,
+            self.committer.failures,
+            dict(self.rejects.counts),
+            dict(self.consumers.starts.lost),
+            dict(self.recovery.counts),
+        )
+
+    async def commit(self, tasks: Iterable[Task]) -> None:
+        """Return when all is written of those of these tasks of which nothing runs."""
+        await self.committer.finish([task for task in tasks if task.on_commit is not None])
+
+    async def _keep(self, letter: GenericEvent) -> None:
+        """Put a dead letter where it is safe."""
+        name = self._config[settings.DEAD_LETTERS]
+        stream = self._app.streams.get(name)
+        if isinstance(stream, OutputStream):
+            await stream.send(letter)
+            await self._outputs.sent().wait_settled()
+            return
+        system, _, rest = name.partition(".")
+        home = self.systems[system]
+        partition = letter.partition % await home.partitions(rest)
+        if hasattr(home, "append_once"):
+            await home.append_once(rest, partition, letter, self._letter_name(letter))
+        else:  # a system of one's own may be without; then a crash may have it there twice
+            await home.append(rest, partition, [letter])
+
+    def _letter_name(self, letter: GenericEvent) -> str:
+        """What a letter is known by, whoever sends it: so after a crash it is not sent twice."""
+        cluster = self._config[settings.CLUSTER_NAME]
+        place = f"{letter.origin}:{letter.offset}"
+        if letter.offset < 0:
+            place += f" {crc32(letter.raw):08x}"
+        return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
+
+
+def tell_left(app: App, config: Config, name: str) -> None:
+    """Warn where an app that keeps nothing has kept state under ``name`` by other settings: a
+    setting that was forgotten loses nothing on disk, but all begins anew."""
+    try:
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        if not (folder / "tasks").is_dir():
+            return
+    except (ConfigError, OSError):  # who keeps nothing needs no such folder
+        return
+    streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
+    log.warning("the app keeps nothing with these settings, and has kept state by others: it "
+                "begins without that", app=app.name, folder=str(folder),
+                fix=f"set {streams} as before, or remove the folder" if streams
+                else "declare its inputs as before, or remove the folder")  # fmt: skip
+
+
+def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
+    starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
+    return starts
+
+
+def kind_of(app: App) -> AppKind:
+    """What of an app finds its task by partition number."""
+    fed = [stream for stream in app.streams.values() if not isinstance(stream, OutputStream)]
+    return AppKind(
+        keyed=[stream.name for stream in fed if stream.key is not None],
+        internal=[stream.name for stream in fed if not isinstance(stream, InputStream)],
+        live=live_of(app),
+    )
+
+
+async def check_live(app: App, config: Config) -> None:
+    """Raise StartpointError where a live input is to begin anywhere but with what comes."""
+    live = live_of(app)
+    source = LiveSource(live, app.partitions)
+    for name in live:
+        if default_offset(config, LIVE, name) != "upcoming":
+            await source.resolve(SystemStreamPartition(LIVE, name, 0), Oldest())

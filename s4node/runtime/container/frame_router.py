@@ -1,0 +1,175 @@
+"""What stands behind a container's listener: a peer's frames go to whom they are for.
+
+Rules
+- Where the container has the log, that is served first of all, for the app may read from it. Hellos
+  for the app that come before it is open wait for it; other frames for it come again.
+- A frame for a partition that another member owns is answered with who that is.
+- What is due to peers is sent between two turns of the loop, and before there is a loop from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import trio
+
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.log.host import LogHost
+from s4node.net.ingress.listener import Connection, Listener, no_log
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.ports import Inputs
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.outputs.subscribers import Readers
+
+
+class Front:
+    """The listener of a container, and the log that it has, if any.
+
+    ``taken`` is for the log: who else serves a stream. ``held`` says whether frames are to wait.
+    ``headers`` go with every answer to a hello; they change.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        node: str,
+        incarnation: str,
+        taken: Callable[[str], str],
+        held: Callable[[], bool],
+    ) -> None:
+        self.headers: wire.Headers = {
+            wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
+            wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
+        }
+        self.log = LogHost.of(config, node, incarnation, self.headers, taken)
+        self.listener = Listener.configured(config, self, self.nudge, held=held)
+        self._node = node
+        self._drain_word = b""
+        self._early: list[tuple[wire.Frame, Connection]] = []  # hellos that came before the app
+        self._answering = trio.lowlevel.ParkingLot()
+        self._loop: EventLoop | None = None
+        self._opened = False
+        self._inputs: Inputs
+        self._readers: Readers
+        self._owners: Callable[[], Sequence[str]]
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def serve_log(self, nursery: trio.Nursery) -> None:
+        """Serve the log, before there is an app."""
+        assert self.log is not None
+        await nursery.start(self.log.run)
+        await nursery.start(self.listener.serve)
+        nursery.start_soon(self._answer_early)
+
+    async def open(
+        self,
+        nursery: trio.Nursery,
+        inputs: Inputs,
+        readers: Readers,
+        owners: Callable[[], Sequence[str]],
+    ) -> None:
+        """Let producers and readers of the app come. ``owners`` are the addresses of those who have
+        the partitions by now."""
+        self._inputs, self._readers, self._owners = inputs, readers, owners
+        self._opened = True
+        if self.log is None:
+            await nursery.start(self.listener.serve)
+        early, self._early = self._early, []
+        for frame, connection in early:
+            if connection.live:
+                self.on_frame(frame, connection)
+
+    def begin(self, loop: EventLoop) -> None:
+        """From here on the loop sends what is due."""
+        self._loop = loop
+        self._answering.unpark_all()
+        loop.nudge()  # what came before has been waiting
+
+    def drain(self) -> None:
+        """Tell all peers, and those that are yet to come, that we are stopping."""
+        self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
+        self.listener.broadcast(self._drain_word)
+
+    async def _answer_early(self) -> None:
+        """Send what the log has to say, until the loop does it."""
+        while self._loop is None:
+            due = self.listener.flush(trio.current_time())
+            with trio.move_on_at(math.inf if due is None else due):
+                await self._answering.park()
+
+    def nudge(self) -> None:
+        """There is something to send."""
+        if self._loop is not None:
+            self._loop.nudge()
+        else:
+            self._answering.unpark_all()
+
+    # -- peers -------------------------------------------------------------------------------
+
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
+        """Take a frame from a peer."""
+        header = frame.header
+        if self.log is not None and self.log.on_frame(frame, connection):
+            if self._drain_word and isinstance(header, wire.Hello):
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Drain):
+            connection.silent.set()
+        elif isinstance(header, wire.Query):
+            connection.answer(no_log(header))
+        elif not self._opened:
+            if isinstance(header, wire.Hello):
+                self._early.append((frame, connection))
+        elif isinstance(header, wire.Data):
+            self._on_data(header, frame.body, connection)
+        elif isinstance(header, wire.Hello):
+            peers = self._readers if header.headers.get(wire.SUBSCRIBE) else self._inputs
+            answer = peers.hello(header, connection)
+            if answer is not None:
+                connection.answer(wire.encode_frame(answer))
+            if self._drain_word:
+                connection.answer(self._drain_word)
+        elif isinstance(header, wire.Idle):
+            self._inputs.on_idle(header, connection)
+        elif isinstance(header, wire.EndOfStream):
+            self._inputs.on_end(header, connection)
+        elif isinstance(header, wire.Verdict):
+            if self._readers.on_verdict(header, connection):
+                self.nudge()
+            else:
+                connection.bad_frame("a node takes no verdict frame but from its subscribers")
+
+    def _on_data(self, data: wire.Data, body: memoryview, connection: Connection) -> None:
+        port = self._inputs.port(data.stream)
+        if port is None:
+            connection.bad_frame(self._inputs.unknown(data.stream), data)
+            return
+        owners = self._owners()
+        if not port.is_open(data.partition) and 0 <= data.partition < len(owners):
+            owner = owners[data.partition]
+            if owner != self.listener.address:  # else it was ours until now; whose it is comes
+                ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
+                verdict = wire.Verdict(data.stream, data.producer, (ruling,))
+                connection.answer(wire.encode_frame(verdict))
+            return
+        problem = port.on_data(data, body, connection, trio.current_time())
+        if problem:
+            connection.bad_frame(problem, data)
+
+    def on_drained(self) -> None:
+        """The frames that had arrived have been taken."""
+        if self._loop is not None:
+            self._loop.take_turn()
+        else:
+            self._answering.unpark_all()
+
+    def on_gone(self, connection: Connection) -> None:
+        """The peer's connection has ended."""
+        if self.log is not None:
+            self.log.gone(connection)
+        if self._opened:
+            self._readers.gone(connection)
+            self._inputs.gone(connection)

@@ -1,0 +1,96 @@
+"""The hooks of an app's life: given what they need, called, and blamed by name. Pure.
+
+Rules
+- An app gets its parameters, its number of partitions and, an adapter, its output stream's name
+  before ``on_init``; its graph is checked and frozen right after.
+- What a hook or a source raises names the app and it, but for our own errors, which say enough.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from s4node.app import graph
+from s4node.app.app import AdapterApp, App
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import (
+    GraphError,
+    LifecycleError,
+    S4Error,
+    SourceError,
+    described,
+    is_signal,
+    leaves,
+)
+from s4node.runtime.inputs.binding import bind
+
+
+async def declare(app: App, config: Config, partitions: int) -> None:
+    """Have the app declare its graph, bind its inputs, and check it.
+
+    Raises GraphError or ConfigError with all mistakes.
+    """
+    app.parameters = config.matching(settings.APP_PARAMETER)
+    app.partitions = partitions
+    if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
+        app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
+    graph.check_hooks(app)  # first: what on_init would declare is not there to be checked
+    await call(app, app.on_init)
+    bind(app, config)
+    graph.check(app)
+    app.freeze()
+
+
+async def call(app: App, hook: Callable[[], Any]) -> None:
+    """Call one of the app's own methods, and await what it returns if that can be awaited."""
+    try:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
+    except S4Error:
+        raise
+    except BaseException as error:
+        if is_signal(error):
+            raise
+        said = f"{hook.__name__} of app {app.name!r} raised {described(error)}"
+        if hook == app.on_close:
+            raise LifecycleError(
+                f"{said}; all else of the app has ended: mend it, or catch the exception in it"
+            ) from error
+        raise GraphError(f"{said}; the app cannot run") from error
+
+
+def source(app: App, function: Any, *arguments: Any) -> Callable[[], Awaitable[None]]:
+    """What runs a source of the app's, and raises SourceError for what that raises.
+
+    Called at once, as trio does: what is no async function is told where it is started. Raises
+    TypeError for that.
+    """
+    running = function(*arguments) if callable(function) else None
+    name = _name(function)
+    if not inspect.isawaitable(running):
+        if inspect.iscoroutine(function):
+            function.close()  # or Python warns that it was never awaited
+        raise TypeError(f"{name} is no async function; write start_soon(function, *arguments)")
+
+    async def run() -> None:
+        try:
+            await running
+        except BaseException as error:
+            found = leaves(error)
+            theirs = [e for e in found if not isinstance(e, S4Error) and not is_signal(e)]
+            if not theirs or any(isinstance(e, (KeyboardInterrupt, GeneratorExit)) for e in found):
+                raise  # beside cancellation, which the nurseries of a source join to it, it is told
+            raise SourceError(app.name, name, type(app).__name__, theirs) from theirs[0]
+
+    return run
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

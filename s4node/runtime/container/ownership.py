@@ -1,0 +1,235 @@
+"""Which partitions a container owns: their tasks from the first event to the last.
+
+Rules
+- A container by itself owns all partitions; as a member of a cluster those that its view gives it.
+- A task claims what it keeps before it starts; its partition opens when it has started, and its
+  inputs are read then. One that fails goes back to its last commit, and begins anew.
+- Where tasks keep what they do, a member with more partitions than its share hands some over: it
+  stops with one after the other, and another goes on from its last commit.
+- A member that has lost a partition while it ran it stops: two owners would count twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from s4node.app.app import App
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.membership import Membership
+from s4node.cluster.coordination.view import View
+from s4node.errors import S4Error
+from s4node.logger import get_logger
+from s4node.runtime.container.durable_parts import Replay
+from s4node.runtime.container.frame_router import Front
+from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
+from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.inputs.job_model import JobModel
+from s4node.runtime.inputs.ports import Inputs
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.outputs.members import Members, told
+from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.task.task import Task
+
+log = get_logger("s4node.container")
+
+_FAREWELL_SECONDS = 1.0
+"""How long the last words to producers may take."""
+
+
+class Ownership:
+    """The partitions of ``app`` that ``node`` owns, and their tasks.
+
+    ``report`` is awaited when the first tasks are about to start. ``view`` is who owns what;
+    ``closings`` are of the tasks, in the order of their start.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        node: str,
+        incarnation: str,
+        *,
+        model: JobModel,
+        lifecycle: Lifecycle,
+        loop: EventLoop,
+        front: Front,
+        partitions: Partitions,
+        inputs: Inputs,
+        readers: Readers,
+        members: Members | None,
+        replay: Replay | None,
+        report: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.view = View.alone(app.partitions)
+        self.closings: dict[Task, Closing] = {}
+        self._app = app
+        self._node = node
+        self._incarnation = incarnation
+        self._model = model
+        self._lifecycle = lifecycle
+        self._loop = loop
+        self._front = front
+        self._partitions = partitions
+        self._tasks = partitions.tasks
+        self._inputs = inputs
+        self._readers = readers
+        self._members = members
+        self._replay = replay
+        self._report = report
+        self._membership: Membership | None = None
+        self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
+        self._leaving = False
+        self.left = False  # others may go on with our tasks
+
+    # -- alone, or as a member -----------------------------------------------------------------
+
+    async def own_all(self) -> None:
+        """Own all partitions."""
+        await self._own(self.view)
+
+    async def join(
+        self,
+        enrolment: Enrolment,
+        nursery: trio.Nursery,
+        outputs: Outputs,
+        *,
+        anywhere: bool,
+    ) -> None:
+        """Own our partitions from the first view on that says who owns any, and follow the views.
+        What tasks keep can be had ``anywhere``, or on this host only."""
+        self._membership = enrolment.membership(
+            self._front.listener.address, self._app.partitions, anywhere=anywhere
+        )
+        send, views = trio.open_memory_channel[View](math.inf)
+        nursery.start_soon(self._membership.run, send.send_nowait)
+        view = await views.receive()
+        while not view.epoch:  # nothing is assigned before all are here
+            view = await views.receive()
+        directory = enrolment.directory(self._inputs.ports, outputs.senders)
+        await directory.register()
+        nursery.start_soon(directory.run, outputs.consumed)
+        await directory.learned.wait()  # what is put before would go nowhere
+        await self._own(view)
+        nursery.start_soon(self._follow, views)
+
+    def keep(self) -> None:
+        """Hand nothing over from here on: we are about to leave with all."""
+        self._leaving = True
+
+    async def leave(self) -> None:
+        """Let others own our partitions, if we are a member."""
+        self.left = True
+        if self._membership is not None:
+            listener = self._front.listener
+            with trio.move_on_after(_FAREWELL_SECONDS):
+                await listener.tell()
+                self._inputs.give_up()
+                await listener.tell()
+            await self._membership.leave()
+
+    async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
+        async for view in views:
+            if self._leaving and view.mine < self._tasks.keys():
+                return  # others have taken over
+            await self._own(view)
+            if self._replay is not None:
+                for partition in sorted(view.owed & self._tasks.keys()):
+                    if not self._leaving:
+                        await self._hand_over(partition)
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    async def _own(self, view: View) -> None:
+        """Take over what ``view`` gives us, and tell everybody who owns what."""
+        lost = self._tasks.keys() - view.mine
+        if lost:
+            raise S4Error(
+                f"{self._node} has lost partitions {sorted(lost)} of app {self._app.name!r} to "
+                f"other members while it was running them; it stops, for two owners would count "
+                f"twice"
+            )
+        left = {p for p, epoch in self._left.items() if view.epochs[p] == epoch}  # others' soon
+        self._left = {p: self._left[p] for p in left}
+        await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
+        self.view = view
+        if self._members is None:
+            return
+        self._front.headers |= told(view, self._front.listener.address)
+        self._inputs.tell_owners()
+        self._readers.tell_owners()
+        self._members.assign(view, self._tasks.keys())
+        if self._replay is not None:
+            self._replay.exchange.assign(view.owners, view.epoch)
+        self._loop.nudge()
+
+    async def _gain(self, view: View, partitions: list[int]) -> None:
+        models = [self._model.tasks[each] for each in partitions]
+        gained = [self._partitions.make(one.index, one.name, one.ssps) for one in models]
+        if self._replay is not None:
+            origin = self._incarnation if self._membership is None else view.origin
+            await self._replay.claim(gained, origin, view.epochs)
+        await self._lifecycle.reached(Step.READERS)
+        await self._report()
+        await self._lifecycle.reached(Step.WINDOW_TIMER)
+        for task in gained:
+            await self._start(task)
+        await self._lifecycle.reached(Step.TASKS)
+        for task in gained:  # not before all have started: events of a frame may go to any of them
+            if self._replay is not None:
+                self._replay.exchange.resume(task)
+            self._inputs.open(task.partition, task.backlog.stages)
+            self._loop.wake(task)
+        if self._replay is not None:
+            await self._replay.read(gained)
+        await self._lifecycle.reached(Step.LOOP)
+        if gained and self._members is not None:
+            log.info("owns partitions", app=self._app.name, node=self._node,
+                     partitions=partitions, epoch=view.epoch)  # fmt: skip
+
+    async def _start(self, task: Task) -> None:
+        self.closings[task] = self._lifecycle.closes(f"task {task.name}", task.close)
+        await task.start()
+
+    async def _close(self, task: Task) -> None:
+        await self._lifecycle.close(self.closings.pop(task))
+
+    async def go_back(self, old: Task) -> None:
+        """Have a task that rests begin anew at its last commit."""
+        assert self._replay is not None
+        await self._close(old)
+        new = await self._replay.replaced(old)
+        self._inputs.go_back(new.partition)
+        await self._start(new)
+        self._replay.exchange.resume(new)
+        self._loop.wake(new)
+
+    async def _hand_over(self, partition: int) -> None:
+        """Stop with a task, and let another member have its partition, with all that it keeps."""
+        assert self._replay is not None
+        assert self._membership is not None
+        self._inputs.refrain(partition)
+        await self._replay.consumers.leave(partition)
+        task = self._tasks[partition]
+        while not task.has_retired:  # it may fail meanwhile, and another be in its place
+            task = self._tasks[partition]
+            task.retire()
+            self._loop.wake(task)
+            await self._replay.consumers.wait(partial(self._may_leave, task))
+        await self._replay.release(task)
+        await self._close(task)
+        self._partitions.remove(task)
+        # not before what waits in the task, some of it in its rows
+        self._replay.exchange.leave(task)
+        self._left[partition] = self.view.epochs[partition]
+        self._inputs.leave_one(partition)
+        log.info("hands a partition over", app=self._app.name, node=self._node,
+                 partition=partition)  # fmt: skip
+        await self._membership.hand_over([partition])
+
+    def _may_leave(self, task: Task) -> bool:
+        return task.has_retired or self._tasks[task.partition] is not task

@@ -1,0 +1,320 @@
+"""The partitions of a container: their tasks, and the way of events to each.
+
+Rules
+- What a task puts for another one goes through the exchange, where tasks keep what they do.
+- Events for a partition go to its task where it is run here, and to the other members where not;
+  or where earlier ones are still on their way there, so that what the app puts stays in order.
+- What has arrived from a producer is in that producer's order and goes to its task at once.
+- Nothing here waits: sources wait for room by themselves, and tasks are held by the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+from s4node.app.app import App
+from s4node.app.stream import OutputStream, Stream
+from s4node.errors import WouldBlock
+from s4node.events.event import EventBatch, footprint
+from s4node.logger import get_logger
+from s4node.metrics.registry import MetricsRegistry
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.container.metrics import source_of
+from s4node.runtime.inputs.port import FrameBatch
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.outputs.dispatch import Dispatch
+from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.members import Members
+from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.task.chooser import ChooserSettings
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import processor_of
+from s4node.runtime.task.task import Task
+from s4node.stages.stage import Stage
+
+log = get_logger("s4node.container")
+
+
+class Partitions:
+    """The partitions of ``app`` that this container runs; ``members`` run the others, if any.
+
+    ``exchange`` is there where tasks keep what they do.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        pipeline: Pipeline,
+        loop: EventLoop,
+        dispatch: Dispatch,
+        outputs: Outputs,
+        readers: Readers,
+        members: Members | None,
+        exchange: Exchange | None,
+        settings: TaskSettings,
+        choosers: ChooserSettings,
+    ) -> None:
+        self.tasks: dict[int, Task] = {}
+        self.turned = trio.lowlevel.ParkingLot()
+        self._app = app
+        self._pipeline = pipeline
+        self._loop = loop
+        self._dispatch = dispatch
+        self._outputs = outputs
+        self._readers = readers
+        self._members = members
+        self._exchange = exchange
+        self._settings = settings
+        self._choosers = choosers
+        self._parallel = pipeline.parallel()
+        self._warned: set[str] = set()
+        for stream in app.streams.values():
+            if not isinstance(stream, OutputStream):
+                stream.carrier = _Inner(self, stream)
+
+    def make(
+        self,
+        partition: int,
+        name: str = "",
+        inputs: Sequence[SystemStreamPartition] = (),
+        stages: Mapping[Any, Stage] | None = None,
+    ) -> Task:
+        """Make the task of a partition, for these inputs; it is not started yet. It may have the
+        ``stages`` of another."""
+        before = stages or {}
+        stages = {s: q for s, q in before.items() if s in self._app.streams}
+        stages = stages or self._pipeline.stages_of(partition)
+        name = name or f"Partition {partition}"
+        metrics = MetricsRegistry(source_of(name))
+        clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
+        processor = processor_of(
+            self._app,
+            partition,
+            clock,
+            name=name,
+            settings=self._settings,
+            inputs=inputs,
+            metrics=metrics,
+        )
+        bootstrap = self._choosers.bootstrap_of(inputs)
+        task = self.tasks[partition] = Task(
+            self._app,
+            partition,
+            stages=stages,
+            clock=trio.current_time,
+            deliver=self._deliver,
+            held=self._pipeline.order.held,
+            rates=self._pipeline.limits(stages),
+            parallel=self._parallel,
+            name=name,
+            processor=processor,
+            settings=self._settings,
+            chooser=self._choosers.make(self._app.parameters, bootstrap),
+            bootstrap=bootstrap,
+        )
+        task.metrics = metrics
+        for ssp in inputs if before else ():
+            self._add_input(task, ssp, before[ssp])
+        self._loop.adopt(task)
+        return task
+
+    def replace(self, old: Task, inputs: Sequence[SystemStreamPartition]) -> Task:
+        """Make another task in the place of one that has failed; it is not started yet."""
+        self._loop.drop(old)
+        old.backlog.discard()
+        return self.make(old.partition, old.name, inputs, old.backlog.stages)
+
+    def remove(self, task: Task) -> None:
+        """Run a task that has retired no more."""
+        self._loop.drop(task)
+        task.backlog.discard()
+        self._pipeline.drop(task.backlog.stages.values())
+        del self.tasks[task.partition]
+
+    # -- what consumers feed -----------------------------------------------------------------
+
+    def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """Give a task that is to start a stage for one of its inputs."""
+        self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, task.partition))
+
+    def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
+        rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())
+        task.backlog.add_input(ssp, stage, rates)
+
+    def feed(self, task: Task, batch: EventBatch) -> None:
+        """Queue a batch with a task of this container."""
+        task.backlog.offer(batch)
+        self._loop.wake(task)
+
+    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
+        """Put events that a task has read on the way to the task of their keys."""
+        assert self._exchange is not None
+        self._exchange.put(task, stream, partition, events)
+
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether so much of what a task has sent on waits that it is to read no more."""
+        return self._exchange is not None and self._exchange.full(task, stream)
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do that it had not before."""
+        self._loop.wake(task)
+
+    def woken(self, partition: int) -> None:
+        """As wake, for the task of a partition, whichever it is by now, if it is still ours."""
+        task = self.tasks.get(partition)
+        if task is not None:
+            self._loop.wake(task)
+
+    def commit_soon(self, partition: int) -> None:
+        """Have the task of a partition commit as soon as it may."""
+        task = self.tasks[partition]
+        task.want_commit()
+        self._loop.wake(task)
+
+    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+        """A task has been given all that an input will ever hold."""
+        task.ended(ssp)
+        self._loop.wake(task)
+
+    @property
+    def processed(self) -> int:
+        """Events handled, over all tasks and streams."""
+        return sum(task.processed for task in self.tasks.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait, if only for room behind a full stage."""
+        return any(
+            stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
+        )
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def offer(self, batch: EventBatch) -> None:
+        """A batch for one of the tasks, here or with another member."""
+        partition = batch.partition
+        task = self.tasks.get(partition)
+        arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
+        if task is not None and (arrived or not self._is_carried(batch.stream, partition)):
+            task.backlog.offer(batch)
+            self._loop.add(task)
+        else:
+            assert self._members is not None
+            self._members.forward(batch)
+
+    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> None:
+        """Events that the app itself has put, for one of the tasks, here or with another member.
+
+        Whoever has put them, a source or a task, keeps nothing.
+        """
+        task = self.tasks.get(partition)
+        if task is None or self._is_behind(stream, partition):
+            assert self._members is not None
+            self._dropped(stream, self._members.put(stream, partition, events, waits=waits))
+            return
+        stage = task.backlog.stages[stream]
+        size = footprint(events)
+        if stage.overflow is None and not stage.executor.withholds:
+            now = trio.current_time()
+            room = stage.executor.room_for_put(stage, len(events), size, now, waits=waits)
+            if room < len(events):
+                stage.dropped(len(events) - room, stage.executor.reason)
+                self._dropped(stream, len(events) - room)
+                size = size * room // len(events)
+                events = events[:room]
+                if not events:
+                    return
+        task.backlog.offer(EventBatch(stream, partition, events, weight=size))
+        self._loop.add(task)
+        self._pipeline.watch(stream, partition, stage)
+
+    def _dropped(self, stream: str, count: int) -> None:
+        """Events of our own were dropped; they are counted in their stage."""
+        if count and stream not in self._warned:
+            self._warned.add(stream)
+            log.warning("events that the app has put were dropped; further ones are only counted",
+                        stream=stream, events=count)  # fmt: skip
+
+    def _is_carried(self, stream: str, partition: int) -> bool:
+        """Whether earlier events of producers for a partition of ours are still on their way over
+        the socket."""
+        return self._members is not None and self._members.carries(stream, partition)
+
+    def _is_behind(self, stream: str, partition: int) -> bool:
+        """The same of what the app has put."""
+        return self._members is not None and self._members.is_behind(stream, partition)
+
+    def _deliver(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
+        """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
+        if source:
+            self._pipeline.put(source, stream.name)
+        if self._readers:
+            self._readers.show(stream.name, events)
+        if isinstance(stream, OutputStream):
+            sender = self._outputs.senders[stream.name]
+            if self._exchange is not None:
+                self._exchange.send(task, stream.name, events)
+                return
+            sender.extend(events, waits=bool(source))
+            self._pipeline.watch(stream.name, "sender", sender)
+            return
+        exchange = self._exchange
+        for partition, share in self._dispatch.shares(stream, events, task.partition):
+            if exchange is None or partition == task.partition:
+                self._put(stream.name, partition, share, waits=bool(source))
+            else:
+                exchange.put(task, stream.name, partition, share)
+
+    # -- what sources send -------------------------------------------------------------------
+
+    def pressure(self, stream: str) -> float:
+        """How full the fullest stage of one of the app's own streams is."""
+        stages = [task.backlog.stages[stream] for task in self.tasks.values()]
+        here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
+        if self._members is None:
+            return here
+        return max(here, self._members.ways[stream].pressure)
+
+    def carry(self, stream: Stream, events: list[Any], turn: int) -> None:
+        """Take what a source has sent; ``turn`` spreads what has no key over the partitions."""
+        homes = list(self.tasks) or [0]
+        home = homes[turn % len(homes)]
+        for partition, share in self._dispatch.shares(stream, events, home):
+            self._put(stream.name, partition, share)
+        self._loop.nudge()
+
+
+class _Inner:
+    """Carries events of sources into a stream of the app itself."""
+
+    def __init__(self, partitions: Partitions, stream: Stream) -> None:
+        self._partitions = partitions
+        self._stream = stream
+        self._turn = 0
+
+    @property
+    def pressure(self) -> float:
+        """How full the fullest partition's stage is."""
+        return self._partitions.pressure(self._stream.name)
+
+    async def send(self, events: Sequence[Any]) -> None:
+        """Take events once there is room."""
+        await trio.lowlevel.checkpoint()
+        while self.pressure >= 1:
+            await self._partitions.turned.park()
+        self._put(events)
+
+    def send_nowait(self, events: Sequence[Any]) -> None:
+        """Take events if there is room."""
+        if self.pressure >= 1:
+            raise WouldBlock(f"stream {self._stream.name!r} is full")
+        self._put(events)
+
+    def _put(self, events: Sequence[Any]) -> None:
+        self._turn += 1
+        self._partitions.carry(self._stream, list(events), self._turn)

@@ -1,0 +1,70 @@
+"""When nothing is left to do: no task is busy, and nothing is on its way between tasks.
+
+Rules
+- What tasks that keep what they do send each other leaves by commits, and stays until commits; so
+  whoever waits for it asks for those.
+- What nobody can take now, because its owner is away, is kept, and not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+
+from s4node.runtime.commit.committer import Committer
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.task.task import Task
+
+_LOOK_SECONDS = 0.005
+
+
+class Quiescence:
+    """Of these ``tasks``, which change; only what is durable is waited for. ``undoes`` is whether
+    tasks may go back."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        tasks: Mapping[int, Task],
+        committer: Committer,
+        exchange: Exchange,
+        *,
+        undoes: bool,
+    ) -> None:
+        self._loop = loop
+        self._tasks = tasks
+        self._committer = committer
+        self._exchange = exchange
+        self._undoes = undoes
+
+    async def wait(self) -> None:
+        """Return when no task has anything to do, and all that they have sent each other is
+        committed where it went."""
+        while (  # noqa: ASYNC110 - any of many things may end it
+            self._ask_commits() or self._exchange.moving or not self._at_rest
+        ):
+            await trio.sleep(_LOOK_SECONDS)
+
+    def arrived(self) -> bool:
+        """Whether nothing is on its way between tasks, nor would be if one of them went back;
+        otherwise commits are asked for."""
+        if self._exchange.idle and not self._undoes:
+            return True
+        return not self._ask_commits() and self._exchange.idle
+
+    @property
+    def _at_rest(self) -> bool:
+        return self._loop.idle and all(task.at_rest for task in self._tasks.values())
+
+    def _ask_commits(self) -> bool:
+        """Have tasks commit that have something to commit; False if none has."""
+        found = False
+        for task in self._tasks.values():
+            if task.on_commit is not None and self._committer.changed(task):
+                found = True
+                if not self._committer.writes(task):
+                    task.want_commit()
+                    self._loop.wake(task)
+        return found

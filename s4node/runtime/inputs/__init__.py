@@ -1,0 +1,1 @@
+"""Which tasks there are, and what feeds them."""

@@ -1,0 +1,388 @@
+"""The port of one input stream: from data frames to batches in the tasks' stages.
+
+Rules
+- Admission decides by the header alone, before anything is decoded. Until then a frame takes up
+  the deserializer, and its place in its stage as well.
+- A body that is less than half of its envelope is copied out of it: a small frame that waits must
+  not hold on to what came beside it.
+- A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
+  came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
+  decoding fails, the culprits are found and refused; the others go on.
+- What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
+  in a frame, the number to go on at must be able to pass it with the events behind it.
+- A port takes frames for the partitions that its container owns.
+- An event counts as admitted where its partition is. So of a frame with events of other tasks only
+  the task's own count, and not before it is known which they are.
+- A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
+  same key, each event is decoded and hashed at once and goes to its own partition. On a durable
+  stream it is the task of the partition that sends on what is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from s4node.app.graph import rule_of
+from s4node.app.stream import Stream
+from s4node.errors import is_signal
+from s4node.events.event import EventBatch, footprint
+from s4node.events.keys import Partitioner
+from s4node.events.routing import key_failure
+from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
+from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
+from s4node.net.ingress.durable_admission import DurableAdmission, DurableReceipt
+from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder
+from s4node.stages.stage import Gauge, Stage
+
+FRAME_BYTES = 512
+"""About what a frame that waits takes up beside its body."""
+
+MAX_VERSIONS = 4096
+"""Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
+
+MAX_DECLARED = 64
+"""Versions that one hello may declare."""
+
+
+class FrameBatch(EventBatch):
+    """The admitted events of a data frame, not yet decoded."""
+
+    __slots__ = ("_body", "_data", "_port", "frame")
+
+    def __init__(
+        self, port: InputPort, data: wire.Data, body: memoryview, frame: LaneReceipt
+    ) -> None:
+        self.stream = self.source = data.stream
+        self.created_ms = data.created_ms
+        self.partition = data.partition
+        self.events = []
+        self.numbers = None
+        self.first = frame.first
+        self.size = frame.end - frame.first
+        self.at = 0
+        self.bytes = len(body) + FRAME_BYTES
+        self.receipt = self.frame = frame
+        self._port, self._data, self._body = port, data, body
+        port.admission.deserializer.came(self.size, self.bytes)
+
+    def discard(self) -> None:
+        """It will not be processed: the producer sends it again."""
+        if self._body is not _NOTHING:
+            self._body = _NOTHING
+            self._port.admission.deserializer.went(self.size, self.bytes)
+
+    def load(self) -> None:
+        """Decode; events that do not decode are refused and left out."""
+        events, refusals = self._port.decoder.decode(self._data, self._body)
+        self._body = _NOTHING
+        self._port.admission.deserializer.went(self.size, self.bytes)
+        skip = self.frame.skip
+        end = skip + self.size  # what comes behind was shed
+        if not refusals:
+            self.events = events if self.size == len(events) else events[skip:end]
+            return
+        first = self._data.first
+        bad = dict(refusals)
+        good = [index for index in range(skip, end) if index not in bad]
+        self.events = [events[index] for index in good]
+        self.numbers = [first + index for index in good]
+        reasons = {first + index: reason for index, reason in refusals if skip <= index < end}
+        self.receipt = self.frame.without(reasons, self.numbers)
+
+
+class MixedFrameBatch(FrameBatch):
+    """A frame of a durable stream in which there may be events of other tasks."""
+
+    __slots__ = ()
+
+    def load(self) -> None:
+        """Decode, and keep what is the task's own."""
+        super().load()
+        port, whole = self._port, self.frame
+        assert isinstance(whole, DurableReceipt)
+        assert port.partition_of is not None
+        numbers = self.numbers or range(self.first, self.first + len(self.events))
+        reasons: dict[int, str] = {}
+
+        def refuse(number: int, reason: str, _: Any) -> None:
+            reasons[number] = reason
+
+        found = sorted_out(numbers, self.events, port.partition_of, self.partition, refuse)
+        whole.without(reasons, found.good)
+        self.events, self.numbers = found.events, found.numbers
+        port.redispatched += len(found.strays)
+        port.uncounted -= self.size - len(found.strays)
+        self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))
+
+
+_NOTHING = memoryview(b"")
+
+
+class InputPort:
+    """Where the frames of one stream arrive.
+
+    ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
+    ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
+    nothing more but from ``members``, the connections of the app's other containers: the producers
+    keep it. The stream is durable where there is an ``on_full``, which asks for commits;
+    ``on_demand`` tells that there are no others, and programs wait while a partition is ``held``.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        stages: Mapping[int, Stage],
+        partitioner: Partitioner,
+        hasher_name: str,
+        deliver: Callable[[EventBatch], None],
+        notify: Callable[[ProducerLane], None],
+        headers: wire.Headers,
+        deserializer: Gauge | None = None,
+        on_full: Callable[[int], None] | None = None,
+        *,
+        on_demand: bool = False,
+        held: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.stream = stream
+        self.closed = False
+        self.members: set[Hashable] = set()
+        self._leaving: set[int] = set()  # partitions
+        self._stages = dict(stages)
+        self.admission = StreamAdmission(stream.name, self._stages, notify)
+        self.durable: DurableAdmission | None = None
+        if on_full is not None:
+            self.admission = self.durable = DurableAdmission(
+                stream.name,
+                self._stages,
+                notify,
+                partitions=partitioner.partitions,
+                on_full=on_full,
+                on_demand=on_demand,
+                held=held,
+            )
+        if deserializer is not None:
+            self.admission.deserializer = deserializer
+        self.redispatched = 0
+        self.forwarded = 0
+        self.uncounted = 0  # admitted for other tasks, which count them, or nobody knows for whom
+        self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
+        self.routing = ""
+        self._told_routing = f"{hasher_name}:"
+        self._headers = headers
+        self._deliver = deliver
+        self._partitions = partitioner.partitions
+        self._memo = partitioner.memo
+        self._find: Callable[[Any], Any] | None = None
+        rule = rule_of(stream)
+        if rule is not None:
+            self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
+            self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
+            if self._partitions > 1:
+                self._find = rule.finder()
+        self._readers: dict[int, TypeReader] = {kind.fingerprint: kind for kind in stream.types}
+        self.decoder = FrameDecoder(self._readers)
+
+    def open(self, partition: int, stage: Stage) -> None:
+        """Take frames for a partition that the container owns now."""
+        self._leaving.discard(partition)
+        self.admission.enter(partition)
+        self._stages[partition] = stage
+
+    def refrain(self, partition: int) -> None:
+        """Take no more frames for a partition that is about to be another's."""
+        self._leaving.add(partition)
+
+    def leave(self, partition: int) -> None:
+        """The partition is another's; the producers will hear whose."""
+        self.admission.leave(partition)
+        del self._stages[partition]
+
+    def go_back(self, partition: int) -> None:
+        """The task of a partition has gone back: its producers are to do so as well."""
+        if self.durable is not None:
+            self.durable.go_back(partition)
+
+    def is_open(self, partition: int) -> bool:
+        """Whether it takes frames for a partition."""
+        return partition in self._stages
+
+    def on_hello(
+        self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
+    ) -> wire.Hello | None:
+        """Open the stream for a producer, or say why not; None if it is to be asked again when
+        more is committed."""
+        error = self._accept_numbers(hello) or self._accept_types(hello)
+        error = error or self.admission.refusal(hello)
+        if not error and not self.admission.takes(hello.peer, connection):
+            error = (
+                f"stream {self.stream.name!r}: this connection has opened it for "
+                f"{MAX_PRODUCERS} producers already; use a further connection"
+            )
+        headers = {**self._headers, wire.PRODUCER: hello.peer}
+        if error:
+            return self.word(node, incarnation, error=error, headers=headers)
+        if self.durable is not None:
+            if self.durable.unsettled(hello, now):
+                return None
+            unknown = self.durable.unknown(hello)
+            if unknown:
+                headers = {**headers, wire.UNKNOWN: unknown}
+        positions = self.admission.hello(hello, connection, now)
+        return self.word(node, incarnation, positions, headers=headers)
+
+    def word(
+        self,
+        node: str,
+        incarnation: str,
+        positions: tuple[wire.Position, ...] = (),
+        error: str = "",
+        *,
+        headers: wire.Headers | None = None,
+        unasked: bool = False,
+    ) -> wire.Hello:
+        """What a producer is to know of the stream; unasked, that owners have changed."""
+        headers = dict(self._headers if headers is None else headers)
+        if unasked:
+            headers[wire.UNASKED] = True
+        if self.durable is not None:
+            headers[wire.DURABLE] = True
+        return wire.Hello(
+            node,
+            incarnation,
+            self.stream.name,
+            tuple(kind.declaration for kind in self.stream.types),
+            self._told_routing,
+            self._partitions,
+            positions,
+            error,
+            headers,
+        )
+
+    def _accept_numbers(self, hello: wire.Hello) -> str:
+        for position in hello.positions:
+            if not 0 <= position.number <= wire.MAX_NUMBER:
+                return f"stream {self.stream.name!r}: {position.number} is no event's number"
+        return ""
+
+    def _accept_types(self, hello: wire.Hello) -> str:
+        """Learn the producer's versions of our types; why not, where they do not fit."""
+        by_name = {kind.name: kind for kind in self.stream.types}
+        taken = {name: kind.declaration for name, kind in by_name.items()}
+        if len(hello.types) > MAX_DECLARED:
+            return (
+                f"stream {self.stream.name!r}: a hello declares {len(hello.types)} event types; "
+                f"{MAX_DECLARED} are the most"
+            )
+        for declared in hello.types:
+            reason = misfit(self.stream.name, taken, declared)
+            if reason:
+                return reason
+            ours = by_name[declared.name]
+            if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
+                return (
+                    f"stream {self.stream.name!r}: {declared.fingerprint} is not the fingerprint "
+                    f"of {declared.name} with these fields"
+                )
+            if declared.fingerprint != ours.fingerprint:
+                self._learn(declared.fingerprint, ours)
+        return ""
+
+    def _learn(self, fingerprint: int, ours: EventType) -> None:
+        """Read this version as our type; a version that nobody declared for long gives way."""
+        self._readers.pop(fingerprint, None)
+        self._readers[fingerprint] = ours
+        if len(self._readers) > MAX_VERSIONS:
+            own = {kind.fingerprint for kind in self.stream.types}
+            del self._readers[next(known for known in self._readers if known not in own)]
+
+    def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
+        """Take a data frame; returns why it is no good, or an empty text."""
+        if not 0 <= data.partition < self._partitions:
+            return f"stream {data.stream!r} has no partition {data.partition}"
+        problem = wire.check_sections(data, body)
+        if problem:
+            return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        if self.closed and connection not in self.members:
+            return ""
+        if data.partition in self._leaving:  # the producer keeps it, for the next owner
+            return ""
+        admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
+        if admitted is None:
+            return ""
+        if connection in self.members:
+            self.forwarded += admitted.end - admitted.first
+        if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
+            body = memoryview(bytes(body))
+        routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)
+        if self._find is None or routed:
+            self._deliver(FrameBatch(self, data, body, admitted))
+        elif self.durable is not None:
+            self.uncounted += admitted.end - admitted.first
+            self._deliver(MixedFrameBatch(self, data, body, admitted))
+        else:
+            self._redispatch(FrameBatch(self, data, body, admitted), now)
+        return ""
+
+    @property
+    def partition_of(self) -> Callable[[Any], int] | None:
+        """Finds the partition of an event; None where it is as its producer says."""
+        find, memo = self._find, self._memo
+        return None if find is None else lambda event: memo[find(event)]
+
+    def _redispatch(self, batch: FrameBatch, now: float) -> None:
+        """Send each event of a frame to its own partition; done when all parts are."""
+        assert self._find is not None
+        batch.load()
+        events, receipt = batch.events, batch.frame
+        lane = receipt.lane
+        numbers = batch.numbers or list(range(batch.first, batch.first + len(events)))
+        targets: list[list[int]] = [[] for _ in range(self._partitions)]
+        for index, event in enumerate(events):
+            try:
+                targets[self._memo[self._find(event)]].append(index)
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
+        parts = [(p, indices) for p, indices in enumerate(targets) if indices]
+        if not parts:
+            receipt.done()
+            return
+        receipt.parts = len(parts)
+        for partition, indices in parts:
+            if partition != lane.partition:
+                self.redispatched += len(indices)
+            mine = [events[i] for i in indices]
+            size = footprint(mine)
+            stage = self._stages.get(partition)
+            if stage is not None and not stage.executor.withholds:
+                room = stage.executor.room(stage, len(mine), size, now)
+                if room < len(mine):
+                    self._shed(stage, receipt, [numbers[i] for i in indices[room:]])
+                    mine, indices, size = mine[:room], indices[:room], size * room // len(mine)
+                if not mine:
+                    receipt.done()
+                    continue
+            self._deliver(
+                EventBatch(
+                    self.stream.name,
+                    partition,
+                    mine,
+                    receipt,
+                    batch.first,
+                    [numbers[i] for i in indices],
+                    size,
+                )
+            )
+
+    def _shed(self, stage: Stage, receipt: LaneReceipt, numbers: list[int]) -> None:
+        """Drop events for which the stage of their own partition has no room."""
+        reason = stage.executor.reason
+        stage.dropped(len(numbers), reason)
+        for number in numbers:
+            receipt.shed(number, 1, reason)

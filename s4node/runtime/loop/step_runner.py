@@ -1,0 +1,232 @@
+"""How a step of a task is taken: at once, beside the loop, in a thread, or event by event.
+
+Rules
+- What takes its time runs beside the loop, in a trio task; the gate of its task keeps out what must
+  not run meanwhile. ``wake`` is called when it has ended.
+- Slices and single events of plain tasks share ``threads``; the handlers of a parallel stream have
+  threads of their own.
+- Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
+  takes the event that is next, whichever it was started for.
+- Whatever raises here stops the app, but for events at which a task fails and goes back. What runs
+  in a thread then comes to its end, so that its task is closed behind it; one that hangs is left
+  alone after a time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import trio
+
+from s4node.app.stream import emitted
+from s4node.errors import ProcessingError, is_signal
+from s4node.logger import get_logger
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.processor import Mode
+
+if TYPE_CHECKING:
+    from s4node.runtime.task.in_flight import Flight
+    from s4node.runtime.task.task import Task
+
+log = get_logger("s4node.container")
+
+R = TypeVar("R")
+
+
+class Spawn(Protocol):
+    """Starts a trio task whose failure stops the app."""
+
+    def __call__(self, function: Callable[..., Awaitable[Any]], /, *arguments: Any) -> None:
+        """Run ``function(*arguments)`` beside the others."""
+        ...
+
+
+class Steps:
+    """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time; nothing
+    begins while ``held`` says so."""
+
+    def __init__(
+        self,
+        wake: Callable[[Task], None],
+        threads: int = 0,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._wake = wake
+        self._held = held
+        self._threads = threads
+        self._limiters: dict[object, trio.CapacityLimiter] = {}
+        self._launched: deque[tuple[Task, Flight]] = deque()
+        self._home = threading.get_ident()
+        self._in_threads: set[trio.CancelScope] = set()
+        self._give_up_at = math.inf
+
+    def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
+        """Hear of what callbacks end, in whatever thread."""
+        if task.flights is None:
+            return
+
+        def arrived() -> None:
+            if threading.get_ident() == self._home:
+                self._wake(task)
+            elif token is not None:
+                # once the container has ended nobody waits for it: the event is processed again
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._wake, task, idempotent=True)
+
+        task.flights.on_arrival = arrived
+
+    def take(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
+        """Take a step of at most so many events; returns how many it did at once."""
+        mode = task.mode(op)
+        if mode is Mode.TOGETHER:
+            return self._together(task, limit, spawn)
+        task.begin(op, mode)
+        if mode is not Mode.LOOP:
+            spawn(self._beside, task, op, limit, mode)
+            return 0
+        if op is Op.PROCESS:
+            try:
+                done = task.run(op, limit)
+            except ProcessingError as error:
+                task.failed(error)
+                return 0
+            task.finish(op, done)
+            return done
+        began = time.perf_counter()
+        task.finish(op, task.run(op, limit))
+        self._took(task, op, limit, time.perf_counter() - began)
+        return limit if op is Op.TIMER else 1
+
+    async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
+        began, stream = time.perf_counter(), task.stream
+        try:
+            if mode is Mode.THREAD:
+                threads = self._limiter(None, self._threads)
+                result = await self._in_thread(threads, task.run, op, limit)
+            else:
+                result = await task.run_async(op, limit)
+        except ProcessingError as error:
+            if op is not Op.PROCESS:
+                raise
+            task.failed(error)
+            return
+        seconds = time.perf_counter() - began
+        task.finish(op, result)
+        if op is Op.PROCESS:
+            task.pace.took(stream, result, seconds)
+        else:
+            self._took(task, op, limit, seconds)
+        self._wake(task)
+
+    def _took(self, task: Task, op: Op, limit: int, seconds: float) -> None:
+        task.took(op, seconds)
+        task.pace.learn(op.value, limit, seconds)
+        for name in task.processor.slow_timers() if op is Op.TIMER else ():
+            log.warning(
+                "calling on_time of all instances takes longer than the interval of the timer, and "
+                "leaves little for events",
+                task=task.name,
+                pe=name,
+            )
+        interval = task.settings.window
+        if op is Op.WINDOW and seconds >= interval and not task.slow_window:
+            task.slow_window = True
+            log.warning(
+                "a window takes longer than the time between two, and leaves little for events",
+                task=task.name,
+                seconds=round(seconds, 3),
+                setting="task.window.ms",
+            )
+
+    # -- event by event ----------------------------------------------------------------------
+
+    def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
+        """Begin what may begin."""
+        begun = 0
+        flights = task.flights
+        assert flights is not None
+        while begun < limit and (flight := task.take_off()) is not None:
+            begun += 1
+            if task.processor.style(flight.batch.stream) is Mode.CALLBACK:
+                task.processor.begin_one(flight, flights)
+            else:
+                self._launched.append((task, flight))
+                spawn(self._fly)
+            if begun < limit and task.next_op() is not Op.PROCESS:
+                break
+        return begun
+
+    async def _fly(self) -> None:
+        """Process events, until none may begin when one has ended.
+
+        It goes on by itself, which saves a trio task for each event and a turn of the loop. The one
+        that was to begin first is taken, whosever it is. How it is run goes by its own stream, for
+        that of the next one may be another.
+        """
+        while True:
+            task, flight = self._launched.popleft()
+            emitted.set(flight.put)
+            error: BaseException | None = None
+            try:
+                if task.processor.style(flight.batch.stream) is Mode.AWAIT:
+                    await task.processor.process_one_async(flight)
+                else:
+                    await self._in_thread(
+                        self._limiter_of(task, flight), task.processor.process_one, flight
+                    )
+            except BaseException as raised:
+                if is_signal(raised):
+                    raise
+                error = raised
+            await task.tidy(flight)
+            task.land(flight, error)
+            self._wake(task)
+            if self._held() or task.next_op() is not Op.PROCESS:
+                return
+            following = task.take_off() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
+            if following is None:
+                return
+            self._launched.append((task, following))
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def give_up(self, seconds: float) -> None:
+        """All is cancelled; what is in threads is waited for no longer than so many seconds."""
+        self._give_up_at = trio.current_time() + seconds
+        for scope in self._in_threads:
+            scope.deadline = self._give_up_at
+
+    async def _in_thread(
+        self, limiter: trio.CapacityLimiter, function: Callable[..., R], *arguments: Any
+    ) -> R:
+        """Call it in a thread; where that is cancelled, it still comes to its end."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
+            self._in_threads.add(scope)
+            try:
+                return await trio.to_thread.run_sync(
+                    function, *arguments, abandon_on_cancel=True, limiter=limiter
+                )
+            finally:
+                self._in_threads.discard(scope)
+        log.error("a task hangs in a thread, and is left alone; it is not closed in order")
+        await trio.lowlevel.checkpoint()  # which is cancelled
+        raise AssertionError("what is in a thread is left alone only when all is cancelled")
+
+    def _limiter_of(self, task: Task, flight: Flight) -> trio.CapacityLimiter:
+        if self._threads:
+            return self._limiter(None, self._threads)
+        stream = flight.batch.stream
+        return self._limiter((task.name, stream), task.processor.limit(stream))
+
+    def _limiter(self, whose: object, threads: int) -> trio.CapacityLimiter:
+        limiter = self._limiters.get(whose)
+        if limiter is None:
+            limiter = self._limiters[whose] = trio.CapacityLimiter(threads)
+        return limiter

@@ -1,0 +1,60 @@
+"""A thread that reports steps which hold up their process.
+
+Rules
+- It only looks: once for each step that takes too long, with the stack of the moment.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+
+from s4node.logger import get_logger
+from s4node.runtime.loop.run_loop import EventLoop
+
+log = get_logger("s4node.watchdog")
+
+
+class Watchdog:
+    """Watches the loop that runs in the thread that makes this object.
+
+    ``limit`` is how many seconds a step may take; 0 for any time.
+    """
+
+    def __init__(self, loop: EventLoop, limit: float) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._thread_id = threading.get_ident()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="s4-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._limit > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+
+    def _watch(self) -> None:
+        reported = 0.0
+        while not self._stop.wait(self._limit / 2):
+            began = self._loop.step_began
+            if not began or began == reported:
+                continue
+            taken = time.perf_counter() - began
+            if taken >= self._limit:
+                reported = began
+                frame = sys._current_frames().get(self._thread_id)
+                stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
+                _report(taken, stack)
+
+
+def _report(seconds: float, stack: str) -> None:
+    log.warning(
+        "a step holds up its process; make the handler async or faster",
+        seconds=round(seconds, 3),
+        stack=stack,
+    )

@@ -1,0 +1,1 @@
+"""Where what tasks put goes."""

@@ -1,0 +1,67 @@
+"""Where the events of an app's own streams go: which partition gets which. Pure.
+
+Rules
+- A keyed stream's events go to the partitions of their keys, an un-keyed one's stay where they were
+  put, a broadcast one's go everywhere.
+- A key that cannot be found fails the app where the app itself has put the event; whoever brings
+  events from outside asks ``routed`` and tells their sender instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from s4node.app import graph
+from s4node.app.app import App
+from s4node.app.stream import OutputStream, Stream
+from s4node.errors import ProcessingError
+from s4node.events.keys import Partitioner
+from s4node.events.routing import Router, route, router
+
+
+class Dispatch:
+    """The routes of an app's streams among its partitions."""
+
+    def __init__(self, app: App, partitioner: Partitioner) -> None:
+        self._app = app
+        self._partitions = partitioner.partitions
+        self._routers: dict[str, Router] = {}
+        for stream in app.streams.values():
+            rule = graph.rule_of(stream)
+            if rule is not None and self._partitions > 1 and not isinstance(stream, OutputStream):
+                self._routers[stream.name] = router(rule, partitioner)
+
+    def shares(
+        self, stream: Stream, events: list[Any], home: int
+    ) -> Sequence[tuple[int, list[Any]]]:
+        """Events put in partition ``home``, by the partition that they go to.
+
+        Raises ProcessingError for the first event whose key is not found.
+        """
+        if stream.broadcast:
+            return [(partition, events) for partition in range(self._partitions)]
+        lanes, failures = self.routed(stream, events, home)
+        if failures:
+            index, reason = failures[0]
+            raise ProcessingError(
+                self._app.name,
+                f"KeyFinder of {stream.name!r}",
+                None,
+                f"{stream.name} (put in partition {home}, event {events[index]!r})",
+                ValueError(reason),
+            )
+        return lanes
+
+    def routed(
+        self, stream: Stream, events: list[Any], home: int
+    ) -> tuple[list[tuple[int, list[Any]]], list[tuple[int, str]]]:
+        """As shares, and beside it ``(index, reason)`` of those whose key is not found.
+
+        With a single partition nobody looks for keys before the events are processed.
+        """
+        run = self._routers.get(stream.name)
+        if run is None:
+            return [(home, events)], []
+        lanes, failures = route(run, events, self._partitions)
+        return [(partition, lane) for partition, lane in enumerate(lanes) if lane], failures

@@ -1,0 +1,483 @@
+"""What the tasks of a container send each other, those of the other members, and other apps.
+
+Rules
+- It is there where tasks keep what they do. What a task puts for another one, wherever that is,
+  leaves with its commit and by a socket; also to tasks of our own container, so that there is one
+  way. What it puts for itself waits in its own stage, and is saved where it waits at a commit.
+- A task is a producer of its own: its name is that of the task, and of the life of its state, which
+  is another one where somebody has begun without any.
+- A way is made when something is first put on it, or has been by an earlier owner of its task.
+- What waits beyond a bound for others to commit it holds the streams that lead there, unless they
+  feed themselves.
+- An output stream has a way to each of its consumers. One that comes later gets what is put from
+  then on; the way to one that has gone is forgotten. When that comes again it may know numbers of
+  before, so the way to it is made anew as another producer.
+- Where nothing else makes tasks commit, what they put for others does. What a commit held before
+  anybody knew its partitions asks for another one anywhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from s4node.app.app import App
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import EventError, S4Error
+from s4node.events.event import EventBatch, footprint
+from s4node.failpoints import passing
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.lane import Lane
+from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.transactional_outbox import (
+    Dispatches,
+    Rows,
+    forget,
+    life_of,
+    ways_of,
+    weight_of,
+)
+from s4node.net.wire import frame as wire
+from s4node.offsets.task_claims import now_ms
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.task.statistics import OutboxStatistics
+from s4node.runtime.task.task import Task
+from s4node.stages.executors import REMOTE_SENDER, SENDER
+from s4node.stages.stage import Overflow
+from s4node.state.rows import OUTBOX
+from s4node.state.task_state import TaskState
+
+_LIFE = "life"
+_TO = "\1"
+"""Between a stream and its consumer, in the name of a way."""
+
+_MOMENT = 0.5
+"""Seconds that it may take to connect to an owner."""
+
+
+class Wake(Protocol):
+    """Tells the loop that a task may have something to do."""
+
+    def __call__(self, task: Task) -> None:
+        """Have it looked at soon."""
+        ...
+
+
+class _Side:
+    """One task's part: its ways by stream, and what its predecessor had left for it."""
+
+    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
+        self.task = task
+        self.state = state
+        self.fence = fence
+        self.ways: dict[str, Way] = {}
+        self.unclaimed: dict[str, Unclaimed] = {}  # of ways to consumers that are not there yet
+        self.left: dict[str, list[Any]] = {}
+        self.own_rows = False
+        self.moved = 0  # events that the task had processed and put when a commit began
+        self.life: str = state.meta(_LIFE) or ""
+
+
+class Unclaimed(NamedTuple):
+    """What an earlier owner has left for a consumer that is not there: rows, with so many events
+    and bytes."""
+
+    rows: Rows
+    depth: int
+    bytes: int
+
+
+class Way:
+    """What a task has put on a stream for others; tasks wait where it is full."""
+
+    def __init__(self, dispatches: Dispatches, bound: int, emitter: Emitter) -> None:
+        self.dispatches = dispatches
+        self.emitter = emitter
+        self._bound = bound
+
+    @property
+    def holds(self) -> bool:
+        """Whether more is not committed at its receivers than there should be."""
+        return self.dispatches.size >= self._bound
+
+
+class _Spilled:
+    """What finds no room in a task's own stage, as rows of the task.
+
+    ``way`` makes the way that has them, ``known`` is that one if there is any.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        partition: int,
+        way: Callable[[], Dispatches],
+        known: Callable[[], Dispatches | None],
+    ) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._way = way
+        self._known = known
+
+    def append(self, batch: EventBatch) -> None:
+        """Put a batch behind the others."""
+        self._way().spill(batch.events)
+
+    def pop(self) -> EventBatch | None:
+        """The oldest events, or None."""
+        events = self._way().unspill()
+        if not events:
+            return None
+        return EventBatch(self._stream, self._partition, events, weight=footprint(events))
+
+    def clear(self) -> None:
+        """Forget all."""
+        way = self._known()
+        if way is not None:  # else nothing has been spilled, or it is the next owner's
+            way.forget_spilled()
+
+
+class Exchange:
+    """The ways between the tasks of ``app``, which is kept under ``name``.
+
+    ``wake`` is told of tasks that are to commit. ``on_news`` is called when a receiver was heard.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        outputs: Outputs,
+        *,
+        name: str,
+        incarnation: str,
+        partitions: int,
+        wake: Wake,
+        on_news: Callable[[], None],
+        on_refused: Callable[[str, Refusal], None],
+    ) -> None:
+        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self._app = app
+        self._config = config
+        self._pipeline = pipeline
+        self._outputs = outputs
+        outputs.on_consumer = self.consumer
+        pipeline.overflow_of = self._overflow_of
+        self._name = name
+        self._incarnation = incarnation
+        self._partitions = partitions
+        self._wake = wake
+        self._on_refused = on_refused
+        self._on_demand = not config[settings.TASK_COMMIT_MS]
+        self._bound = config[settings.STATE_CHANGES_BYTES]
+        self._sides: dict[int, _Side] = {}
+        self._owners: tuple[Sequence[str], int] = ((), -1)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def open(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
+        """Go on for a task that has been claimed, with the rows that its predecessor left."""
+        side = self._sides[task.partition] = _Side(task, state, fence)
+        for name, mine in ways_of(rows).items():
+            stream, _, consumer = name.partition(_TO)
+            if stream not in self._app.streams:
+                raise S4Error(
+                    f"task {task.name!r} has sent events on stream {stream!r} that nobody has "
+                    f"taken, and the app has no such stream now; run the version of the app that "
+                    f"has it until it stops in order"
+                )
+            if not consumer or consumer in self._outputs.senders[stream].emitters:
+                self._way(side, name, mine)
+            else:
+                side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
+
+    def go_back(self, task: Task, state: TaskState) -> None:
+        """``task`` takes the place of one that has failed: what that had put since its last commit
+        never leaves."""
+        side = self._sides[task.partition]
+        side.task, side.state, side.own_rows = task, state, False
+        side.moved, side.left = 0, {}
+        if side.life and not state.meta(_LIFE):
+            state.set_meta(_LIFE, side.life)
+        rows = ways_of(state.rows(OUTBOX))
+        for stream, way in side.ways.items():
+            own = way.dispatches.go_back(state.changes, rows.get(stream, ()))
+            self._tell(way)
+            if own:
+                side.left[stream] = own
+                side.own_rows = True
+        for name in rows.keys() - side.ways.keys() - side.unclaimed.keys():
+            forget(state.changes, rows[name])  # its consumer has gone since they were written
+
+    def leave(self, task: Task) -> None:
+        """Another container goes on for a task, with the rows of its last commit."""
+        side = self._sides.pop(task.partition)
+        for name, way in side.ways.items():
+            way.dispatches.unsent.leave()
+            self._tell(way)
+            self._close(side, name, way)
+
+    def resume(self, task: Task) -> None:
+        """Give a task that has started what it had put for itself."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        left, side.left = side.left, {}
+        for stream, events in left.items():
+            task.backlog.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
+        for stream, way in side.ways.items():
+            if way.dispatches.spilled:
+                overflow = self._overflow_of(stream, task.partition)
+                task.backlog.resume(stream, overflow, way.dispatches.spilled)
+
+    def _overflow_of(self, stream: str, partition: int) -> Overflow:
+        """Where a task keeps what its own stage of a stream has no room for."""
+        return _Spilled(
+            stream,
+            partition,
+            partial(self._own_way, stream, partition),
+            partial(self._known_way, stream, partition),
+        )
+
+    def _known_way(self, stream: str, partition: int) -> Dispatches | None:
+        side = self._sides.get(partition)
+        way = None if side is None else side.ways.get(stream)
+        return None if way is None else way.dispatches
+
+    def _own_way(self, stream: str, partition: int) -> Dispatches:
+        side = self._sides[partition]
+        return (side.ways.get(stream) or self._way(side, stream)).dispatches
+
+    def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
+        """Make the way of this name, which is that of a stream, or of one and a consumer."""
+        task, state = side.task, side.state
+        stream, _, consumer = name.partition(_TO)
+        if not side.life:
+            side.life = secrets.token_hex(4)
+            state.set_meta(_LIFE, side.life)
+        life = life_of(rows) if rows else secrets.token_hex(4) if consumer else ""
+        lives = f"{side.life}.{life}" if life else side.life
+        cluster = self._config[settings.CLUSTER_NAME]
+        fence = {wire.FENCE: side.fence}
+        outbox = Outbox(
+            stream,
+            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{lives}",
+            self._incarnation,
+            key=self._app.streams[stream].key if consumer else None,
+            types=[kind.cls for kind in self._app.streams[stream].types],
+            headers=fence if consumer else {**fence, wire.CLUSTER: cluster},
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+            committed=True,
+        )
+        emitter = self.emitter
+        if consumer:
+            emitter = self._outputs.senders[stream].emitters[consumer]
+        else:
+            outbox.open_lanes(self._partitions, wire.ROUTED)
+        dispatches = Dispatches(
+            outbox, state.changes, name, now_ms, state.database.get, life, self._app.name
+        )
+        own = dispatches.restore(rows)
+        if own:
+            side.left[stream] = own
+            side.own_rows = True
+        way = side.ways[name] = Way(dispatches, self._bound, emitter)
+        emitter.add(outbox)
+        owners, epoch = self._owners
+        if owners and not consumer:
+            emitter.assign(outbox, owners, epoch)
+        return way
+
+    def consumer(self, stream: str, consumer: str) -> None:
+        """An app consumes a stream from now on, or not any more."""
+        name = f"{stream}{_TO}{consumer}"
+        here = consumer in self._outputs.senders[stream].emitters
+        for side in self._sides.values():
+            if here and name in side.unclaimed:
+                self._way(side, name, side.unclaimed.pop(name).rows)
+            elif not here and name in side.ways:
+                way = side.ways.pop(name)
+                self._close(side, name, way)
+                for row in way.dispatches.rows():
+                    side.state.changes.put(row, None)
+
+    def _close(self, side: _Side, name: str, way: Way) -> None:
+        """Nothing more is sent on a way, and nobody waits for it."""
+        way.emitter.remove(way.dispatches.outbox)
+        self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
+
+    def assign(self, owners: Sequence[str], epoch: int) -> None:
+        """Lead the ways to where the partitions are now."""
+        self._owners = owners, epoch
+        for outbox in list(self.emitter.outboxes):
+            self.emitter.assign(outbox, owners, epoch)
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def put(self, task: Task, stream: str, partition: int, events: Sequence[Any]) -> None:
+        """Take what a task has put for another one."""
+        side = self._sides[task.partition]
+        way = side.ways.get(stream) or self._way(side, stream)
+        way.dispatches.put(partition, events)
+        self._look(side, stream, stream, way)
+
+    def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
+        """Take what a task has put on an output stream."""
+        side = self._sides[task.partition]
+        sender = self._outputs.senders[stream]
+        sender.passed_by(len(events))
+        for consumer in sender.consumers:
+            name = f"{stream}{_TO}{consumer}"
+            way = side.ways.get(name) or self._way(side, name)
+            way.dispatches.send(events)
+            self._look(side, stream, name, way)
+
+    def _look(self, side: _Side, stream: str, name: str, way: Way) -> None:
+        """Something was put on a way: hold who fills it up, and have it leave."""
+        if way.holds:
+            self._pipeline.watch(stream, (side.task.partition, name), way)
+        if way.holds or self._on_demand:
+            side.task.want_commit()  # nothing of it leaves before
+            self._wake(side.task)
+
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether more of a stream waits to be committed by others than there should be."""
+        way = self._sides[task.partition].ways.get(stream)
+        return way is not None and way.holds
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that tasks have put for each other is committed where it went."""
+        return all(way.dispatches.idle for way in self._all() if way.emitter is self.emitter)
+
+    @property
+    def moving(self) -> bool:
+        """Whether something waits or is under way that somebody could take now."""
+        return any(
+            _is_near(way.emitter, lane)
+            for way in self._all()
+            if not way.dispatches.idle
+            for lane in way.dispatches.outbox.lanes
+            if lane.kept or lane.pending
+        )
+
+    def _all(self) -> Iterator[Way]:
+        for side in self._sides.values():
+            yield from side.ways.values()
+
+    def heard(self) -> None:
+        """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
+        for side in self._sides.values():
+            out = [way.dispatches for way in side.ways.values()]
+            if any(each.overdue or (self._on_demand and each.changed) for each in out):
+                side.task.want_commit()  # it was put before the partitions of the stream were known
+                self._wake(side.task)
+        for way in self._all():
+            outbox = way.dispatches.outbox
+            if way.dispatches.settled:
+                way.dispatches.settled = False
+                passing("outbox.settled")
+            self._tell(way)
+            if outbox.error:
+                raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
+
+    def _tell(self, way: Way) -> None:
+        """Tell of events that were refused, or could not be encoded."""
+        stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
+        for refusal in way.dispatches.take_refusals():
+            self._on_refused(stage, refusal)
+
+    def statistics(self) -> Iterator[OutboxStatistics]:
+        """What has been put for others, and is not settled."""
+        for side in self._sides.values():
+            task = side.task.name
+            for name, way in side.ways.items():
+                stream, _, consumer = name.partition(_TO)
+                out = way.dispatches
+                yield OutboxStatistics(task, stream, consumer, out.depth, out.size)
+            for name, (_, depth, size) in side.unclaimed.items():
+                stream, _, consumer = name.partition(_TO)
+                yield OutboxStatistics(task, stream, consumer, depth, size)
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def keeps(self, task: Task) -> bool:
+        """Whether there has been anything of this in a commit of a task."""
+        side = self._sides.get(task.partition)
+        return side is not None and bool(side.ways)
+
+    def awaited(self, task: Task) -> bool:
+        """Whether something that a task has put waits for a commit of it, to leave."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.unreleased for way in side.ways.values())
+
+    def changed(self, task: Task) -> bool:
+        """Whether a commit of a task would write anything of this."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return False
+        if any(way.dispatches.changed for way in side.ways.values()):
+            return True
+        return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
+
+    def begin(self, task: Task) -> None:
+        """A commit of a task begins: all that it has put until now is part of it."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        own = task.own()
+        for stream, events in side.left.items():
+            own[stream] = [*events, *own.get(stream, ())]
+        for stream in own.keys() - side.ways.keys():
+            self._way(side, stream)
+        for stream, way in side.ways.items():
+            way.dispatches.begin(own.get(stream, ()))
+        side.own_rows = bool(own)
+        side.moved = _moved(task)
+
+    def encode(self, task: Task) -> bool:
+        """Encode a part of what belongs to the commit; False if nothing of it is left."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.encode() for way in side.ways.values())
+
+    def leaves(self, task: Task) -> bool:
+        """Whether something may leave when the commit under way is written."""
+        side = self._sides.get(task.partition)
+        return side is not None and any(way.dispatches.leaves for way in side.ways.values())
+
+    def end(self, task: Task, *, written: bool) -> None:
+        """The commit has been written, or has failed."""
+        side = self._sides.get(task.partition)
+        if side is None:
+            return
+        if not written:
+            side.moved = -1
+        leaves = written and self.leaves(task)
+        if leaves:
+            passing("outbox.release")
+        for way in side.ways.values():
+            way.dispatches.end(written=written)
+            if written:
+                way.emitter.wake()
+            self._tell(way)  # nobody answers where nothing is left to send
+        if leaves:
+            passing("outbox.released")
+
+
+def _moved(task: Task) -> int:
+    """Another number whenever what waits of the task's own may be another."""
+    return task.processed + task.sent
+
+
+def _is_near(emitter: Emitter, lane: Lane) -> bool:
+    """Whether the owner of a lane is there, or may come in a moment."""
+    if lane.open or lane.leg is None:
+        return lane.open
+    link = emitter.links.get(lane.leg.address)
+    return link is not None and link.away < _MOMENT

@@ -1,0 +1,219 @@
+"""A member's part towards the other members of its app: what goes to their partitions.
+
+Rules
+- Each stream has a way to the others for what the app itself has put, through the ``sender`` stage
+  of the stream. An input has another one, for what came from producers: that is done when the owner
+  has ruled on it. Each way has a lane for each partition. A lane whose partition has come to us
+  leads to ourselves until what is in it has arrived, so that nothing overtakes it.
+- Members that stop together go on taking what they still send each other, until all is quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import trio
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.cluster.coordination.view import View
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import S4Error
+from s4node.events.event import EventBatch
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.forwarder import Forwarder, PassedOn
+from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.sender_stage import Outgoing
+from s4node.net.wire import frame as wire
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.stages.executors import SENDER
+from s4node.stages.stage import StageStatistics
+
+_CARRIER = "carrier"
+"""How the names of producers end that carry what others have sent."""
+
+_QUIET_SECONDS = 0.25
+"""How long a stopping member goes on taking what the others of its cluster still send to it."""
+
+
+class Work(Protocol):
+    """What our partitions have done, and have to do."""
+
+    @property
+    def processed(self) -> int:
+        """Events handled."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait, if only for room behind a full stage."""
+        ...
+
+
+class Members:
+    """The ways to the other members of ``app``. ``on_news`` is called when one was heard."""
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        *,
+        node: str,
+        incarnation: str,
+        partitions: int,
+        on_news: Callable[[], None],
+        on_refused: Callable[[str, Refusal], None],
+    ) -> None:
+        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self.ways: dict[str, Outgoing] = {}
+        self._forwarders: dict[str, Forwarder] = {}
+        self._config = config
+        self._pipeline = pipeline
+        self._producer = f"{node}-{incarnation}"  # another host's container may have our name
+        self._incarnation = incarnation
+        self._partitions = partitions
+        self._on_refused = on_refused
+        for stream in app.streams.values():
+            if not isinstance(stream, OutputStream):
+                stage = pipeline.sender(stream.name, remote=False)
+                self.ways[stream.name] = Outgoing(stage, self._outbox(stream, self._producer))
+            if isinstance(stream, InputStream):
+                outbox = self._outbox(stream, f"{self._producer}-{_CARRIER}")
+                self._forwarders[stream.name] = Forwarder(outbox)
+
+    def _outbox(self, stream: Stream, producer: str) -> Outbox:
+        """One that carries ``stream`` to the partitions of the other members."""
+        outbox = Outbox(
+            stream.name,
+            producer,
+            self._incarnation,
+            types=[kind.cls for kind in stream.types],
+            headers={wire.CLUSTER: self._config[settings.CLUSTER_NAME]},
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+        )
+        outbox.open_lanes(self._partitions, wire.ROUTED)
+        self.emitter.add(outbox)
+        return outbox
+
+    def assign(self, view: View, ours: Collection[int]) -> None:
+        """Lead the ways to where the partitions are now; ``ours`` are run here."""
+        ways: list[Outgoing | Forwarder] = [*self.ways.values(), *self._forwarders.values()]
+        for way in ways:
+            owners = [
+                "" if partition in ours and not way.behind(partition) else owner
+                for partition, owner in enumerate(view.owners)
+            ]
+            self.emitter.assign(way.outbox, owners, view.epoch)
+
+    # -- events on their way -----------------------------------------------------------------
+
+    def carries(self, stream: str, partition: int) -> bool:
+        """Whether earlier events of producers for a partition of ours are still on their way over
+        the socket."""
+        forwarder = self._forwarders.get(stream)
+        return forwarder is not None and forwarder.behind(partition)
+
+    def is_behind(self, stream: str, partition: int) -> bool:
+        """The same of what the app has put."""
+        return self.ways[stream].behind(partition)
+
+    def unsettled(self, stream: str) -> int:
+        """Events of a stream on which their owners have not ruled."""
+        forwarder = self._forwarders.get(stream)
+        carried = 0 if forwarder is None else forwarder.outbox.unsettled
+        return self.ways[stream].unsettled + carried
+
+    def forward(self, batch: EventBatch) -> None:
+        """Take what a producer has sent for a partition that another member runs."""
+        self._forwarders[batch.stream].forward(batch)
+        self.emitter.wake()
+
+    def put(self, stream: str, partition: int, events: list[Any], *, waits: bool) -> int:
+        """Take what the app has put; returns how many events were dropped for lack of room."""
+        way = self.ways[stream]
+        dropped = way.offer(events, trio.current_time(), partition, waits=waits)
+        self._pipeline.watch(stream, "sender", way)
+        self.emitter.wake()
+        return dropped
+
+    def pump(self, now: float) -> float | None:
+        """Let leave what waits for a token; returns when to come back, or None."""
+        dues = []
+        for way in self.ways.values():
+            if way.stage.depth:
+                if way.pump(now):
+                    self.emitter.wake()
+                dues.append(way.due(now))
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait in front of an outbox."""
+        return any(way.stage.depth for way in self.ways.values())
+
+    def heard(self) -> None:
+        """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
+        for way in self.ways.values():
+            for refusal in way.outbox.take_refusals():
+                self._on_refused(SENDER, refusal)
+        for outbox in self.emitter.outboxes:
+            if outbox.error:
+                raise S4Error(f"stream {outbox.stream!r} to the other members: {outbox.error}")
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    async def drain(self, loop: EventLoop, partitions: Work) -> None:
+        """Work off what the members of a stopping cluster still send each other."""
+        while True:
+            before = partitions.processed
+            with trio.move_on_after(_QUIET_SECONDS):
+                await trio.sleep_forever()
+            unsettled = any(self.unsettled(stream) for stream in self.ways)
+            waiting = not loop.idle or partitions.waiting
+            if partitions.processed == before and not waiting and not unsettled:
+                return
+            if unsettled:
+                self.emitter.hurry()
+
+    async def finish(self) -> None:
+        """Tell the others that nothing more will come."""
+        self.emitter.finish()
+        await self.emitter.wait_quiet()
+
+    def passed_on(self) -> dict[str, PassedOn]:
+        """What others count of the events that producers have sent to us, by stream."""
+        return {name: forwarder.passed_on for name, forwarder in self._forwarders.items()}
+
+    def statistics(self) -> Iterator[StageStatistics]:
+        """The ``sender`` stages; what is carried for producers waits there, too."""
+        for stream, way in self.ways.items():
+            told = way.statistics()
+            forwarder = self._forwarders.get(stream)
+            if forwarder is None:
+                yield told
+                continue
+            carried = forwarder.outbox
+            yield replace(
+                told,
+                depth=told.depth + carried.pending,
+                bytes=told.bytes + carried.pending_bytes,
+                in_flight=told.in_flight + carried.in_flight,
+            )
+
+
+def told(view: View, address: str) -> wire.Headers:
+    """What the answers to hellos tell of who owns what; ``address`` is our own."""
+    nodes = list(dict.fromkeys((address, *view.members)))
+    at = {node: index for index, node in enumerate(nodes)}
+    return {
+        wire.ADDRESS: address,
+        wire.NODES: nodes,
+        wire.OWNERS: [at.get(owner, -1) for owner in view.owners],
+        wire.EPOCH: view.epoch,
+    }

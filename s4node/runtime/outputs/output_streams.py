@@ -1,0 +1,210 @@
+"""The outputs of a container: its app's output streams, and the apps that consume them.
+
+Rules
+- Consumers are named by the configuration, or found in the cluster's directory. Those that the
+  directory told of go when it does not tell of them any more.
+- One emitter leads to each consumer, whichever streams it consumes.
+- A stream without a consumer is said once, where none can come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from s4node.app.app import App
+from s4node.app.stream import OutputStream, Stream
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.stream_directory import Consumers
+from s4node.cluster.coordination.topology import Topology
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.logger import get_logger
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.remote_sender import RemoteSender
+from s4node.net.egress.sender_stage import Mark
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.stages.executors import REMOTE_SENDER
+
+log = get_logger("s4node.container")
+
+
+class Owed(NamedTuple):
+    """So many events of an output stream have no verdict of this consumer."""
+
+    stream: str
+    consumer: str
+    events: int
+
+
+class Outputs:
+    """A remote sender for each output stream of ``app``.
+
+    ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
+    heard, ``on_refused`` with a stage and what was not taken behind it.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        pipeline: Pipeline,
+        *,
+        node: str,
+        incarnation: str,
+        enrolment: Enrolment | None,
+        on_room: Callable[[], None],
+        on_news: Callable[[], None],
+        on_refused: Callable[[str, Refusal], None],
+    ) -> None:
+        self.senders: dict[str, RemoteSender] = {}
+        self._app = app
+        self._config = config
+        self._pipeline = pipeline
+        self._producer = f"{node}-{incarnation}"  # another host's container may have our name
+        self._incarnation = incarnation
+        self._awaited = enrolment is not None
+        self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
+        self._on_room = on_room
+        self._on_news = on_news
+        self._on_refused = on_refused
+        self._emitters: dict[str, Emitter] = {}
+        self._found: set[str] = set()  # consumers that the cluster told of
+        self._news = trio.lowlevel.ParkingLot()
+        self.on_consumer: Callable[[str, str], None] = lambda *_: None  # one has come or gone
+        self._nursery: trio.Nursery
+        for stream in app.streams.values():
+            if isinstance(stream, OutputStream):
+                stream.carrier = self.senders[stream.name] = self._sender(stream)
+
+    def _sender(self, stream: OutputStream) -> RemoteSender:
+        sender = RemoteSender(
+            stream.name,
+            make_stage=partial(self._pipeline.sender, stream.name, remote=True),
+            on_room=self._on_room,
+            on_refused=partial(self._on_refused, REMOTE_SENDER),
+            awaited=self._awaited,
+        )
+        for cluster, address in Topology(self._config).consumers(stream.name).items():
+            if cluster not in self._emitters:
+                self._emitters[cluster] = self._emitter([address])
+            sender.connect(cluster, self._emitters[cluster], self._outbox(stream))
+        if not sender.consumers and not self._awaited:
+            log.warning("nobody consumes an output stream; its events go nowhere",
+                        stream=stream.name,
+                        setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip
+        return sender
+
+    def _emitter(self, seeds: Sequence[str]) -> Emitter:
+        return Emitter(
+            seeds,
+            queue_size=self._config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_news=self._on_news,
+        )
+
+    def _outbox(self, stream: Stream) -> Outbox:
+        return Outbox(
+            stream.name,
+            self._producer,
+            self._incarnation,
+            key=stream.key,
+            types=[kind.cls for kind in stream.types],
+            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
+            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
+        )
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Connect to the consumers, and in this nursery to those that come later."""
+        self._nursery = nursery
+        for emitter in self._emitters.values():
+            await nursery.start(emitter.run)
+
+    def consumed(self, stream: str, consumers: Consumers) -> None:
+        """These apps consume a stream now, besides those of the configuration."""
+        sender = self.senders[stream]
+        for name in [name for name in sender.consumers if name in self._found]:
+            if name not in consumers:
+                left = sender.disconnect(name)
+                self.on_consumer(stream, name)
+                log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
+                            events_without_verdict=left)  # fmt: skip
+                self._on_room()  # nobody waits for it any more
+        for name, consumer in consumers.items():
+            if name == self._ourselves:
+                continue
+            emitter = self._emitters.get(name)
+            if emitter is None:
+                emitter = self._emitters[name] = self._emitter(consumer.members)
+                self._found.add(name)
+                self._nursery.start_soon(emitter.run)
+            else:
+                emitter.seeds(consumer.members)
+            if name not in sender.consumers:
+                sender.connect(name, emitter, self._outbox(self._app.streams[stream]))
+                self.on_consumer(stream, name)
+                log.info("an app consumes a stream", stream=stream, consumer=name)
+
+    def pump(self, now: float) -> float | None:
+        """Let leave what waits for a token; returns when to come back, or None."""
+        dues = [sender.pump(now) for sender in self.senders.values()]
+        return min((due for due in dues if due is not None), default=None)
+
+    def heard(self) -> None:
+        """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
+        for sender in self.senders.values():
+            sender.news()
+        self._news.unpark_all()
+
+    def sent(self) -> Sent:
+        """What has been put on the output streams so far."""
+        return Sent(self, [
+            (sender, consumer, mark)
+            for sender in self.senders.values()
+            for consumer, mark in sender.marks()
+        ])  # fmt: skip
+
+    def owed(self) -> list[Owed]:
+        """What has no verdict yet; but for what tasks keep, which goes another way."""
+        return [
+            Owed(stream, consumer, events)
+            for stream, sender in self.senders.items()
+            for consumer, events in sender.unsettled.items()
+        ]
+
+    async def wait_news(self) -> None:
+        """Return once a consumer has ruled, come or gone."""
+        await self._news.park()
+
+    async def settle(self) -> None:
+        """Return once everything has its verdict, and the consumers know that it was all."""
+        for emitter in self._emitters.values():
+            emitter.hurry()
+        while self.owed():
+            await self._news.park()
+        for emitter in self._emitters.values():
+            emitter.finish()
+            await emitter.wait_quiet()
+
+
+class Sent:
+    """What had been put on output streams at some moment."""
+
+    def __init__(self, outputs: Outputs, marks: Sequence[tuple[RemoteSender, str, Mark]]) -> None:
+        self._outputs = outputs
+        self._marks = marks
+
+    async def wait_settled(self) -> None:
+        """Return when all of it has its verdict; who consumes a stream no longer owes none."""
+        while True:
+            self._marks = [
+                (sender, consumer, mark)
+                for sender, consumer, mark in self._marks
+                if consumer in sender.consumers and not mark.passed
+            ]
+            if not self._marks:
+                return
+            await self._outputs.wait_news()

@@ -1,0 +1,139 @@
+"""The readers of a container: who looks at what its app puts on streams of its own.
+
+Rules
+- A reader's connection is its subscription; it ends with it.
+- A reader never holds the app up: it gets what it has room for, and is told what it has missed.
+- Every reader is told again who runs the app when that has changed, for each member shows only
+  what its own partitions put.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream, Stream
+from s4node.errors import StartpointError
+from s4node.net.egress.outbox import Refusal
+from s4node.net.egress.subscriber import Subscriber
+from s4node.net.ingress.listener import Connection
+from s4node.net.wire import frame as wire
+from s4node.stages.executors import SUBSCRIBER
+
+_FEED_BYTES = 131_072
+_FEED_SECONDS = 0.005
+"""How much a reader is sent at a time, and how soon it is looked at again."""
+
+
+class Readers:
+    """Those who read streams of ``app`` here.
+
+    ``headers`` go with every answer; they change. ``queue_size`` events may wait for each reader.
+    ``on_refused`` is told of events that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        node: str,
+        incarnation: str,
+        headers: wire.Headers,
+        queue_size: int,
+        on_refused: Callable[[str, Refusal], None],
+    ) -> None:
+        self._app = app
+        self._node = node
+        self._incarnation = incarnation
+        self._headers = headers
+        self._queue_size = queue_size
+        self._on_refused = on_refused
+        self._subscribers: dict[str, dict[Connection, Subscriber]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._subscribers.values()))
+
+    def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
+        """Let somebody read one of the app's own streams from now on, or say why not."""
+        streams = {s.name: s for s in self._app.streams.values() if not isinstance(s, InputStream)}
+        stream = streams.get(hello.stream)
+        if stream is None:
+            known = ", ".join(streams) or "none"
+            reason = (
+                f"app {self._app.name!r} puts nothing on a stream {hello.stream!r}; it can be read "
+                f"from: {known}"
+            )
+            return self._refusal(hello, reason)
+        start = hello.headers.get(wire.START, wire.UPCOMING)
+        if start != wire.UPCOMING:
+            reason = (
+                f"stream {hello.stream!r} of app {self._app.name!r} is a live one: nothing of it "
+                f"is kept, so it can only be read from now on; leave start out, or read a stream "
+                f"of a log"
+            )
+            return self._refusal(hello, reason, StartpointError.__name__)
+        self._subscribers.setdefault(stream.name, {})[connection] = Subscriber(
+            hello, [kind.cls for kind in stream.types], self._node, self._queue_size
+        )
+        return self._welcome(stream)
+
+    def _refusal(self, hello: wire.Hello, reason: str, fault: str = "") -> wire.Hello:
+        headers = {wire.FAULT: fault} if fault else {}
+        return wire.Hello(
+            self._node, self._incarnation, hello.stream, error=reason, headers=headers
+        )
+
+    def _welcome(self, stream: Stream) -> wire.Hello:
+        """What a subscriber is told: the types, and who else runs the app."""
+        return wire.Hello(
+            self._node,
+            self._incarnation,
+            stream.name,
+            tuple(kind.declaration for kind in stream.types),
+            partitions=1,
+            headers=dict(self._headers),
+        )
+
+    def tell_owners(self) -> None:
+        """Partitions have moved: tell everybody what the headers say now."""
+        for stream, subscribers in self._subscribers.items():
+            word = wire.encode_frame(self._welcome(self._app.streams[stream]))
+            for connection in subscribers:
+                connection.answer(word)
+
+    def on_verdict(self, verdict: wire.Verdict, connection: Connection) -> bool:
+        """A reader has read on, and gives credit; False if the peer is no reader."""
+        subscriber = self._subscribers.get(verdict.stream, {}).get(connection)
+        if subscriber is None:
+            return False
+        subscriber.on_verdict(verdict)
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        """The peer's connection has ended."""
+        for stream in [s for s, readers in self._subscribers.items() if connection in readers]:
+            del self._subscribers[stream][connection]
+            if not self._subscribers[stream]:
+                del self._subscribers[stream]
+
+    def show(self, stream: str, events: list[Any]) -> None:
+        """The app has put these on a stream."""
+        if stream in self._subscribers:
+            for subscriber in self._subscribers[stream].values():
+                subscriber.offer(events)
+
+    def feed(self, now: float) -> float | None:
+        """Send what there is room for; returns when to come back, or None."""
+        rest = False
+        now_ms = int(time.time() * 1000)
+        for subscribers in self._subscribers.values():
+            for connection, subscriber in subscribers.items():
+                if subscriber.waits and not connection.answers:
+                    for frame in subscriber.frames(_FEED_BYTES, now_ms):
+                        connection.answer(frame)
+                    for refusal in subscriber.take_unsendable():
+                        self._on_refused(SUBSCRIBER, refusal)
+                rest = rest or subscriber.waits
+        return now + _FEED_SECONDS if rest else None

@@ -1,0 +1,1 @@
+"""The task: what runs next, and what runs it. Pure."""

@@ -1,0 +1,376 @@
+"""Message choosers: which of a task's inputs goes next. Pure.
+
+Rules
+- An input has at most one batch with the chooser; it offers the next when that one is used up. A
+  batch that must be put aside is offered again, with what is left of it.
+- A chooser gives every batch it was offered exactly once, and those of inputs that may not go now
+  later.
+- Choosers are composed from the inside: round robin (or one's own) in each tier of priority,
+  batching around them, bootstrapping around all. A layer is there only where it is configured.
+- Priority is strict: as long as a higher tier has a batch that may go, the lower ones starve.
+- Each task has choosers of its own, so one that bootstraps does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from s4node.config import plugins as own
+from s4node.config import settings
+from s4node.config.settings import Config
+from s4node.errors import ConfigError, S4Error
+from s4node.events.event import EventBatch
+from s4node.offsets.system import Bounds, SystemStreamPartition
+
+I = TypeVar("I", bound=Hashable)  # noqa: E741 - an input
+
+May = Callable[[I], bool]
+
+
+class MessageChooser(Protocol[I]):
+    """Decides the order among the inputs ``I`` of one task.
+
+    One's own is made with the app's parameters (the ``s4.app.*`` settings) as its only argument.
+    """
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source``, which has no batch here, offers one."""
+        ...
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """The batch to process next, of an input that ``may`` go; None if there is none."""
+        ...
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        ...
+
+
+class RoundRobin(Generic[I]):
+    """Inputs take turns: first offered, first chosen."""
+
+    __slots__ = ("_offered",)
+
+    def __init__(self) -> None:
+        self._offered: deque[tuple[I, EventBatch]] = deque()
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source`` offers a batch."""
+        self._offered.append((source, batch))
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """The batch that was offered first, among those that may go."""
+        offered = self._offered
+        if not offered:
+            return None
+        if may is None or may(offered[0][0]):
+            return offered.popleft()
+        for index, (source, batch) in enumerate(offered):
+            if index and may(source):
+                del offered[index]
+                return source, batch
+        return None
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        return len(self._offered)
+
+
+class TieredPriority(Generic[I]):
+    """Inputs of streams of higher priority first; those of equal priority as their tier chooses.
+
+    ``priorities`` are by stream, 0 where one has none; ``tier`` makes the chooser of a tier.
+    """
+
+    def __init__(
+        self, priorities: Mapping[str, int], tier: Callable[[], MessageChooser[I]]
+    ) -> None:
+        self._priorities = priorities
+        numbers = sorted({0, *priorities.values()}, reverse=True)
+        self._tiers: dict[int, MessageChooser[I]] = {number: tier() for number in numbers}
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source`` offers a batch."""
+        self._tiers[self._priorities.get(batch.stream, 0)].update(source, batch)
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """What the highest tier chooses that has a batch that may go."""
+        for tier in self._tiers.values():
+            chosen = tier.choose(may)
+            if chosen is not None:
+                return chosen
+        return None
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        return sum(map(len, self._tiers.values()))
+
+
+class Batching(Generic[I]):
+    """Stays with an input, while it has batches, until ``size`` of its events were chosen."""
+
+    def __init__(self, wrapped: MessageChooser[I], size: int) -> None:
+        self.resets = 0
+        self._wrapped = wrapped
+        self._size = size
+        self._source: I | None = None
+        self._kept: EventBatch | None = None
+        self._left = 0
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source`` offers a batch."""
+        if self._left > 0 and source == self._source:
+            self._kept = batch
+        else:
+            self._wrapped.update(source, batch)
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """The next batch of the same input, or what is chosen behind it."""
+        kept, source = self._kept, self._source
+        if kept is not None and source is not None:
+            self._kept = None
+            if may is None or may(source):
+                self._took(kept)
+                return source, kept
+            self._wrapped.update(source, kept)
+        self._source, self._left = None, 0  # others have their turn, and so has this one after them
+        chosen = self._wrapped.choose(may)
+        if chosen is not None:
+            self._source, self._left = chosen[0], self._size
+            self._took(chosen[1])
+        return chosen
+
+    def _took(self, batch: EventBatch) -> None:
+        self._left -= batch.size - batch.at
+        if self._left <= 0:
+            self.resets += 1
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        return len(self._wrapped) + (self._kept is not None)
+
+
+class Bootstrap:
+    """How far a task has to read some partitions before it may process any other input.
+
+    Nothing else goes before it is known of all of ``ssps`` how far that is (:meth:`begins`), and
+    before each of them has been processed so far (:meth:`reached`). Both are told by who reads the
+    partitions, and both return whether something may go now that could not before: then the task
+    is to be woken.
+    """
+
+    def __init__(self, ssps: Iterable[SystemStreamPartition]) -> None:
+        self._until: dict[SystemStreamPartition, float] = dict.fromkeys(ssps, math.inf)
+        self.streams = self._lagging()
+
+    def begins(self, ssp: SystemStreamPartition, position: int, bounds: Bounds) -> bool:
+        """A partition is going to be read from ``position`` on, and has these ``bounds`` now.
+
+        It is to be read up to its newest event; if it has none left it is caught up with.
+        """
+        if self._until.get(ssp) != math.inf:
+            return False
+        if max(position, bounds.oldest) >= bounds.upcoming:
+            return self._caught_up(ssp)
+        self._until[ssp] = bounds.upcoming
+        return False
+
+    def reached(self, ssp: SystemStreamPartition, position: int) -> bool:
+        """Everything below ``position`` has been processed, or will never come."""
+        return ssp in self._until and position >= self._until[ssp] and self._caught_up(ssp)
+
+    def _caught_up(self, ssp: SystemStreamPartition) -> bool:
+        del self._until[ssp]
+        before, self.streams = self.streams, self._lagging()
+        return self.streams != before
+
+    def _lagging(self) -> frozenset[str]:
+        """The streams that have yet to be caught up with."""
+        return frozenset(ssp.stream for ssp in self._until)
+
+    @property
+    def lag(self) -> dict[str, int]:
+        """How many partitions of each ``system.stream`` are yet to be caught up with."""
+        return dict(sorted(Counter(f"{ssp.system}.{ssp.stream}" for ssp in self._until).items()))
+
+
+class Bootstrapping(Generic[I]):
+    """Lets nothing go but streams that ``bootstrap`` until they are caught up with.
+
+    Of several, those of higher priority are caught up with first. ``priorities`` has the streams
+    that bootstrap and no others.
+    """
+
+    def __init__(
+        self, wrapped: MessageChooser[I], bootstrap: Bootstrap, priorities: Mapping[str, int]
+    ) -> None:
+        self._wrapped = wrapped
+        self._bootstrap = bootstrap
+        self._priorities = priorities
+        self._streams: dict[I, str] = {}
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source`` offers a batch."""
+        self._streams[source] = batch.stream
+        self._wrapped.update(source, batch)
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """What is chosen among those that may go."""
+        lagging = self._bootstrap.streams
+        if not lagging:
+            return self._wrapped.choose(may)
+        least = max(self._priorities[stream] for stream in lagging)
+
+        def now(source: I) -> bool:
+            # what bootstraps and is caught up with goes on: others may wait for parts of it
+            rank = self._priorities.get(self._streams[source], -1)
+            return rank >= least and (may is None or may(source))
+
+        return self._wrapped.choose(now)
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        return len(self._wrapped)
+
+
+class Checked(Generic[I]):
+    """Holds a chooser of one's own, ``named`` for messages, to the contract.
+
+    What it never gives stays unprocessed, and counts as waiting.
+    """
+
+    def __init__(self, wrapped: MessageChooser[I], named: str) -> None:
+        self._wrapped = wrapped
+        self._named = named
+        self._here: dict[int, tuple[I, EventBatch]] = {}  # by identity
+
+    def update(self, source: I, batch: EventBatch) -> None:
+        """``source`` offers a batch; raises S4Error if the wrapped one raises."""
+        self._here[id(batch)] = source, batch
+        try:
+            self._wrapped.update(source, batch)
+        except Exception as error:
+            raise self._raised("update", error) from error
+
+    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+        """What the wrapped one chooses; raises S4Error if it raises, or may not choose that."""
+        try:
+            chosen = self._wrapped.choose(may)
+        except Exception as error:
+            raise self._raised("choose", error) from error
+        if chosen is None:
+            return None
+        if not (isinstance(chosen, tuple) and len(chosen) == 2):
+            raise S4Error(
+                f"choose of {self._blamed} gave {chosen!r}; give a (source, batch) that was "
+                f"offered, or None"
+            )
+        source, batch = chosen
+        here = self._here.pop(id(batch), None)
+        if here is None or here[0] != source:
+            self._wrong(source, "that was not offered, or was given before; give each batch once")
+        if may is not None and not may(source):
+            self._wrong(source, "which may not go now; ask may(source) before choosing it")
+        return chosen
+
+    @property
+    def _blamed(self) -> str:
+        return f"chooser {self._named!r} of {settings.CHOOSER.name}"
+
+    def _raised(self, method: str, error: Exception) -> S4Error:
+        return S4Error(
+            f"{method} of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
+            f"know what goes next: mend it, or take the setting away"
+        )
+
+    def _wrong(self, source: I, what: str) -> NoReturn:
+        raise S4Error(f"{self._blamed} gave a batch of {source}, {what}")
+
+    def __len__(self) -> int:
+        """How many batches are here."""
+        return len(self._here)
+
+
+def resets_of(chooser: object) -> int:
+    """How often the batching in a composed chooser, if there is any, let others have their turn."""
+    while chooser is not None:
+        if isinstance(chooser, Batching):
+            return chooser.resets
+        chooser = getattr(chooser, "_wrapped", None)
+    return 0
+
+
+# --- as configured -------------------------------------------------------------------------------
+
+BOOTSTRAP_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ChooserSettings:
+    """How the inputs of a task are chosen; ``priorities`` and ``bootstrap`` are by stream."""
+
+    named: str = "round-robin"
+    batch_size: int = 0
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    bootstrap: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: Config) -> ChooserSettings:
+        """As configured; a stream that bootstraps goes first unless it has a priority."""
+        wanted = config.matching(settings.STREAM_BOOTSTRAP)
+        bootstrap = frozenset(stream for stream, yes in wanted.items() if yes)
+        first = dict.fromkeys(sorted(bootstrap), BOOTSTRAP_PRIORITY)
+        priorities = first | config.matching(settings.STREAM_PRIORITY)
+        return cls(config[settings.CHOOSER], config[settings.BATCH_SIZE], priorities, bootstrap)
+
+    def check(self, replayable: Collection[str], live: Collection[str]) -> None:
+        """Raise ConfigError for settings of streams that are no inputs of these names.
+
+        Only a replayable one can bootstrap: of others nobody knows which event is the newest.
+        """
+        problems: list[str] = []
+        inputs = ", ".join(sorted({*replayable, *live})) or "none"
+        for stream in sorted({*self.priorities, *self.bootstrap}):
+            bootstraps = stream in self.bootstrap
+            pattern = settings.STREAM_BOOTSTRAP if bootstraps else settings.STREAM_PRIORITY
+            key = pattern.name.replace("<stream>", stream)
+            if stream not in replayable and stream not in live:
+                problems.append(f"{key}: the app has no such input; its inputs: {inputs}")
+            elif bootstraps and stream not in replayable:
+                problems.append(
+                    f"{key}: what comes over live sockets cannot be read again; read the stream "
+                    f"from a log, or take the setting away"
+                )
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def bootstrap_of(self, ssps: Iterable[SystemStreamPartition]) -> Bootstrap | None:
+        """For a task that reads these partitions; None where nothing bootstraps."""
+        found = [ssp for ssp in ssps if ssp.stream in self.bootstrap]
+        return Bootstrap(found) if found else None
+
+    def make(
+        self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
+    ) -> MessageChooser[Hashable]:
+        """The chooser of one task; raises ConfigError where one's own cannot be made."""
+
+        def base() -> MessageChooser[Hashable]:
+            if self.named == "round-robin":
+                return RoundRobin()
+            setting, what = settings.CHOOSER.name, "chooser"
+            mine = own.made(self.named, setting, what, parameters)
+            own.lacking(mine, ("update", "choose", "__len__"), self.named, setting, what)
+            return Checked(mine, self.named)
+
+        tiers = any(self.priorities.values())
+        chooser = TieredPriority(self.priorities, base) if tiers else base()
+        if self.batch_size:
+            chooser = Batching(chooser, self.batch_size)
+        if bootstrap is not None:
+            ranks = {stream: self.priorities[stream] for stream in self.bootstrap}
+            chooser = Bootstrapping(chooser, bootstrap, ranks)
+        return chooser

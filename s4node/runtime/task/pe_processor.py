@@ -1,0 +1,430 @@
+"""The PEs of an app in one partition: their instances, dispatch plans, triggers and timers. Pure.
+
+Rules
+- A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
+  refuses that event only.
+- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put;
+  those of a parallel stream when no handler is left, and before that to the keys that have none.
+- Where they are kept, instances are read from the store before or while their events are processed,
+  those of a slice at once; see kept.
+- Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from s4node.app import graph
+from s4node.app.app import App
+from s4node.app.instances import BoundedInstances, Instances
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import OutputStream, emitted
+from s4node.errors import NotRestorable, ProcessingError, is_signal
+from s4node.events.event import EventBatch, handled
+from s4node.events.routing import culprit, key_failure
+from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.in_flight import Flight, Flights
+from s4node.runtime.task.pe_state import KeptElements, State
+from s4node.runtime.task.processor import Mode
+
+
+@dataclass
+class Timer:
+    """The next firing of a prototype's ``on_time``."""
+
+    instances: Instances
+    on_time: Callable[[Any], Any]
+    interval: float
+    due: float
+
+
+class Elements:
+    """Runs the PEs of ``app`` in a partition.
+
+    ``parallel`` says of which streams more than one handler may be outstanding. ``name`` is the
+    task's.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        partition: int,
+        clock: Callable[[], float],
+        parallel: Mapping[str, int] | None = None,
+        name: str = "",
+    ) -> None:
+        self._name = name or f"Partition {partition}"
+        self._app = app
+        self._partition = partition
+        self._clock = clock
+        self._parallel = dict(parallel or {})
+        self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
+        self.put: list[list[Any]] = [[] for _ in app.streams]
+        self.asked = Asked()
+        self.refused = 0
+        self.ignored: Counter[str] = Counter()
+        self.instances = {
+            name: graph.make_instances(prototype, partition, clock)
+            for name, (prototype, _) in app.prototypes.items()
+        }
+        self._triggers = {
+            name: graph.TriggerState(prototype, clock)
+            for name, (prototype, _) in app.prototypes.items()
+            if prototype.triggers
+        }
+        for name, trigger in self._triggers.items():
+            self.instances[name].gone = trigger.forget
+        fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
+        self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
+        self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
+        self._leaving = [
+            i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
+        ]
+        awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
+        self._trimmed = [i for i in self._bounded if id(i) not in awaited]
+        self._timers = [
+            Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
+            for name, (p, _) in app.prototypes.items()
+            if p.timer_interval and p.on_time is not None
+        ]
+        self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
+        self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        self._slow: dict[str, bool] = {}  # PEs whose timers are, and whether that was told
+        self._timed_for = 0.0  # seconds that steps with timers have taken, but for this one,
+        self._step_began = 0.0  # which began at this time
+        self._kept: KeptElements | None = None
+        waits = bool(self._leaving) or any(
+            inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
+        )
+        self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
+
+    def keep(self, state: State) -> None:
+        """Keep the instances in ``state``, and have those of singletons back; before the start."""
+        kept = self._kept = KeptElements(self._app, self.instances, self._triggers, state)
+        for name in self._plans:
+            stream = self._app.streams[name]
+            savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
+            self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """PEs do not know where their events come from."""
+        return {}
+
+    @property
+    def windowable(self) -> bool:
+        """PEs have timers of their own."""
+        return False
+
+    def mode(self, op: Op, stream: str) -> Mode:
+        """How ``op`` is run."""
+        if op is not Op.PROCESS:
+            return self._timer_mode
+        if self._parallel.get(stream, 1) > 1:
+            return Mode.TOGETHER
+        return Mode.AWAIT if self._plans[stream].is_async else Mode.LOOP
+
+    # -- slices ------------------------------------------------------------------------------
+
+    def check(self, stream: str, event: Any) -> None:
+        """Raise NotSaveable where an instance that an event is for cannot be saved."""
+        if self._kept is not None:
+            self._kept.check(stream, event)
+
+    def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events, from ``batch.at`` on; returns how many it did."""
+        run = self._plans[batch.stream].run
+        if self._kept is not None:
+            self._kept.before(batch.stream, events)
+        token = emitted.set(self.put)
+        try:
+            it = iter(events)
+            handled.set((self._name, batch, it, len(events)))
+            while True:
+                try:
+                    run(it)
+                    break
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+            handled.set(None)
+            self._trim(self._trimmed)
+        finally:
+            handled.set(None)
+            emitted.reset(token)
+        return len(events)
+
+    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
+        """As process, for plans with ``async`` handlers."""
+        run = self._plans[batch.stream].run
+        if self._kept is not None:
+            self._kept.before(batch.stream, events)
+        token = emitted.set(self.put)
+        try:
+            it = iter(events)
+            handled.set((self._name, batch, it, len(events)))
+            while True:
+                try:
+                    await run(it)
+                    break
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+            handled.set(None)
+            await self.tidy()
+        finally:
+            handled.set(None)
+            emitted.reset(token)
+        return len(events)
+
+    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """Refuse the culprit if its key was not found, or raise what stops the app."""
+        event, position = batch.events[index], batch.position(index)
+        if graph.is_key_failure(error):
+            if batch.receipt is None:
+                finder = f"KeyFinder of {batch.stream!r}"
+                failure = ProcessingError(self._app.name, finder, None, position, error)
+                failure.at = batch, index
+                raise failure
+            self.refused += 1
+            batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
+            return
+        pe = graph.blame(error)
+        if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
+            error.add_note(f"declare it in the PE class: {error.name}: type = default")
+        name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
+        key: object = pe.key if pe is not None else None
+        if isinstance(error, NotRestorable):  # so there is no instance yet
+            name, key = error.pe, error.key
+        failure = ProcessingError(self._app.name, name, key, position, error)
+        failure.at = batch, index
+        raise failure
+
+    def _trim(
+        self, bounded: Iterable[Instances], in_use: Collection[Hashable] | None = None
+    ) -> None:
+        """Apply caches' bounds, as a part of a step, so that ``on_remove`` may put; where keys are
+        ``in_use``, only that of the size, and to others."""
+        for instances in bounded:
+            try:
+                if in_use is None:
+                    instances.trim()
+                else:
+                    instances.shrink(in_use)
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                raise self._hook_failed("on_remove", error) from error
+
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``tidy`` while so many keys are in use."""
+        return any(instances.crowded(in_use) for instances in self._bounded) or any(
+            instances.leaving for instances in self._leaving
+        )
+
+    async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
+        """As _trim of all, and await the ``on_remove`` of what leaves; handlers of other keys than
+        those ``in_use`` may begin meanwhile."""
+        self._trim(self._bounded, in_use)
+        for instances in self._leaving:
+            try:
+                await instances.finish_leaving()
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                raise self._hook_failed("on_remove", error) from error
+
+    # -- handlers that overlap ---------------------------------------------------------------
+
+    def limit(self, stream: str) -> int:
+        """How many handlers of a stream may be outstanding."""
+        return self._parallel[stream]
+
+    def mixes(self) -> bool:
+        """A PE may be fed by several streams, and has one handler at a time."""
+        return False
+
+    def by_key(self) -> bool:
+        """Each key is in order."""
+        return True
+
+    def place(self, flight: Flight) -> None:
+        """An event's place is its key; the dispatch will say what is wrong with it."""
+        try:
+            place: Hashable = self._finders[flight.batch.stream](flight.event)
+            hash(place)
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            return
+        flight.place = place
+
+    def style(self, stream: str) -> Mode:
+        """Plain handlers overlap in threads."""
+        return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
+
+    def begins(self, flight: Flight) -> None:
+        """Have its instances in memory."""
+        if self._kept is not None:
+            self._kept.before_one(flight.batch.stream, flight.event)
+
+    def ended(self, flight: Flight) -> None:
+        """A commit may have been taken meanwhile: what has changed since is of the next one."""
+        if self._kept is not None:
+            self._kept.before_one(flight.batch.stream, flight.event)
+
+    def process_one(self, flight: Flight) -> None:
+        """Process one event."""
+        handled.set((self._name, flight.batch, None, flight.index))
+        self._plans[flight.batch.stream].run(iter([flight.event]))
+
+    async def process_one_async(self, flight: Flight) -> None:
+        """As process_one, for plans with ``async`` handlers."""
+        handled.set((self._name, flight.batch, None, flight.index))
+        await self._plans[flight.batch.stream].run(iter([flight.event]))
+
+    def begin_one(self, flight: Flight, flights: Flights) -> None:
+        """PEs know no callbacks."""
+        raise NotImplementedError
+
+    # -- timers ------------------------------------------------------------------------------
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer or expiry is due; None if there is none."""
+        if self._timing is not None:  # the rest of a round
+            return -math.inf
+        due = [timer.due for timer in self._timers]
+        due += [at for i in self._bounded if (at := i.next_expiry) is not None]
+        return min(due, default=None)
+
+    def run(self, op: Op, limit: int) -> bool:
+        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+
+        What has expired goes at the end.
+        """
+        if op is not Op.TIMER:
+            return True
+        token = emitted.set(self.put)
+        self._step_began = self._clock()
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    timer.on_time(instance)
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                self._trim(self._trimmed)
+        finally:
+            self._timed_for = self._spent
+            emitted.reset(token)
+        return self._timing is None
+
+    async def run_async(self, op: Op, limit: int) -> bool:
+        """As run, where some ``on_time`` or ``on_remove`` is ``async``."""
+        if op is not Op.TIMER:
+            return True
+        token = emitted.set(self.put)
+        self._step_began = self._clock()
+        try:
+            for timer, instance in self._take_timed(limit):
+                try:
+                    result = timer.on_time(instance)
+                    if inspect.isawaitable(result):
+                        await result
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    raise self._hook_failed("on_time", error, instance) from error
+            if self._timing is None:
+                await self.tidy()
+        finally:
+            self._timed_for = self._spent
+            emitted.reset(token)
+        return self._timing is None
+
+    def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
+        if self._timing is None:
+            self._timing = self._timed()
+        for _ in range(limit):
+            pair = next(self._timing, None)
+            if pair is None:
+                self._timing = None
+                return
+            yield pair
+
+    def _timed(self) -> Iterator[tuple[Timer, ProcessingElement]]:
+        now = self._clock()
+        for timer in self._timers:
+            if timer.due <= now:
+                missed = int((now - timer.due) // timer.interval)  # ticks coalesce
+                timer.due += (missed + 1) * timer.interval
+                before = self._spent
+                for instance in list(timer.instances.values()):
+                    if timer.instances.get(instance.key) is instance:  # not removed meanwhile
+                        if timer.instances.keeper is not None:
+                            timer.instances.keeper.touch((instance.key,))
+                        yield timer, instance
+                if self._spent - before >= timer.interval:
+                    self._slow.setdefault(timer.instances.prototype.cls.__name__, False)
+
+    @property
+    def _spent(self) -> float:
+        """Seconds that calling timers has taken, without the events that came between."""
+        return self._timed_for + self._clock() - self._step_began
+
+    def slow_timers(self) -> list[str]:
+        """PEs of which a round has taken longer than its interval, and was not told before."""
+        found = [name for name, told in self._slow.items() if not told]
+        self._slow.update(dict.fromkeys(found, True))
+        return found
+
+    def _hook_failed(
+        self, hook: str, error: BaseException, instance: ProcessingElement | None = None
+    ) -> ProcessingError:
+        pe = instance if instance is not None else graph.blame(error)
+        return ProcessingError(
+            self._app.name,
+            type(pe).__name__ if pe is not None else "a PE",
+            pe.key if pe is not None else None,
+            f"{hook} in partition {self._partition}",
+            error,
+            of_event=False,
+        )
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Call ``on_create`` of the singletons."""
+        token = emitted.set(self.put)
+        resumed = self._kept.resumed if self._kept is not None else ()
+        try:
+            for name, instances in self.instances.items():
+                prototype = instances.prototype
+                if prototype.singleton and prototype.on_create is not None and name not in resumed:
+                    singleton = instances.singleton()
+                    if instances.keeper is not None:
+                        instances.keeper.touch((None,))
+                    try:
+                        result = prototype.on_create(singleton)
+                        if inspect.isawaitable(result):
+                            await result
+                    except BaseException as error:
+                        if is_signal(error):
+                            raise
+                        raise self._hook_failed("on_create", error, singleton) from error
+        finally:
+            emitted.reset(token)
+
+    async def close(self) -> None:
+        """PEs are not told of the end."""

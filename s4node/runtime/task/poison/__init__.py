@@ -1,0 +1,1 @@
+"""Events that fail or kill: found, left out, kept."""

@@ -1,0 +1,147 @@
+"""What a task has under way, where it outlives the process: to know what has killed it.
+
+Rules
+- A file that is mapped into memory has a slot for each range of events that is being processed. It
+  is written without a call of the system, and is there when the process is killed.
+- It is there only while the task runs: who finds that of an earlier owner knows that he was killed,
+  or may be alive and out of date. It has the owner's epoch in its name, so two never share one.
+- Suspects are kept until they are committed, whatever ends the process. Of others' events the next
+  owner finds that by their numbers; of the task's own nothing else tells.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from s4node.errors import StateError
+from s4node.events.schema import UNREADABLE
+from s4node.runtime.task.poison.suspects import Suspect, after_death
+
+SLOTS = 64
+"""Ranges that are told apart; of what is under way beyond that nothing is known, nor of what comes
+from where the name is longer than a slot."""
+
+_ORIGIN_BYTES = 1006
+_SLOT = struct.Struct(f"<HQQ{_ORIGIN_BYTES}s")
+_BUSY = struct.Struct("<HQQ")
+_NONE = bytes(2)
+_FILE, _SUSPECTS = "under-way-", "suspects-"
+_decode = msgspec.json.Decoder(list[Suspect]).decode
+
+
+class UnderWay:
+    """The slots of one task. ``suspects`` are those that its earlier owners left."""
+
+    def __init__(self, folder: Path, epoch: int, suspects: list[Suspect]) -> None:
+        self.suspects = suspects
+        self._path = folder / f"{_FILE}{epoch}"
+        self._suspects_path = folder / f"{_SUSPECTS}{epoch}"
+        self._named = [""] * SLOTS
+        self._lengths = [0] * SLOTS
+        self._free = list(range(1, SLOTS))
+        with self._path.open("wb+") as file:
+            file.truncate(_SLOT.size * SLOTS)
+            self._map = mmap.mmap(file.fileno(), _SLOT.size * SLOTS)
+        self.keep(suspects)
+
+    def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
+        """These events begin."""
+        at = slot * _SLOT.size
+        if self._named[slot] == origin:
+            _BUSY.pack_into(self._map, at, self._lengths[slot], first, last)
+            return
+        name = origin.encode()
+        length = len(name) if len(name) <= _ORIGIN_BYTES else 0
+        self._named[slot], self._lengths[slot] = origin, length
+        _SLOT.pack_into(self._map, at, length, first, last, name)
+
+    def end(self, slot: int = 0) -> None:
+        """They have ended."""
+        at = slot * _SLOT.size
+        self._map[at : at + 2] = _NONE
+
+    def take(self) -> int:
+        """A free slot; -1 if there is none."""
+        return self._free.pop() if self._free else -1
+
+    def give(self, slot: int) -> None:
+        """A slot that was taken is free again."""
+        if slot > 0:
+            self.end(slot)
+            self._free.append(slot)
+
+    def keep(self, suspects: Iterable[Suspect]) -> None:
+        """These are the suspects now."""
+        left = list(suspects)
+        if left:
+            self._suspects_path.write_bytes(msgspec.json.encode(left))
+        else:
+            self._suspects_path.unlink(missing_ok=True)
+
+    def acquit(self, suspects: Collection[Suspect]) -> None:
+        """A commit that is written covers these, or nothing of them can be known any more."""
+        self.suspects = [one for one in self.suspects if one not in suspects]
+        with suppress(OSError):  # they are suspected for longer then
+            self.keep(self.suspects)
+
+    def close(self, suspects: Iterable[Suspect]) -> None:
+        """The process ends by itself, with these suspects left."""
+        with suppress(OSError):
+            self.keep(suspects)
+            self._path.unlink(missing_ok=True)
+        self._map.close()
+
+
+def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> UnderWay:
+    """Become the owner under ``epoch`` of a task whose ``positions`` are committed; raises
+    StateError where the folder cannot be written."""
+    try:
+        known: list[Suspect] = []
+        under_way: list[Suspect] = []
+        for before in sorted(_epochs(folder)):
+            if before < epoch:
+                known = _known(folder / f"{_SUSPECTS}{before}")
+                under_way = _under_way(folder / f"{_FILE}{before}")
+                if under_way:
+                    known = after_death(known, under_way, positions)
+        found = UnderWay(folder, epoch, after_death(known, (), positions))
+        for before in _epochs(folder):
+            if before < epoch:
+                for name in (_FILE, _SUSPECTS):
+                    (folder / f"{name}{before}").unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return found
+
+
+def _epochs(folder: Path) -> set[int]:
+    names = [entry.name for entry in folder.iterdir()]
+    found = [name.rpartition("-")[2] for name in names if name.startswith((_FILE, _SUSPECTS))]
+    return {int(epoch) for epoch in found if epoch.isdigit()}
+
+
+def _known(path: Path) -> list[Suspect]:
+    try:
+        return _decode(path.read_bytes())
+    except (FileNotFoundError, *UNREADABLE):
+        return []
+
+
+def _under_way(path: Path) -> list[Suspect]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    found = []
+    if len(data) != _SLOT.size * SLOTS:  # another version's
+        return []
+    for length, first, last, origin in _SLOT.iter_unpack(data):
+        if 0 < length <= _ORIGIN_BYTES:
+            found.append(Suspect(origin[:length].decode(errors="replace"), first, last))
+    return found

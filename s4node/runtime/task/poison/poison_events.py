@@ -1,0 +1,224 @@
+"""Culprits: events at which a task has failed, and which it leaves out when it comes to them. Pure.
+
+Rules
+- An event is known by where it came from and its number there. One that the task itself has put has
+  no number: its bytes stand for it, and of equal ones as many are left out as have failed.
+- A culprit is left out when its batch is loaded, before anything of the batch is processed. Its
+  number counts as done.
+- What was left out is forgotten when no going back can come to it any more.
+- Behind a culprit a task is kept on a leash, so that many of them do not take it back far each
+  time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from s4node.errors import NotSaveable, ProcessingError, described
+from s4node.events.event import LIVE, EventBatch, GenericEvent
+from s4node.net.ingress.producer_lane import shortened
+from s4node.runtime.task.poison.dead_letter import letter, raw_of
+from s4node.runtime.task.poison.suspects import DEATHS, OWN
+
+MAX_TRACE = 2000
+"""Characters of a traceback in a dead letter; its end says most."""
+
+MAX_PLACES = 10_000
+"""Culprits of one origin that are remembered; of more, the oldest are found again."""
+
+
+LONGEST_LEASH = 16_384
+"""Events between two commits from which on a task needs no leash any more."""
+
+
+class Place(NamedTuple):
+    """An event: its ``origin``, and its number there; or what stands for its bytes."""
+
+    origin: str
+    number: int
+
+    @property
+    def own(self) -> bool:
+        """Whether the task itself has put it."""
+        return self.origin.endswith(OWN)
+
+    def __str__(self) -> str:
+        return self.origin if self.own else f"{self.origin}:{self.number}"
+
+
+class Fault(NamedTuple):
+    """Why an event cannot be processed: in words; and the PE, its key and the traceback, if any."""
+
+    reason: str
+    pe: str = ""
+    key: str = ""
+    trace: str = ""
+
+
+KILLS = Fault(f"the process was killed {DEATHS} times while this event was processed")
+"""The fault of an event that no handler could fail at."""
+
+
+class LeftOut(NamedTuple):
+    """An event that was left out, as it stands in a dead letter; ``at`` is the index of the event
+    which has followed it in its batch."""
+
+    place: Place
+    at: int
+    stream: str
+    reason: str
+    letter: GenericEvent
+
+
+def place_of(batch: EventBatch, index: int) -> Place:
+    """Where an event of a batch is."""
+    if batch.receipt is None:
+        return Place(origin_of(batch), _digest(batch.events[index]))
+    return Place(batch.receipt.origin, batch.number(index))
+
+
+def origin_of(batch: EventBatch) -> str:
+    """What the numbers of a batch's events count in."""
+    return f"{batch.stream}{OWN}" if batch.receipt is None else batch.receipt.origin
+
+
+def _digest(event: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(raw_of(event), digest_size=8).digest(), "big")
+
+
+def fault_of(error: ProcessingError) -> Fault:
+    """What a dead letter says of a failure."""
+    cause = error.__cause__ or error
+    ours = isinstance(cause, NotSaveable)  # of no line of the app's
+    trace = "" if ours else "".join(traceback.format_exception(cause))
+    if len(trace) > MAX_TRACE:
+        trace = f"[...] {trace[-MAX_TRACE:]}"
+    key = "" if error.key is None else repr(error.key)
+    reason = shortened(described(cause))
+    return Fault(reason, error.pe, shortened(key), trace)
+
+
+class Culprits:
+    """The culprits of one task."""
+
+    def __init__(self) -> None:
+        self.unsafe = 0  # letters of what was left out that are not safe yet
+        self._numbered: dict[str, dict[int, Fault]] = {}
+        self._own: dict[str, dict[int, list[Fault]]] = {}  # one for each of those that are equal
+        self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
+        self._going: list[tuple[Place, Fault]] = []  # of its own, by the commit that is written
+
+    def add(self, place: Place, fault: Fault) -> None:
+        """An event is one of them from now on."""
+        if place.own:
+            self._own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
+            return
+        numbers = self._numbered.setdefault(place.origin, {})
+        numbers[place.number] = fault
+        if len(numbers) > MAX_PLACES:
+            del numbers[next(iter(numbers))]
+
+    def leave_out(self, batch: EventBatch) -> list[LeftOut]:
+        """Take culprits out of a batch that has just been loaded; returns those that were in it."""
+        faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
+        if not faults:
+            return []
+        found: list[LeftOut] = []
+        for index in faults:
+            place = place_of(batch, index)
+            fault = faults[index]
+            letter = _letter(batch, index, fault)
+            behind = index - len(found)
+            found.append(LeftOut(place, behind, batch.stream, fault.reason, letter))
+            if place.own:
+                self._gone.append((place, fault))
+        left = [index for index in range(len(batch.events)) if index not in faults]
+        if batch.receipt is not None:
+            numbers = [batch.number(index) for index in left]
+            reasons = {batch.number(index): fault.reason for index, fault in faults.items()}
+            batch.receipt = batch.receipt.without(reasons, numbers)
+            batch.numbers = numbers
+        batch.events = [batch.events[index] for index in left]
+        return found
+
+    def _taken_from(self, batch: EventBatch) -> dict[int, Fault]:
+        """Those in a batch of the task's own, by their index; they are none any more."""
+        own = self._own.get(origin_of(batch))
+        found: dict[int, Fault] = {}
+        if own:
+            for index, event in enumerate(batch.events):
+                digest = _digest(event)
+                if digest in own:
+                    found[index] = own[digest].pop(0)
+                    if not own[digest]:
+                        del own[digest]
+        return found
+
+    def _of(self, batch: EventBatch) -> dict[int, Fault]:
+        """Those in a batch of others, by their index."""
+        numbers = self._numbered.get(origin_of(batch))
+        if not numbers:
+            return {}
+        number = batch.number
+        return {i: numbers[n] for i in range(len(batch.events)) if (n := number(i)) in numbers}
+
+    def taken(self) -> None:
+        """A commit is taken."""
+        self._going += self._gone
+        self._gone.clear()
+
+    def written(self) -> None:
+        """It is written: what was left out of the task's own events will not come again."""
+        self._going.clear()
+
+    def going_back(self, positions: Mapping[str, int]) -> None:
+        """All behind the last commit will come again; ``positions`` are where origins go on."""
+        for place, fault in self._going + self._gone:
+            self.add(place, fault)
+        self._going.clear()
+        self._gone.clear()
+        for origin, position in positions.items():
+            numbers = self._numbered.get(origin)
+            if numbers:
+                self._numbered[origin] = {n: f for n, f in numbers.items() if n >= position}
+
+
+class Leash:
+    """How many events a task processes before it commits: 1, then 2, 4 and so on."""
+
+    __slots__ = ("_done", "_length")
+
+    def __init__(self) -> None:
+        self._length = 1
+        self._done = 0
+
+    @property
+    def left(self) -> int:
+        """How many it may process at once; 1 while a commit is waited for."""
+        return max(1, self._length - self._done)
+
+    def pulls(self, count: int) -> bool:
+        """Events were processed; whether to commit now."""
+        self._done += count
+        return self._done >= self._length
+
+    def committed(self) -> bool:
+        """A commit is taken; whether it is off now. One of no events says nothing."""
+        if not self._done:
+            return False
+        self._done = 0
+        self._length *= 2
+        return self._length > LONGEST_LEASH
+
+
+def _letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
+    receipt, event = batch.receipt, batch.events[index]
+    if receipt is None:
+        home, offset = (LIVE, batch.stream, batch.partition), -1
+    else:
+        home, offset = receipt.home, batch.number(index)
+    more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
+    return letter(home, origin_of(batch), offset, fault.reason, event, more)

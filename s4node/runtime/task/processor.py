@@ -1,0 +1,170 @@
+"""What runs on the events of a task: the PEs of an app, or an object of a user's. Pure.
+
+Rules
+- A task decides what runs next, and counts what has; its processor runs it. Nothing of a processor
+  runs beside anything else of it, but for events that are outstanding together.
+- ``run`` touches nothing but the processor's own, for it may run in a thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from enum import Enum
+from typing import Any, Protocol
+
+from s4node.app.instances import Instances
+from s4node.events.event import EventBatch
+from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.in_flight import Flight, Flights
+from s4node.runtime.task.pe_state import State
+
+
+class Mode(Enum):
+    """How a step of a task is run."""
+
+    LOOP = "at once, on the loop"
+    AWAIT = "awaited, beside the loop"
+    THREAD = "in a thread"
+    TOGETHER = "event by event, several outstanding"
+    CALLBACK = "begun on the loop, ended by a callback"
+
+
+class Processor(Protocol):
+    """Runs what a task tells it to.
+
+    ``put`` is what it puts on the app's streams, by their index; ``asked`` what it asks for beside
+    single events. ``ignored`` are exceptions by their class.
+    """
+
+    put: list[list[Any]]
+    asked: Asked
+    refused: int
+    ignored: Counter[str]
+
+    @property
+    def instances(self) -> Mapping[str, Instances]:
+        """The instances of PEs, by the PE's name."""
+        ...
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where inputs are to begin, by SSP."""
+        ...
+
+    @property
+    def windowable(self) -> bool:
+        """Whether there is anything to run at a window."""
+        ...
+
+    @property
+    def timed(self) -> bool:
+        """Whether ``next_due`` is worth a look."""
+        ...
+
+    def slow_timers(self) -> Iterable[str]:
+        """Names of PEs of which a round of ``on_time`` has taken longer than its interval; each is
+        given once."""
+        ...
+
+    def mode(self, op: Op, stream: str, /) -> Mode:
+        """How ``op`` is run; PROCESS for the events of ``stream``."""
+        ...
+
+    def keep(self, state: State, /) -> None:
+        """Keep what is to outlive the process in ``state``; before ``start``, if at all."""
+        ...
+
+    # -- slices and what runs alone
+
+    def check(self, stream: str, event: Any, /) -> None:
+        """Raise NotSaveable where what an event of ``stream`` is for cannot be saved."""
+        ...
+
+    def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events, from ``batch.at`` on; returns how many it did."""
+        ...
+
+    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
+        """As process, where something is awaited."""
+        ...
+
+    def run(self, op: Op, limit: int, /) -> bool:
+        """Run a window, timers or the end of stream; False if timers are left for a next step."""
+        ...
+
+    async def run_async(self, op: Op, limit: int, /) -> bool:
+        """As run, where something is awaited."""
+        ...
+
+    # -- events that are outstanding together
+
+    def limit(self, stream: str, /) -> int:
+        """How many events of a stream may be outstanding."""
+        ...
+
+    def mixes(self) -> bool:
+        """Whether events of several streams may be outstanding."""
+        ...
+
+    def by_key(self) -> bool:
+        """Whether events of one key wait for each other."""
+        ...
+
+    def place(self, flight: Flight) -> None:
+        """Set the place of an event in the order."""
+        ...
+
+    def begins(self, flight: Flight) -> None:
+        """An event is about to begin, on the loop."""
+        ...
+
+    def ended(self, flight: Flight) -> None:
+        """An event has ended, on the loop."""
+        ...
+
+    def style(self, stream: str, /) -> Mode:
+        """How single events of a stream are run: AWAIT, THREAD or CALLBACK."""
+        ...
+
+    def process_one(self, flight: Flight) -> None:
+        """Process one event."""
+        ...
+
+    async def process_one_async(self, flight: Flight) -> None:
+        """As process_one, where something is awaited."""
+        ...
+
+    def begin_one(self, flight: Flight, flights: Flights) -> None:
+        """Begin one event that a callback ends."""
+        ...
+
+    def crowded(self, in_use: int) -> bool:
+        """Whether to ``tidy`` while so many keys are in use."""
+        ...
+
+    async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
+        """Nothing is outstanding but the event that has just been processed; or what is is at these
+        places."""
+        ...
+
+    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """An event could not be processed: count it as refused or ignored, or raise what stops
+        the app."""
+        ...
+
+    # -- time and life
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer is due; None if there is none."""
+        ...
+
+    async def start(self) -> None:
+        """Called before anything else."""
+        ...
+
+    async def close(self) -> None:
+        """Called after everything else."""
+        ...

@@ -1,0 +1,605 @@
+"""A user's task on the events of a partition, in the manner of Apache Samza. Pure.
+
+Rules
+- A slice of events is one loop over their envelopes; it stops behind an event at which something
+  was asked for.
+- What a task has of the protocols is found once, when it is made.
+- What it raises fails the app, naming task, hook and place; unless the exception is one of those
+  that are to be ignored: then the event is done, and the exception counted by its class.
+- A task is used by one thread at a time, but for events that are outstanding together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from operator import length_hint
+from typing import Any
+
+from s4node.app import graph
+from s4node.app.app import App
+from s4node.app.instances import Instances
+from s4node.app.stream import OutputStream, Stream, emitted
+from s4node.app.stream_task import Envelope, TaskApp
+from s4node.errors import (
+    CallbackError,
+    GraphError,
+    ProcessingError,
+    S4Error,
+    TaskError,
+    described,
+    is_signal,
+)
+from s4node.events.event import LIVE, EventBatch, handled
+from s4node.events.routing import key_failure
+from s4node.metrics.registry import MetricsRegistry
+from s4node.offsets.startpoint import Startpoint, startpoint_of
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.in_flight import Flight, Flights
+from s4node.runtime.task.pe_state import State
+from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.settings import TaskSettings
+
+_HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
+_METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
+
+
+class StreamCollector:
+    """Puts what a task sends where it is handed on from."""
+
+    __slots__ = ("_put", "_streams")
+
+    def __init__(self, app: TaskApp, put: list[list[Any]]) -> None:
+        self._streams: Mapping[str, Stream] = app.streams
+        self._put = put
+
+    def send(self, stream: str, event: Any) -> None:
+        """Put an event on one of the app's streams."""
+        try:
+            found = self._streams[stream]
+        except KeyError:
+            known = ", ".join(self._streams) or "none"
+            raise GraphError(
+                f"no stream {stream!r}; the app has {known}. Declare it with create_output_stream"
+            ) from None
+        try:
+            found.put_into(self._put, event)
+        except IndexError:
+            raise S4Error(
+                f"an event for stream {stream!r} was sent when the one that led to it had ended; "
+                f"send before you call the callback"
+            ) from None
+
+
+class EventCallback:
+    """Ends one event, once, from any thread."""
+
+    __slots__ = ("_flight", "_flights", "_task", "_times")
+
+    def __init__(self, flight: Flight, flights: Flights, task: str) -> None:
+        self._flight = flight
+        self._flights = flights
+        self._task = task
+        self._times = count()
+
+    def complete(self) -> None:
+        """The event is fully processed."""
+        self._end(None)
+
+    def failure(self, error: BaseException) -> None:
+        """The event cannot be processed."""
+        self._end(error if isinstance(error, BaseException) else S4Error(str(error)))
+
+    def _end(self, error: BaseException | None) -> None:
+        if next(self._times):  # counting is one step of the interpreter
+            error = CallbackError(
+                f"task {self._task!r} has ended the event at {self._flight.position} twice; call "
+                f"complete() or failure() once for each event"
+            )
+        self._flights.landed(self._flight, error)
+
+
+class Context:
+    """What a task is told in ``init``: its place, and what it may have of its container."""
+
+    def __init__(
+        self,
+        name: str,
+        partition: int,
+        inputs: Sequence[SystemStreamPartition],
+        clock: Callable[[], float],
+        metrics: MetricsRegistry,
+    ) -> None:
+        self.task_name = name
+        self.partition = partition
+        self.system_stream_partitions = tuple(inputs)
+        self.metrics = metrics
+        self.starts: dict[SystemStreamPartition, Startpoint] = {}
+        self.stores: dict[str, Any] = {}
+        self._clock = clock
+        self._timers: list[tuple[float, int, Callable[..., Any]]] = []
+        self._numbers = count()
+
+    def store(self, name: str) -> Any:
+        """A key-value store of the task, by the name under which the app declares it."""
+        found = self.stores.get(name)
+        if found is None:
+            raise KeyError(
+                f"task {self.task_name!r} has no store {name!r}; it has "
+                f"{', '.join(self.stores) or 'none'}. Declare it with create_store, and read from "
+                f"an input that can be read again"
+            )
+        return found
+
+    def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
+        """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
+        the task is outstanding. It may be ``async``."""
+        if graph.is_generator(callback):
+            raise GraphError(
+                f"the timer {callback!r} contains yield, so a call of it would run none of it; "
+                f"write it without, and send with collector.send(stream, event)"
+            )
+        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
+
+    def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
+        """Begin to read an input of this task at an offset, or another Startpoint, whatever was
+        saved; the container checks it when ``init`` has ended."""
+        self.starts[SystemStreamPartition(*ssp)] = startpoint_of(offset)
+
+
+class StreamTaskProcessor:
+    """Runs the task that ``app.factory`` makes."""
+
+    def __init__(
+        self,
+        app: TaskApp,
+        partition: int,
+        clock: Callable[[], float],
+        *,
+        name: str,
+        settings: TaskSettings,
+        inputs: Sequence[SystemStreamPartition] = (),
+        metrics: MetricsRegistry | None = None,
+    ) -> None:
+        if app.factory is None:
+            raise GraphError(f"app {app.name!r} has no factory; give TaskApp one that makes a task")
+        if not callable(app.factory):
+            raise GraphError(
+                f"app {app.name!r} has the factory {app.factory!r}, which cannot be called; give "
+                f"TaskApp what makes a task: its class, or a function"
+            )
+        self.put: list[list[Any]] = [[] for _ in app.streams]
+        self.asked = Asked()
+        self.instances: dict[str, Instances] = {}
+        self.refused = 0
+        self.ignored: Counter[str] = Counter()  # by the class's name
+        self.metrics = metrics or MetricsRegistry(name)
+        self.context = Context(name, partition, inputs, clock, self.metrics)
+        self._app = app
+        self._name = name
+        self._clock = clock
+        self._ignoring = settings.ignored
+        self._concurrency = settings.concurrency
+        self._by_key = settings.by_key
+        self._threaded = settings.threads > 0
+        self._collector = StreamCollector(app, self.put)
+        self._finders: dict[str, Callable[[Any], Any] | None] = {
+            stream.name: graph.finder_of(stream) if stream.key is not None else None
+            for stream in app.streams.values()
+            if not isinstance(stream, OutputStream)
+        }
+        try:
+            self.task = task = app.factory()
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            raise self._blame("factory", error) from error
+        self._begin = getattr(task, "process_async", None)
+        self._process = getattr(task, "process", None)
+        if not callable(self._begin or self._process):
+            raise GraphError(
+                f"app {app.name!r}: {type(task).__name__} is no task; give it a method process or "
+                f"process_async"
+            )
+        graph.check_task(app.name, task, _METHODS)
+        if inspect.iscoroutinefunction(self._begin):
+            raise GraphError(
+                f"app {app.name!r}: process_async of {type(task).__name__} is an async def, and is "
+                f"given a callback to call when it is done; write a plain def that starts the "
+                f"work, or await it in an async def process"
+            )
+        self._awaits = inspect.iscoroutinefunction(self._process)
+        self._slices = settings.concurrency == 1 and not settings.callback_timeout
+        self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
+
+    def keep(self, state: State) -> None:
+        """Give the task its stores."""
+        self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
+
+    # -- how ---------------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> Mapping[Any, Any]:
+        """Where the task has said that its inputs begin."""
+        return self.context.starts
+
+    def slow_timers(self) -> Iterable[str]:
+        """The timers of tasks ring once."""
+        return ()
+
+    @property
+    def windowable(self) -> bool:
+        """Whether the task wants to be called every window."""
+        return self._hooks[Op.WINDOW] is not None
+
+    def mode(self, op: Op, _stream: str) -> Mode:
+        """How ``op`` is run."""
+        if op is Op.PROCESS:
+            if self._begin is not None:
+                return Mode.TOGETHER
+            if self._awaits:
+                return Mode.AWAIT if self._slices else Mode.TOGETHER
+            if self._threaded:
+                return Mode.THREAD if self._slices else Mode.TOGETHER
+            return Mode.LOOP
+        timers = self.context._timers
+        hook = timers[0][2] if op is Op.TIMER and timers else self._hooks.get(op)
+        if inspect.iscoroutinefunction(hook):
+            return Mode.AWAIT
+        return Mode.THREAD if self._threaded and hook is not None else Mode.LOOP
+
+    def limit(self, _stream: str) -> int:
+        """How many events may be outstanding."""
+        return self._concurrency
+
+    def mixes(self) -> bool:
+        """Events of all inputs may be outstanding together."""
+        return True
+
+    def by_key(self) -> bool:
+        """Whether events of one key wait for each other."""
+        return self._by_key
+
+    def style(self, _stream: str) -> Mode:
+        """How single events are run."""
+        if self._begin is not None:
+            return Mode.CALLBACK
+        return Mode.AWAIT if self._awaits else Mode.THREAD
+
+    # -- slices ------------------------------------------------------------------------------
+
+    def check(self, _stream: str, _event: Any) -> None:
+        """Stores refuse at once what they cannot save."""
+
+    def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events up to the first at which something is asked for."""
+        process, collector, asked = self._process, self._collector, self.asked
+        assert process is not None
+        envelopes = self._envelopes(batch, events)
+        if envelopes is None:
+            return 1  # refused
+        it = iter(envelopes)
+        handled.set((self._name, batch, it, len(envelopes)))
+        token = emitted.set(self.put)
+        try:
+            while True:
+                try:
+                    for envelope in it:
+                        result = process(envelope, collector, asked)
+                        if result is not None:
+                            self._check(result)
+                        if asked.any:
+                            break
+                    break
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    self.failed(batch, error, batch.at + _behind(it, envelopes) - 1)
+                    if asked.any:
+                        break
+        finally:
+            handled.set(None)
+            emitted.reset(token)
+        return _behind(it, envelopes)
+
+    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
+        """As process, where ``process`` is ``async``."""
+        process, collector, asked = self._process, self._collector, self.asked
+        assert process is not None
+        envelopes = self._envelopes(batch, events)
+        if envelopes is None:
+            return 1
+        it = iter(envelopes)
+        handled.set((self._name, batch, it, len(envelopes)))
+        token = emitted.set(self.put)
+        try:
+            while True:
+                try:
+                    for envelope in it:
+                        await process(envelope, collector, asked)
+                        if asked.any:
+                            break
+                    break
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    self.failed(batch, error, batch.at + _behind(it, envelopes) - 1)
+                    if asked.any:
+                        break
+        finally:
+            handled.set(None)
+            emitted.reset(token)
+        return _behind(it, envelopes)
+
+    def _envelopes(self, batch: EventBatch, events: list[Any]) -> list[Envelope] | None:
+        """The events from ``batch.at`` on as the task gets them, up to one without a key.
+
+        None if that is the first: it is refused.
+        """
+        system, stream, partition = _place(batch)
+        at, created, find = batch.at, batch.created_ms, self._finders[batch.stream]
+        numbers: Sequence[int]
+        if batch.numbers is None:
+            numbers = range(batch.first + at, batch.first + at + len(events))
+        else:
+            numbers = batch.numbers[at : at + len(events)]
+        if find is None:
+            return [
+                Envelope(system, stream, partition, number, None, event, created)
+                for number, event in zip(numbers, events, strict=True)
+            ]
+        found: list[Envelope] = []
+        try:
+            for number, event in zip(numbers, events, strict=True):
+                found.append(
+                    Envelope(system, stream, partition, number, find(event), event, created)
+                )
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            if not found:
+                self._refuse(batch, error, at)
+                return None
+        return found
+
+    def _refuse(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """An event's key was not found."""
+        if batch.receipt is None:
+            finder, position = f"KeyFinder of {batch.stream!r}", batch.position(index)
+            failure = ProcessingError(self._app.name, finder, None, position, error)
+            failure.at = batch, index
+            raise failure
+        self.refused += 1
+        why = f"{key_failure(error)} (event {batch.events[index]!r})"
+        batch.receipt.refuse(batch.number(index), why)
+
+    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """Count what is to be ignored, or raise what stops the app."""
+        if isinstance(error, _NoKey):
+            self._refuse(batch, error.error, index)
+            return
+        if isinstance(error, CallbackError):
+            raise error
+        hook = "process" if self._begin is None else "process_async"
+        if not self._ignore(error):
+            failure = self._blame(hook, error, batch.position(index))
+            failure.at = batch, index
+            raise failure from error
+
+    def _ignore(self, error: BaseException) -> bool:
+        """Count an exception that is to be ignored; False if it is not."""
+        if not self._ignoring or is_signal(error):
+            return False
+        for cls in type(error).__mro__:
+            if {"*", cls.__name__, f"{cls.__module__}.{cls.__qualname__}"} & self._ignoring:
+                self.ignored[type(error).__name__] += 1
+                return True
+        return False
+
+    def _blame(self, hook: str, error: BaseException, position: str = "") -> TaskError:
+        what = type(getattr(self, "task", None) or self._app.factory).__name__
+        return TaskError(self._app.name, self._name, hook, what, position, error)
+
+    def _check(self, result: object) -> None:
+        """Plain methods return nothing that would have to be awaited."""
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                "it returned something to await; write 'async def', and await what it calls"
+            )
+
+    # -- events that are outstanding together --------------------------------------------------
+
+    def place(self, flight: Flight) -> None:
+        """Find the key; in the order of keys it is the event's place, too."""
+        find = self._finders[flight.batch.stream]
+        if find is not None:
+            try:
+                flight.key = find(flight.event)
+                hash(flight.key)
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                flight.key = _NoKey(error)
+        if self._by_key:
+            flight.place = flight.key
+
+    def _envelope(self, flight: Flight) -> Envelope:
+        if isinstance(flight.key, _NoKey):
+            raise flight.key
+        batch = flight.batch
+        return Envelope(
+            *_place(batch), batch.number(flight.index), flight.key, flight.event, batch.created_ms
+        )
+
+    def process_one(self, flight: Flight) -> None:
+        """Process one event."""
+        assert self._process is not None
+        collector = StreamCollector(self._app, flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
+        self._check(self._process(self._envelope(flight), collector, flight.asked))
+
+    async def process_one_async(self, flight: Flight) -> None:
+        """As process_one, where ``process`` is ``async``."""
+        assert self._process is not None
+        collector = StreamCollector(self._app, flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
+        await self._process(self._envelope(flight), collector, flight.asked)
+
+    def begins(self, flight: Flight) -> None:
+        """Stores know by themselves what changes."""
+
+    def ended(self, flight: Flight) -> None:
+        """Nothing is left behind."""
+
+    def begin_one(self, flight: Flight, flights: Flights) -> None:
+        """Begin one event; its callback ends it."""
+        assert self._begin is not None
+        collector = StreamCollector(self._app, flight.put)
+        callback = EventCallback(flight, flights, self._name)
+        token = emitted.set(flight.put)
+        handled.set((self._name, flight.batch, None, flight.index))
+        try:
+            self._check(self._begin(self._envelope(flight), collector, flight.asked, callback))
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            callback.failure(error)
+        finally:
+            handled.set(None)
+            emitted.reset(token)
+
+    def crowded(self, _in_use: int) -> bool:
+        """Whether to ``tidy`` all the same."""
+        return False
+
+    async def tidy(self, _in_use: Collection[Hashable] | None = None) -> None:
+        """Nothing is left behind."""
+
+    # -- what runs alone ---------------------------------------------------------------------
+
+    @property
+    def timed(self) -> bool:
+        """Whether something is scheduled."""
+        return bool(self.context._timers)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer is due; None if there is none."""
+        timers = self.context._timers
+        return timers[0][0] if timers else None
+
+    def run(self, op: Op, _limit: int) -> bool:
+        """Call a hook of the task, or one timer; False if further timers are due."""
+        for name, hook in self._hook(op):
+            token = emitted.set(self.put)
+            try:
+                self._check(hook(self._collector, self.asked))
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                self._hook_failed(op, name, error)
+            finally:
+                emitted.reset(token)
+        return op is not Op.TIMER or not self._timer_is_due()
+
+    async def run_async(self, op: Op, _limit: int) -> bool:
+        """As run, where the hook is ``async``."""
+        for name, hook in self._hook(op):
+            token = emitted.set(self.put)
+            try:
+                await hook(self._collector, self.asked)
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                self._hook_failed(op, name, error)
+            finally:
+                emitted.reset(token)
+        return op is not Op.TIMER or not self._timer_is_due()
+
+    def _hook(self, op: Op) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """What ``op`` is to call, if there is anything, and its name."""
+        if op is not Op.TIMER:
+            hook = self._hooks[op]
+            if hook is not None:
+                yield _HOOKS[op], hook
+        elif self._timer_is_due():
+            yield "timer", heapq.heappop(self.context._timers)[2]
+
+    def _timer_is_due(self) -> bool:
+        due = self.next_due
+        return due is not None and due <= self._clock()
+
+    def _hook_failed(self, op: Op, name: str, error: BaseException) -> None:
+        if op is Op.END_OF_STREAM or not self._ignore(error):
+            raise self._blame(name, error) from error
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Tell the task its place."""
+        await self._call("init", self._app.parameters, self.context)
+
+    async def close(self) -> None:
+        """Tell the task of its end."""
+        await self._call("close")
+
+    async def _call(self, name: str, *arguments: Any) -> None:
+        hook = getattr(self.task, name, None)
+        if hook is None:
+            return
+        token = emitted.set(self.put)
+        try:
+            result = hook(*arguments)
+            if inspect.isawaitable(result):
+                await result
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            raise self._blame(name, error) from error
+        finally:
+            emitted.reset(token)
+
+
+def processor_of(
+    app: App,
+    partition: int,
+    clock: Callable[[], float],
+    *,
+    name: str,
+    settings: TaskSettings,
+    inputs: Sequence[SystemStreamPartition] = (),
+    metrics: MetricsRegistry | None = None,
+) -> StreamTaskProcessor | None:
+    """The processor of a partition of an app of tasks; None for an app of PEs."""
+    if not isinstance(app, TaskApp):
+        return None
+    return StreamTaskProcessor(
+        app, partition, clock, name=name, settings=settings, inputs=inputs, metrics=metrics
+    )
+
+
+class _NoKey(Exception):  # noqa: N818 - it stands for the key
+    """The key of an event was not found."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(described(error))
+        self.error = error
+
+
+def _place(batch: EventBatch) -> tuple[str, str, int]:
+    """System, stream and partition that a batch was read from, whoever its task is."""
+    if isinstance(batch.source, SystemStreamPartition):
+        return batch.source
+    return LIVE, batch.stream, batch.partition
+
+
+def _behind(it: Any, envelopes: list[Envelope]) -> int:
+    """How many of the envelopes an iterator has handed out."""
+    return len(envelopes) - length_hint(it)

@@ -1,0 +1,157 @@
+"""What a task has to do by time: windows, commits, timers, and callbacks that do not come. Pure.
+
+Rules
+- What is due is told to the gate, which says when it may run. A slice that is under way ends for
+  it.
+- Windows begin with the task. What was missed while one ran was that one; where they take all the
+  time, events get their turn between two.
+- What others wait for (producers for verdicts, receivers for events) is committed more often than
+  the rest, which nobody misses: while a commit waits for calls that are outstanding, none begins.
+- The timers of a busy task wait until it wakes the loop. They come in parts; where events wait,
+  some get their turn between two parts, and a task that drains can end: also where a round takes
+  longer than its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from s4node.errors import CallbackError
+from s4node.runtime.task.gate import Op
+from s4node.runtime.task.tick import Tick
+
+if TYPE_CHECKING:
+    from s4node.runtime.task.task import Task
+
+
+class Timetable:
+    """That of ``task``; times are those of its clock, in seconds.
+
+    ``at`` is when the next tick comes, timers apart. ``owing`` says that no event has begun since
+    the last window, ``timers_owing`` since a part of the timers.
+    """
+
+    __slots__ = (
+        "_commits",
+        "_gate",
+        "_processor",
+        "_prompt",
+        "_task",
+        "_timeout_at",
+        "_windows",
+        "_windows_over",
+        "at",
+        "owing",
+        "timers_owing",
+    )
+
+    def __init__(self, task: Task, now: float) -> None:
+        self.owing = self.timers_owing = False
+        self._task = task
+        self._gate = task.gate
+        self._processor = task.processor
+        self._windows = Tick(0, now)  # before the task has started there is none
+        self._windows_over = False
+        self._commits = Tick(task.settings.commit, now)
+        self._prompt = Tick(task.settings.prompt, now)
+        self._timeout_at = math.inf
+        if task.settings.callback_timeout and task.flights is not None:
+            self._timeout_at = now + task.settings.callback_timeout
+        self.at = min(self._commits.at, self._prompt.at, self._timeout_at)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the processor has timers."""
+        return self._processor.timed
+
+    @property
+    def next_due(self) -> float:
+        """When to call ``check_due`` at the latest; infinity if never."""
+        gate = self._gate
+        if not self._processor.timed or gate.in_flight or gate.running is not None:
+            return self.at
+        due = self._processor.next_due
+        return self.at if due is None or self._events_first else min(due, self.at)
+
+    @property
+    def _events_first(self) -> bool:
+        """Whether events, or the task's own end, come before further timers."""
+        if not self.timers_owing:
+            return False
+        gate = self._gate
+        ends = gate.draining or (gate.inputs_ended and not gate.end_told)
+        return self._task.choose() or (ends and not self._task.backlog.waiting)
+
+    def check_due(self, now: float) -> bool:
+        """Tell the gate what is due; True if something is.
+
+        Raises CallbackError where a callback has not come in time.
+        """
+        gate = self._gate
+        if self.at <= now:
+            self._tick(now)
+        if self._processor.timed and gate.running is not Op.TIMER:  # which says itself what is left
+            due = self._processor.next_due
+            if due is not None and due <= now and not self._events_first:
+                gate.timer_due = True
+        found = gate.timer_due or gate.window_due or gate.commit_due
+        if found:
+            self._task.interrupt()
+        return found
+
+    def _tick(self, now: float) -> None:
+        """Windows and commits that are due; however many were missed, they are one."""
+        if self._windows.due(now):
+            self._gate.window_due |= not (self.owing and self._task.choose())
+        if self._commits.due(now) and self._task.on_commit is not None:
+            self._gate.commit_due = True  # others may have processed what it has read
+        if self._prompt.due(now) and self._task.awaited(self._task):
+            self._gate.commit_due = True
+        if self._timeout_at <= now:
+            self._check_callbacks(now)
+        self.at = min(self._windows.at, self._commits.at, self._prompt.at, self._timeout_at)
+
+    def _check_callbacks(self, now: float) -> None:
+        task = self._task
+        timeout = task.settings.callback_timeout
+        assert task.flights is not None
+        oldest = task.flights.oldest()
+        if oldest is not None and oldest.began + timeout <= now:
+            raise CallbackError(
+                f"task {task.name!r} of app {task.app.name!r}: nobody has ended the event at "
+                f"{oldest.position} within {timeout:g} s; call its callback in every case, or "
+                f"raise task.callback.timeout.ms"
+            )
+        self._timeout_at = (now if oldest is None else oldest.began) + timeout
+
+    # -- windows -----------------------------------------------------------------------------
+
+    def begin_windows(self, now: float) -> None:
+        """The task has started: from now on it has windows, where there is anything to run."""
+        interval = self._task.settings.window
+        if interval and self._processor.windowable and not self._windows_over:
+            self._windows = Tick(interval, now)
+            self.at = min(self.at, self._windows.at)
+
+    def window_ended(self, now: float) -> None:
+        """A window has ended."""
+        self._windows.due(now)  # what was missed meanwhile was this one
+        self._gate.window_due = False
+        self.owing = True
+
+    def timers_ended(self, *, over: bool) -> None:
+        """A part of the timers has ended; ``over`` says whether it was the last one."""
+        self.timers_owing = True
+        if not over and not self._events_first:
+            self._gate.timer_due = True
+
+    def event_begins(self) -> None:
+        """Events have their turn."""
+        self.owing = self.timers_owing = False
+
+    def end_windows(self) -> None:
+        """Have no further windows, nor any if the task has not started."""
+        self._windows_over = True
+        self._gate.window_due = False
+        self._windows.stop()

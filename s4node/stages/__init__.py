@@ -1,0 +1,1 @@
+"""Bounded queues, and what they do when they are full."""

@@ -1,0 +1,102 @@
+"""Credit: how far each producer may send ahead of what has been processed. Pure.
+
+Rules
+- A limit is a number of the producer's own sequence: it may send events below it. A limit never
+  goes back, so a verdict that comes late does no harm.
+- The producers that are active share the stage's capacity evenly, in events and in bytes by what
+  their events have weighed; each may always have one event under way. A producer that has just
+  joined is active; one that sends nothing for a while is not, and needs no share.
+- A limit grows by a quarter of the share or not at all: small grants would make small frames.
+- While a stage that withholds is over capacity, a producer with events under way gets no more, and
+  one without gets its share: whoever was held back is remembered and served when there is room
+  again. A stage that drops instead holds nobody back.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from s4node.stages.stage import Gauge
+
+P = TypeVar("P")
+
+UNKNOWN_WEIGHT = 1024
+"""Bytes that an event is taken to weigh as long as its producer has sent none."""
+
+
+class Credit(Generic[P]):
+    """The credit of one stage among the producers ``P`` (hashable).
+
+    ``upstream`` are further stages that the same events take up, such as the deserializer.
+    """
+
+    __slots__ = ("_active", "_before", "_held", "_members", "_recent", "_stages", "withholds")
+
+    def __init__(self, stage: Gauge, *upstream: Gauge) -> None:
+        self._stages = (stage, *upstream)
+        self._members: set[P] = set()
+        self._recent: set[P] = set()
+        self._before: set[P] = set()
+        self._held: set[P] = set()
+        self._active = 0
+        self.withholds = all(one.executor.withholds for one in self._stages)
+        """Whether the stage makes producers wait rather than drop what they send."""
+
+    def join(self, producer: P) -> None:
+        """A producer begins to feed the stage."""
+        self._members.add(producer)
+        self.active(producer)
+
+    def leave(self, producer: P) -> None:
+        """A producer is gone; the others share what it had."""
+        for group in (self._members, self._recent, self._before, self._held):
+            group.discard(producer)
+        self._active = len(self._recent | self._before)
+
+    def active(self, producer: P) -> None:
+        """The producer has sent something."""
+        if producer in self._members and producer not in self._recent:
+            self._recent.add(producer)
+            self._active += producer not in self._before
+
+    def tick(self) -> None:
+        """A period is over: who was active neither in it nor in the next needs no share."""
+        self._before, self._recent = self._recent, set()
+        self._active = len(self._before)
+
+    @property
+    def full(self) -> bool:
+        """Whether the stage withholds credit now."""
+        return self.withholds and any(stage.withheld for stage in self._stages)
+
+    @property
+    def share(self) -> int:
+        """Events that each active producer may have between sending and processed."""
+        return self.share_of(0)
+
+    def share_of(self, weight: float) -> int:
+        """As ``share``, for a producer whose events weigh so many bytes each."""
+        active = max(1, self._active)
+        by_bytes = self._stages[0].max_bytes / (active * (weight or UNKNOWN_WEIGHT))
+        return max(1, min(self._stages[0].grant // active, int(by_bytes)))
+
+    def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
+        """The producer's new limit, given the number up to which it is done with."""
+        if limit > done and self.full:
+            self._held.add(producer)
+            return limit
+        share = self.share_of(weight)
+        grown = done + share
+        return grown if (grown - limit) * 4 >= share else limit
+
+    @property
+    def holding(self) -> bool:
+        """Whether somebody was held back."""
+        return bool(self._held)
+
+    def release(self) -> set[P]:
+        """The producers that were held back, once there is room; empty before that."""
+        if not self._held or self.full:
+            return set()
+        released, self._held = self._held, set()
+        return released

@@ -1,0 +1,303 @@
+"""Executors: what a stage does when more comes than it can take. Pure.
+
+Rules
+- An executor decides twice: how many of the events that come are admitted (``room``), and how many
+  of those that wait may leave now (``allowance``). It sees how full its stage is and the time.
+- Of what comes at once the oldest are admitted; the rest is dropped, counted, and its sender told.
+- One that ``withholds`` drops nothing: where it has no room, producers get no credit, sources and
+  tasks wait, and a frame that came all the same is left to its producer, which sends it again.
+- Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
+  leave, and drops what does not fit behind them.
+- On a durable stream throttling withholds, too, and whatever drops is refused.
+- Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``. Where it
+  raises, or answers what is no number, the app stops: nobody knows what the stage may take.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from s4node.config import plugins as own
+from s4node.errors import ConfigError, S4Error, described
+
+UNLIMITED = 1 << 62
+"""An allowance without a limit, in events."""
+
+DESERIALIZER, STREAM, SENDER, REMOTE_SENDER = "deserializer", "stream", "sender", "remoteSender"
+"""The stages: undecoded frames of a stream in a container; events of a stream in a partition;
+events of a stream for other nodes of the cluster; events of an output stream for other clusters."""
+
+STAGES = (DESERIALIZER, STREAM, SENDER, REMOTE_SENDER)
+
+SUBSCRIBER = "subscriber"
+"""Where events leave for readers of a stream; nothing is configured for it, and it has no queue."""
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What is configured for one stage of one stream: events, bytes, events a second."""
+
+    stage: str = STREAM
+    stream: str = ""
+    executor: str = "block"
+    capacity: int = 10_000
+    max_bytes: int = 1 << 62
+    max_rate: float = math.inf
+    lossless: bool = False
+    """Whether nothing may be dropped, for the stream is durable."""
+    named_by: str = "s4.stream.executor"
+    """The configuration key that says which executor it is."""
+
+
+class Load(Protocol):
+    """How full a stage is: events and bytes in it, and how many it is meant to hold."""
+
+    @property
+    def depth(self) -> int:
+        """Events in the stage."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Their bytes."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The most events."""
+        ...
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes."""
+        ...
+
+
+class Executor:
+    """The base of the policies, which admits all and lets all leave.
+
+    ``reason`` is told to the senders of what is dropped, and names the drops in statistics.
+    """
+
+    withholds = False
+    reason = "shed"
+    waits_from = math.inf
+    """How full the stage is, 1 being its capacity, when tasks and sources of the same process
+    begin to wait; infinite where they never do. What they put before they wait has its place."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        self.settings = settings
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """How many of ``events`` of ``size`` bytes together are admitted, the oldest first."""
+        return events
+
+    def room_for_put(self, load: Load, events: int, size: int, now: float, *, waits: bool) -> int:
+        """As room, for what the app itself puts; ``waits`` tells that its task can be held."""
+        if self.withholds or (waits and self.waits_from <= 1):
+            return events
+        return max(0, min(events, self.room(load, events, size, now)))
+
+    def allowance(self, now: float) -> int:
+        """How many of the events that wait may leave now."""
+        return UNLIMITED
+
+    def left(self, events: int) -> None:
+        """So many events have left."""
+
+    def next_at(self, now: float) -> float:
+        """When there is an allowance again, where there is none now."""
+        return math.inf
+
+
+def fitting(load: Load, events: int, size: int) -> int:
+    """How many of ``events`` of ``size`` bytes together fit into what is left of a stage.
+
+    Bytes fit all or not at all: a frame that is not decoded cannot be cut.
+    """
+    if load.bytes + size > load.max_bytes and load.depth:
+        return 0
+    return max(min(events, load.capacity - load.depth), 0)
+
+
+def whole(load: Load, events: int, size: int) -> int:
+    """All of ``events``, or none where there is no room: up to twice the capacity."""
+    if not load.depth:
+        return events
+    over = load.depth >= 2 * load.capacity or load.bytes + size > load.max_bytes
+    return 0 if over else events
+
+
+class Block(Executor):
+    """Drops nothing: whoever sends waits.
+
+    Credit keeps producers within the capacity. Where more was promised than is there now (many
+    producers woke up at once, or events grew), a frame is admitted up to twice the capacity and
+    within the bytes, and otherwise left to its producer.
+    """
+
+    withholds = True
+    waits_from = 1.0
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """All or nothing."""
+        return whole(load, events, size)
+
+
+class Shed(Executor):
+    """Drops the newest where they do not fit."""
+
+    reason = "shed: the stage is full"
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """As many as fit."""
+        return fitting(load, events, size)
+
+
+_ROUNDING = 1e-6
+"""Of a token, so that a whole one that was added up in parts counts as whole."""
+
+
+class Throttle(Executor):
+    """Lets ``max_rate`` events a second leave; drops the newest where they do not fit.
+
+    Tasks and sources that can wait for a token do so once the stage is half full, so that only what
+    cannot wait is dropped: what producers send, and what timers put. The bucket holds the tokens of
+    a tenth of a second, so that a busy stage leaves in batches.
+    """
+
+    reason = "throttled: the stage is full"
+    waits_from = 0.5
+
+    def __init__(self, settings: StageSettings) -> None:
+        super().__init__(settings)
+        self._rate = settings.max_rate
+        self._depth = max(1.0, self._rate / 10)
+        self._tokens = self._depth
+        self._filled_at = -math.inf
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """As many as fit."""
+        return fitting(load, events, size)
+
+    def allowance(self, now: float) -> int:
+        """The whole tokens in the bucket."""
+        if self._rate == math.inf:
+            return UNLIMITED
+        if now > self._filled_at:
+            if self._filled_at > -math.inf:
+                more = (now - self._filled_at) * self._rate
+                self._tokens = min(self._depth, self._tokens + more)
+            self._filled_at = now
+        return max(0, int(self._tokens + _ROUNDING))
+
+    def left(self, events: int) -> None:
+        """Take the tokens of these events; a batch may overdraw the bucket."""
+        self._tokens -= events
+
+    def next_at(self, now: float) -> float:
+        """When some hundredth of a second's tokens have gathered."""
+        wanted = min(self._depth, max(1.0, self._rate / 100))
+        return now + max(0.0, wanted - self._tokens) / self._rate
+
+
+class LosslessThrottle(Throttle):
+    """Throttles what may not be dropped: where there is no room, producers wait."""
+
+    withholds = True
+
+    def room(self, load: Load, events: int, size: int, now: float) -> int:
+        """All or nothing."""
+        return whole(load, events, size)
+
+
+BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle": Throttle}
+
+
+def executor_of(settings: StageSettings) -> Executor:
+    """The executor that ``settings`` name; raises ConfigError if it cannot be had."""
+    executor = _named(settings)
+    if settings.lossless and settings.executor == "throttle":
+        executor = LosslessThrottle(settings)
+    if settings.lossless and not executor.withholds:
+        key = f"s4.{settings.stage}.{settings.stream}.executor"
+        raise ConfigError(
+            f"stream {settings.stream!r} is durable, and the executor {settings.executor!r} of its "
+            f"{settings.stage} stage drops events; set {key} = block, or "
+            f"s4.stream.{settings.stream}.grade = fast"
+        )
+    return executor
+
+
+def _named(settings: StageSettings) -> Executor:
+    cls = BUILT_IN.get(settings.executor)
+    if cls is not None:
+        return cls(settings)
+    named, setting = settings.executor, settings.named_by
+    found = own.found(named, setting, "executor")
+    if not (isinstance(found, type) and issubclass(found, Executor)):
+        raise ConfigError(
+            f"executor {named!r} of {setting} is no subclass of s4node.Executor; derive it from "
+            f"that"
+        )
+    made: Executor = own.made(named, setting, "executor", settings)
+    for method in _ANSWERS:
+        if getattr(found, method) is not getattr(Executor, method):
+            blamed = f"{method} of executor {named!r} of {setting}"
+            setattr(made, method, _checked(getattr(made, method), blamed, _ANSWERS[method]))
+    return made
+
+
+def _events(answer: Any) -> int:
+    """A number of events; raises TypeError if ``answer`` is none."""
+    if isinstance(answer, float) and answer == math.inf:
+        return UNLIMITED
+    return operator.index(answer)
+
+
+def _time(answer: Any) -> float:
+    """A time; raises TypeError if ``answer`` is none."""
+    if not isinstance(answer, numbers.Real):
+        raise TypeError
+    return float(answer)
+
+
+def _nothing(answer: Any) -> None:
+    """Whatever it gives, nobody looks at it."""
+
+
+_ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "room": (_events, "a number of events"),
+    "room_for_put": (_events, "a number of events"),
+    "allowance": (_events, "a number of events"),
+    "left": (_nothing, "nothing"),
+    "next_at": (_time, "a time"),
+}
+"""What is made of the answers of an executor's methods, and what they have to be."""
+
+
+def _checked(
+    method: Callable[..., Any], blamed: str, wanted: tuple[Callable[[Any], Any], str]
+) -> Callable[..., Any]:
+    """A method of an executor of one's own, whose faults say where it was named."""
+    of_answer, words = wanted
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            answer = method(*arguments, **named)
+        except Exception as error:
+            raise S4Error(
+                f"{blamed} raised {described(error)}; nobody knows what the stage may take: mend "
+                f"it, or take the setting away"
+            ) from error
+        try:
+            return of_answer(answer)
+        except TypeError:
+            raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}") from None
+
+    return called

@@ -1,0 +1,287 @@
+"""A stage: a bounded queue of batches in front of something that works on them. Pure.
+
+Rules
+- Sizes count events, not batches; bytes are counted beside them.
+- A stage never refuses what it is given: whoever feeds it asks its executor first. Being over
+  capacity is possible for a moment (batches are not cut to fit) and stops further credit.
+- What the app itself has put on a stream leaves before what came from outside.
+- Where a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage
+  is full, and comes back in order: there is always room for it, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from s4node.events.event import EventBatch
+from s4node.stages.executors import Executor, StageSettings, executor_of
+
+
+@dataclass(frozen=True)
+class StageStatistics:
+    """What went through a stage.
+
+    Counts are events. ``depth`` is what is in the stage now, ``in_flight`` that part of it which is
+    being worked on, ``spilled`` that part which waits on disk. ``waited_last`` is how
+    many seconds the last batch to be taken had waited. ``partition`` is None for a stage of a whole
+    container. ``shed`` counts by reason.
+    """
+
+    stage: str
+    stream: str
+    partition: int | None
+    executor: str
+    depth: int
+    bytes: int
+    capacity: int
+    max_bytes: int
+    highest: int
+    admitted: int
+    shed: dict[str, int]
+    in_flight: int
+    spilled: int
+    waited_last: float
+
+
+class Overflow(Protocol):
+    """A queue without a bound for batches that the app has put."""
+
+    def append(self, batch: EventBatch) -> None:
+        """Put a batch behind the others."""
+        ...
+
+    def pop(self) -> EventBatch | None:
+        """The oldest batch, or None."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all."""
+        ...
+
+
+_FEEDBACK_GRANT = 2048
+
+
+class Gauge:
+    """How full a stage is and what went through it, apart from any queue."""
+
+    __slots__ = (
+        "_waited_last",
+        "admitted",
+        "bytes",
+        "capacity",
+        "depth",
+        "executor",
+        "highest",
+        "in_flight",
+        "max_bytes",
+        "partition",
+        "settings",
+        "shed",
+        "spilled",
+    )
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        partition: int | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.settings = settings
+        self.partition = partition
+        self.executor = executor or executor_of(settings)
+        self.capacity = settings.capacity
+        self.max_bytes = settings.max_bytes
+        self.depth = 0
+        self.bytes = 0
+        self.highest = 0
+        self.admitted = 0
+        self.in_flight = 0
+        self.spilled = 0
+        self.shed: Counter[str] = Counter()
+        self._waited_last = 0.0
+
+    def came(self, events: int, size: int) -> None:
+        """A batch has come in."""
+        self.admitted += events
+        self.depth += events
+        self.bytes += size
+        if self.depth > self.highest:
+            self.highest = self.depth
+
+    def waited(self, seconds: float) -> None:
+        """A batch has been taken after so long."""
+        self._waited_last = seconds
+
+    def went(self, events: int, size: int) -> None:
+        """Events have left."""
+        self.depth -= events
+        self.bytes -= size
+
+    def dropped(self, events: int, reason: str) -> None:
+        """Events were not admitted."""
+        self.shed[reason] += events
+
+    @property
+    def full(self) -> bool:
+        """Whether as many events or bytes are here as the stage is meant to hold."""
+        return self.depth >= self.capacity or self.bytes >= self.max_bytes
+
+    @property
+    def grant(self) -> int:
+        """How many events producers may have between sending and processed, all together."""
+        return self.capacity
+
+    @property
+    def withheld(self) -> bool:
+        """Whether producers get no more credit for now."""
+        return self.full
+
+    @property
+    def holds(self) -> bool:
+        """Whether tasks and sources of this process are to wait before they put more."""
+        return self.depth >= self.capacity * self.executor.waits_from or (
+            self.bytes >= self.max_bytes * self.executor.waits_from
+        )
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a quarter of the stage is free: time to let go on whoever found it too full."""
+        return self.depth * 4 <= self.capacity * 3 and self.bytes * 4 <= self.max_bytes * 3
+
+    def statistics(self) -> StageStatistics:
+        """Counts since the start."""
+        return StageStatistics(
+            self.settings.stage,
+            self.settings.stream,
+            self.partition,
+            self.settings.executor,
+            self.depth,
+            self.bytes,
+            self.capacity,
+            self.max_bytes,
+            self.highest,
+            self.admitted,
+            dict(self.shed),
+            self.in_flight,
+            self.spilled,
+            self._waited_last,
+        )
+
+
+class Stage(Gauge):
+    """The queue of one stream in one partition, in order of arrival."""
+
+    __slots__ = ("_inner", "_outer", "overflow")
+
+    def __init__(
+        self,
+        settings: StageSettings | int,
+        partition: int | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        if isinstance(settings, int):
+            settings = StageSettings(capacity=settings)
+        super().__init__(settings, partition, executor)
+        self.overflow: Overflow | None = None
+        self._inner: deque[EventBatch] = deque()
+        self._outer: deque[EventBatch] = deque()
+
+    def offer(self, batch: EventBatch, now: float = 0.0) -> None:
+        """Put a batch behind the others of its kind."""
+        batch.offered_at = now
+        size = batch.size
+        if batch.receipt is not None:
+            self.came(size, batch.bytes)
+            self._outer.append(batch)
+            return
+        if self.overflow is not None and (self.spilled or (self.depth and self.full)):
+            self.came(size, 0)
+            self.spilled += size
+            self.overflow.append(batch)
+            return
+        self.came(size, batch.bytes)
+        self._inner.append(batch)
+
+    def take(self, now: float = 0.0) -> EventBatch | None:
+        """The next batch, or None. Its events count as being here until ``passed``."""
+        if self._inner:
+            batch = self._inner.popleft()
+        elif self.spilled:
+            batch = self._unspilled()
+        elif self._outer:
+            batch = self._outer.popleft()
+        else:
+            return None
+        self.in_flight += batch.size
+        self.waited(now - batch.offered_at)
+        return batch
+
+    def resume(self, overflow: Overflow, events: int) -> None:
+        """So many events are in the overflow, from an earlier life."""
+        self.overflow = overflow
+        self.came(events, 0)
+        self.spilled += events
+
+    @property
+    def own(self) -> list[EventBatch]:
+        """What the app itself has put and nobody has taken, apart from the overflow."""
+        return list(self._inner)
+
+    def passed(self, events: int, size: int = 0) -> None:
+        """``events`` of a taken batch have been worked on, with ``size`` of its bytes."""
+        self.depth -= events
+        self.in_flight -= events
+        self.bytes -= size
+
+    def give_back(self, wanted: Callable[[EventBatch], bool]) -> None:
+        """Forget the batches of this kind that have not been taken."""
+        kept = [batch for batch in self._outer if not wanted(batch)]
+        for batch in self._outer:
+            if wanted(batch):
+                self.went(batch.size, batch.bytes)
+        self._outer = deque(kept)
+
+    def clear(self) -> None:
+        """Forget all that is here, and all that was taken: it will come again."""
+        for batch in self._outer:
+            batch.discard()
+        self._inner.clear()
+        self._outer.clear()
+        self.depth = self.in_flight = self.bytes = self.spilled = 0
+        if self.overflow is not None:
+            self.overflow.clear()
+
+    @property
+    def grant(self) -> int:
+        """As for any stage; one that feeds itself takes whole frames from the other nodes.
+
+        What does not fit into its memory is on disk there or here, and in frames of a few events it
+        would be on its way for ever.
+        """
+        return self.capacity if self.overflow is None else max(self.capacity, _FEEDBACK_GRANT)
+
+    @property
+    def withheld(self) -> bool:
+        """As for any stage; what has spilled is no reason to keep the other nodes waiting."""
+        if self.overflow is None:
+            return self.full
+        return self.depth - self.spilled >= self.grant or self.bytes >= self.max_bytes
+
+    def _unspilled(self) -> EventBatch:
+        assert self.overflow is not None
+        batch = self.overflow.pop()
+        assert batch is not None, f"{self.spilled} events spilled, and nothing to read back"
+        self.spilled -= batch.size
+        self.bytes += batch.bytes
+        return batch
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        waiting = sum(batch.size for batch in (*self._inner, *self._outer))
+        assert self.depth == waiting + self.in_flight + self.spilled
+        assert self.bytes >= 0
+        assert self.in_flight >= 0

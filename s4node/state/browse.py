@@ -1,0 +1,58 @@
+"""What a task keeps, for those who look: tables by name, their rows in plain values.
+
+A store has what the task itself would find in it: what is over its time to live is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from s4node.events.keys import Key
+from s4node.state import key_encoding as ordered
+from s4node.state.key_value_store import in_time
+from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
+from s4node.state.task_state import TaskState
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Look:
+    """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs.
+
+    ``now`` gives Unix time in seconds.
+    """
+
+    def __init__(self, state: TaskState, now: Callable[[], float] = time.time) -> None:
+        self._state = state
+        self._now = now
+        self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
+        self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
+
+    def store(self, name: str) -> Iterator[tuple[Key, Any]]:
+        """The keys of a store with their values, by key group."""
+        ttl = self._state.meta(f"ttl of {name}")  # True, or when it was taken away
+        for key, data in self._rows(f"store {name}"):
+            value = data if ttl is None else in_time(data, self._now() if ttl is True else ttl)
+            if value is not None:
+                yield key, _decode(value)
+
+    def instances(self, name: str) -> Iterator[tuple[Key | None, dict[str, Any]]]:
+        """The keys of a PE with the attributes of their instances; a singleton has none."""
+        versions = self._state.meta(f"versions of {name}") or ()
+        for key, data in self._rows(f"pe {name}"):
+            row = _decode(data)
+            if isinstance(row, dict):  # with what triggers have counted
+                row = _decode(row["state"])
+            fields = versions[row[0]]
+            yield key, dict(zip((field for field, _ in fields), row[1:], strict=False))
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, bytes]]:
+        number = self._state.tables[table].to_bytes(2, "big")
+        for row, data in self._state.database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
+            if row[2:PREFIX_BYTES] == number:
+                encoded = row[PREFIX_BYTES:]
+                yield (ordered.decode(encoded) if encoded else None), data

@@ -1,0 +1,306 @@
+"""Key-value stores of a task.
+
+Rules
+- What a task puts is there at once for itself, and durable with its next commit: a crash brings
+  the last commit back, with the positions of the inputs that belong to it.
+- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those, of the declared type and parts.
+  Rows of a tuple key lie together by its first part, in order: ``range(("joe", 1), ("joe", 9))``
+  reads just those.
+- Values are what msgspec encodes, of the declared type: what could not be read again is refused
+  when it is put. None is no value: delete the key instead.
+- Safe from all threads in which the task's own methods run.
+- With a time to live, what was put that long ago is gone, whether or not it was read since.
+- A row says itself whether it ends: so a store may be given a time to live, and what was put before
+  gets it as the store is looked through. Where it is taken away, what is over by then stays gone,
+  and nothing else goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar, get_origin
+
+import msgspec
+
+from s4node.errors import StateError
+from s4node.events.keys import KEY_GROUPS, Hasher, Key
+from s4node.state import key_encoding as ordered
+from s4node.state.key_types import parts_of
+from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, with_text_rows
+from s4node.store_spec import StoreSpec
+
+K = TypeVar("K", bound=Key)
+V = TypeVar("V")
+
+_EXPIRY = struct.Struct(">Q")
+_NO_EXPIRY = 1 << 56  # a value that begins as smaller numbers do, with 0, is the one byte of a 0
+_LONGEST = 1e12  # seconds to live, which keeps the time of an end below that
+_PLAIN = (str, int, float, bool, bytes)
+_MISSING = object()
+
+
+def in_time(data: bytes, now: float) -> bytes | memoryview | None:
+    """The value in a row, which may have the time at which it ends before it; None where that is
+    over at ``now`` (Unix time). It is ``data`` itself if the row has no end."""
+    if len(data) <= _EXPIRY.size:
+        return data
+    ends: int = _EXPIRY.unpack_from(data)[0]
+    if ends >= _NO_EXPIRY:
+        return data
+    return None if ends <= now * 1000 else memoryview(data)[_EXPIRY.size :]
+
+
+class Rows(Protocol):
+    """What a store reads from: the rows of whole commits."""
+
+    def get(self, row: bytes, /) -> bytes | None:
+        """One row's value."""
+        ...
+
+    def get_many(self, rows: list[bytes], /) -> list[bytes | None]:
+        """Several rows' values."""
+        ...
+
+    def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Rows in order."""
+        ...
+
+    def chunk(self, start: bytes, end: bytes, rows: int, /) -> list[tuple[bytes, bytes]]:
+        """The first so many of them."""
+        ...
+
+
+class KeyValueStore(Generic[K, V]):
+    """One store of one task. ``groups`` are the key groups of the task.
+
+    ``ended`` is when the time to live was taken away (Unix time), where the store had one once.
+    """
+
+    def __init__(
+        self,
+        spec: StoreSpec[K, V],
+        table: int,
+        rows: Rows,
+        changes: Changes,
+        hasher: Hasher,
+        groups: range = range(KEY_GROUPS),
+        now: Callable[[], float] = time.time,
+        ended: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self._table = table
+        self._rows = rows
+        self._changes = changes
+        self._hasher = hasher
+        self._groups = groups
+        self._now = now
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
+        # what is of one of these types comes back as it is; anything else is tried when it is put
+        self._plain = next((each for each in _PLAIN if each is spec.value), None)
+        self._words = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
+        self._ttl_ms = max(1, int(min(spec.ttl, _LONGEST) * 1000)) if spec.ttl else 0
+        # the time at which rows have to end to be over; None where no row has an end
+        self._over: Callable[[], float] | None = None
+        if spec.ttl:
+            self._over = now
+        elif ended is not None:
+            self._over = lambda: ended
+        self._key: type = get_origin(spec.key) or spec.key
+        self._parts = parts_of(spec.key)
+        decode_key = ordered.decode_tuple if self._key is tuple else ordered.decode
+        self._key_of: Callable[[bytes], K] = decode_key  # type: ignore[assignment]
+        self._row: Callable[[K], bytes] = self._any_row
+        if self._key is str:
+            self._row = with_text_rows(self._any_row, table, hasher)
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The key's value, or ``default`` where it has none."""
+        row = self._row(key)
+        data: Any = self._changes.find(row, _MISSING)
+        if data is _MISSING:
+            data = self._rows.get(row)
+        value = self._value(key, data)
+        return default if value is None else value
+
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """The values of those keys that have one, in one reading."""
+        row_of = self._row
+        rows = {key: row_of(key) for key in keys}
+        found = zip(rows, self._found(list(rows.values())), strict=True)
+        there = [(key, data) for key, data in found if data is not None]
+        if self._over is None:
+            decode = self._decode
+            with suppress(msgspec.MsgspecError):  # told below, with its key
+                return {key: decode(data) for key, data in there}
+        values = ((key, self._value(key, data)) for key, data in there)
+        return {key: value for key, value in values if value is not None}
+
+    def _found(self, rows: list[bytes]) -> list[bytes | None]:
+        """What the rows hold, changes included."""
+        changed = self._changes.among(rows)
+        if not changed:
+            return self._rows.get_many(rows)
+        stored = iter(self._rows.get_many([row for row in rows if row not in changed]))
+        return [changed[row] if row in changed else next(stored) for row in rows]
+
+    def put(self, key: K, value: V) -> None:
+        """Set the key's value; raises StateError for what the store cannot hold."""
+        self._changes.put(self._row(key), self._data(key, value))
+
+    def put_many(self, items: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
+        """Set several values: all of them, or none if one cannot be held."""
+        pairs = items.items() if isinstance(items, Mapping) else items
+        for row, data in [(self._row(key), self._data(key, value)) for key, value in pairs]:
+            self._changes.put(row, data)
+
+    def delete(self, key: K) -> None:
+        """Forget the key; no error if it has no value."""
+        self._changes.put(self._row(key), None)
+
+    def delete_many(self, keys: Iterable[K]) -> None:
+        """Forget several keys."""
+        for row in [self._row(key) for key in keys]:
+            self._changes.put(row, None)
+
+    def range(self, start: K, end: K) -> Iterator[tuple[K, V]]:
+        """The keys from ``start`` to before ``end`` with their values, in the keys' order.
+
+        What is put meanwhile may or may not be seen. Tuples with the same first part are read in
+        one piece; any other range looks into all key groups of the task.
+        """
+        first, last = self._checked(start, bound=True), self._checked(end, bound=True)
+        if isinstance(start, tuple) and isinstance(end, tuple) and start[0] == end[0]:
+            runs = [self._run(self._group(start), first, last)]
+        else:
+            runs = [self._run(group, first, last) for group in self._filled()]
+        for _, key, value in heapq.merge(*runs, key=lambda item: item[0]):
+            yield key, value
+
+    def all(self) -> Iterator[tuple[K, V]]:
+        """All keys with their values, by key group and in order within each."""
+        for group in self._filled():
+            for _, key, value in self._run(group, b"", b"\xff"):
+                yield key, value
+
+    def __contains__(self, key: K) -> bool:
+        return self.get(key) is not None
+
+    @property
+    def expires(self) -> bool:
+        """Whether some rows may be over their time."""
+        return self._over is not None
+
+    def expire(self, limit: int, start: bytes = b"") -> bytes:
+        """Delete what is over its time among the next ``limit`` rows; what was put before there
+        was a time to live begins it now.
+
+        Returns where to go on, or no bytes when all have been looked at.
+        """
+        assert self._over is not None, "rows have no end"
+        over = self._over()
+        end_now = _EXPIRY.pack(int(over * 1000) + self._ttl_ms)
+        for group in self._filled():
+            begin, end = prefix(group, self._table), prefix(group, self._table + 1)
+            if end <= start:
+                continue
+            for row, data in self._rows.scan(max(begin, start), end):
+                value = in_time(data, over)
+                endless = value is data and self._ttl_ms
+                if (value is None or endless) and self._changes.find(row, _MISSING) is _MISSING:
+                    self._changes.fill(row, end_now + data if endless else None)
+                limit -= 1
+                if limit <= 0:
+                    return row + b"\x00"
+        return b""
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _checked(self, key: K, *, bound: bool = False) -> bytes:
+        if type(key) is not self._key and not isinstance(key, self._key):
+            raise self._no_key(key, f"is a {type(key).__name__}")
+        if self._parts is not None and isinstance(key, tuple):
+            wrong = self._parts.wrong(key, beginning=bound)
+            if wrong:
+                raise self._no_key(key, wrong)
+        return ordered.encode(key)
+
+    def _no_key(self, key: K, wrong: str) -> StateError:
+        keys = self._key.__name__ if self._parts is None else self.spec.key
+        return StateError(f"store {self.spec.name!r}: {key!r} {wrong}; its keys are {keys}")
+
+    def _group(self, key: Key) -> int:
+        return self._hasher(key[0] if isinstance(key, tuple) else key) % KEY_GROUPS
+
+    def _any_row(self, key: K) -> bytes:
+        encoded = self._checked(key)
+        return prefix(self._group(key), self._table) + encoded
+
+    def _data(self, key: K, value: V) -> bytes:
+        if value is None:
+            raise StateError(f"store {self.spec.name!r}: None put for {key!r}; use delete()")
+        try:
+            data = self._encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise StateError(
+                f"store {self.spec.name!r}: the value of {key!r} cannot be kept: {error}"
+            ) from error
+        if type(value) is not self._plain:
+            try:
+                self._decode(data)
+            except msgspec.MsgspecError as error:
+                raise StateError(
+                    f"store {self.spec.name!r}: the value of {key!r} is no {self._words}: {error}"
+                ) from error
+        if self._ttl_ms:
+            return _EXPIRY.pack(int(self._now() * 1000) + self._ttl_ms) + data
+        return data
+
+    def _value(self, key: K, data: Any) -> V | None:
+        if data is None:
+            return None
+        if self._over is not None and (data := in_time(data, self._over())) is None:
+            return None
+        try:
+            return self._decode(data)
+        except msgspec.MsgspecError as error:
+            raise StateError(
+                f"store {self.spec.name!r} holds a value for {key!r} that is no {self._words}: "
+                f"{error}; fields may only be appended, with defaults"
+            ) from error
+
+    def _run(self, group: int, first: bytes, last: bytes) -> Iterator[tuple[bytes, K, V]]:
+        begin = prefix(group, self._table)
+        start, end = begin + first, begin + last
+        changed = self._changes.between(start, end)
+        for row, data in merged(self._rows.scan(start, end), changed):
+            encoded = row[PREFIX_BYTES:]
+            key = self._key_of(encoded)
+            value = self._value(key, data)
+            if value is not None:
+                yield encoded, key, value
+
+    def _filled(self) -> Iterator[int]:
+        """The groups that may hold rows of the store, in order."""
+        table = self._table.to_bytes(2, "big")
+        filled = {
+            int.from_bytes(row[:2], "big")
+            for row, _ in self._changes.between(b"", b"\xff\xff")
+            if row[2:PREFIX_BYTES] == table
+        }
+        group, stop = self._groups.start, self._groups.stop
+        while group < stop:
+            next_row = self._rows.chunk(prefix(group, self._table), prefix(stop, 0), 1)
+            if not next_row:
+                break
+            row = next_row[0][0]
+            found = int.from_bytes(row[:2], "big")
+            if row[2:PREFIX_BYTES] == table:
+                filled.add(found)
+            ours_follows = found > group and row[2:PREFIX_BYTES] < table
+            group = found if ours_follows else found + 1
+        return iter(sorted(filled))
