@@ -21,12 +21,14 @@ JOBS ?= 3
 BESIDE := -n $(JOBS) --dist loadfile
 
 # what has a target of its own, for it takes long: processes that are killed, deploying
-CRASHES := tests/test_input_crashes.py tests/test_faults.py tests/test_damage.py \
-	tests/test_shipping_crashes.py tests/test_moving.py tests/test_error_crashes.py \
-	tests/test_durable_crashes.py tests/test_exchange.py tests/test_deploy.py \
-	tests/test_startpoints.py tests/test_launch.py tests/test_database.py
+CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/process/test_launch.py \
+	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
+	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
+	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
+	tests/state/test_damage.py tests/state/test_database.py \
+	tests/state/test_remote_task_crashes.py
 # and what has the machine for itself, for it measures
-MEASURED := tests/test_prompt.py tests/test_bench.py tests/test_torture.py
+MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(MEASURED)) $(ARGS)

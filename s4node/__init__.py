@@ -23,6 +23,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from s4node.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from s4node.app.app import AdapterApp, App
     from s4node.app.processing_element import ProcessingElement
@@ -41,20 +43,18 @@ if TYPE_CHECKING:
         TaskContext,
         WindowableTask,
     )
-    from s4node.config.settings import Config
+    from s4node.config.config import Config
     from s4node.errors import S4Error
-    from s4node.events.event import Event, GenericEvent, event_id
+    from s4node.events.event import Event, GenericEvent, created_ms, event_id
     from s4node.events.keys import Key, KeyFinder
     from s4node.net.client.client import Client, ClientStream
     from s4node.net.client.sync_client import SyncClient, SyncStream
-    from s4node.net.egress.outbox import Refusal
+    from s4node.net.egress.refusal import Refusal
     from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
     from s4node.runtime.container.container import Container
     from s4node.runtime.container.lifecycle import ContainerListener
     from s4node.stages.executors import Executor
     from s4node.systems.embedded_log import EmbeddedLog
-
-__version__ = "0.1.0"
 
 __all__ = [
     "App",
@@ -62,6 +62,7 @@ __all__ = [
     "ProcessingElement",
     "Event",
     "GenericEvent",
+    "created_ms",
     "event_id",
     "Key",
     "KeyFinder",
@@ -103,6 +104,7 @@ _HOMES = {
     "ProcessingElement": "app.processing_element",
     "Event": "events.event",
     "GenericEvent": "events.event",
+    "created_ms": "events.event",
     "event_id": "events.event",
     "Key": "events.keys",
     "KeyFinder": "events.keys",
@@ -125,7 +127,7 @@ _HOMES = {
     "ClientStream": "net.client.client",
     "SyncClient": "net.client.sync_client",
     "SyncStream": "net.client.sync_client",
-    "Refusal": "net.egress.outbox",
+    "Refusal": "net.egress.refusal",
     "Oldest": "offsets.startpoint",
     "Upcoming": "offsets.startpoint",
     "Timestamp": "offsets.startpoint",
@@ -133,7 +135,7 @@ _HOMES = {
     "EmbeddedLog": "systems.embedded_log",
     "Container": "runtime.container.container",
     "ContainerListener": "runtime.container.lifecycle",
-    "Config": "config.settings",
+    "Config": "config.config",
     "Executor": "stages.executors",
     "S4Error": "errors",
 }

@@ -1,11 +1,13 @@
 """The loggers of this package, and what their lines look like where nobody has said otherwise.
 
 Rules
-- Where structlog has been configured, by the program or by ``ops.logging``, that holds. A library
-  configures nothing globally.
+- Where structlog has been configured, by the program or by
+  :mod:`s4node.process.log_setup`, that holds. A library configures nothing globally.
 - Where it has not, lines go to stderr, for structlog's own default is stdout, which belongs to what
   a program prints: for people at a terminal, one JSON object a line elsewhere.
 - Which of both is asked for each line, so that a program may configure structlog at any time.
+- A logger is called after the first folder of its module, such as ``s4node.net``. No line of ours
+  shows it; programs whose structlog tells loggers apart by name can choose by it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from structlog.typing import Processor
 
 
-def get_logger(name: str = "") -> Any:
-    """A logger; ``name`` is for programs whose structlog tells its loggers apart by name."""
+def get_logger(name: str) -> Any:
+    """A logger; ``name`` is ``s4node`` and the first folder of the module."""
     return _Logger(name)
 
 
@@ -85,7 +87,7 @@ class _Logger:
     """structlog's logger where that is configured, our own elsewhere."""
 
     def __init__(self, name: str) -> None:
-        self._configured = structlog.get_logger(*([name] if name else []))
+        self._configured = structlog.get_logger(name)
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._configured if structlog.is_configured() else _unconfigured(), method)

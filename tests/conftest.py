@@ -6,12 +6,15 @@ And notes which tests ran: when a session ends, docs/semantics.md is judged by t
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from input_systems import fresh
 from semantics import Outcomes, function_of, read, unproven
 
@@ -19,6 +22,15 @@ from s4node.systems.memory import MemorySystem
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "semantics.md"
+
+# a busy machine must not make a true claim look false
+hypothesis_settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("busy")
+
+# what these find wrong is told as well as what a test does
+pytest.register_assert_rewrite("durable_lives", "net_simulation", "several_containers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,6 +98,14 @@ def _place(argument: str) -> str:
     """The path of a file that was named, as the page has it."""
     path = Path(argument).resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else argument
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_folder() -> Iterator[None]:
+    """Processes of other tests, and those of whoever runs this, are not found."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture(autouse=True)

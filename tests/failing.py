@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from harness import until
 
-from s4node import App, Event, GenericEvent, ProcessingElement
+from s4node import App, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.events.keys import Partitioner
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container.container import Container
@@ -117,3 +117,35 @@ PLACES = {
     "some": lambda n: n % 41 == 7,
     "many in a row": lambda n: 100 <= n < 160,
 }
+
+
+class Store:
+    """Counts clicks by user in its store."""
+
+    made = 0
+
+    def init(self, config: Any, context: Any) -> None:
+        self.counts = context.store("counts")
+        self.context = context
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        click = envelope.message
+        self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
+        collector.send("seen", click)
+        if click.bad:
+            raise ValueError(f"click {click.number} is bad")
+
+
+class Stores(TaskApp):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", key="user", types=Click, system="memory")
+        self.create_output_stream("seen", types=Click)
+        self.create_store("counts", key=str, value=int)
+
+
+def stored(container: Container) -> dict[str, int]:
+    return {
+        user: count
+        for task in container.tasks.values()
+        for user, count in task.processor.context.stores["counts"].all()
+    }

@@ -26,7 +26,7 @@ import pynng
 import pytest
 import trio
 
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import leaves
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
@@ -42,6 +42,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ANY_PORT = "tcp://127.0.0.1:0"
 DEADLINE = 30.0
 """Seconds after which a test has failed; nothing waits for so long where it works."""
+QUICK = {
+    "s4.listener.address": ANY_PORT,
+    "s4.container.restartDelay": "50",
+    "s4.container.pulseTimeout": "2000",
+    "s4.cluster.gatherTimeout": "3000",
+    "task.shutdown.ms": "5000",
+}
+"""Settings of a node of which nothing waits for long."""
 
 
 T = TypeVar("T")
@@ -263,6 +271,12 @@ async def node_process(
     command = ("run", file, "--listen", listen, *arguments)
     async with s4_process(*command, cwd=cwd, ready=ready, limits=limits) as node:
         yield node
+
+
+def children(pid: int) -> list[int]:
+    """The processes that one has started, from whichever of its threads."""
+    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(word) for words in found for word in words]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from s4node.events.keys import crc32
+from s4node.events.keys import crc32m
 from s4node.offsets.producer_offsets import KeptProducer, Producer
 from s4node.offsets.task_claims import ProgressStore
 from s4node.state import epochs
@@ -22,7 +22,7 @@ def kept_positions(app: Path) -> dict[str, dict[str, int]]:
     for folder in sorted(app.glob("tasks/*")):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                found[unquote(folder.name)] = TaskState(database, crc32).positions()
+                found[unquote(folder.name)] = TaskState(database, crc32m).positions()
     return found
 
 
@@ -31,7 +31,7 @@ def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     store = ProgressStore(app)
     folder = task_folder(app, task)
     claim = store.claim(task, "", 0, epochs.highest(folder))
-    state = TaskState(epochs.claim(folder, claim.fence, Database), crc32)
+    state = TaskState(epochs.claim(folder, claim.fence, Database), crc32m)
     state.begin_commit(positions)
     state.write()
     state.end_commit(written=True)
@@ -45,7 +45,7 @@ def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
     for folder in app.glob("tasks/*"):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                for name in (look := Look(TaskState(database, crc32))).elements:
+                for name in (look := Look(TaskState(database, crc32m))).elements:
                     found.update(look.instances(name))
     return found
 
@@ -56,7 +56,7 @@ def kept_rows(app: Path, store: str) -> dict[Any, Any]:
     for folder in app.glob("tasks/*"):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                found.update(Look(TaskState(database, crc32)).store(store))
+                found.update(Look(TaskState(database, crc32m)).store(store))
     return found
 
 
@@ -66,5 +66,5 @@ def kept_producers(app: Path) -> dict[str, dict[Producer, KeptProducer]]:
     for folder in sorted(app.glob("tasks/*")):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                found[unquote(folder.name)] = TaskState(database, crc32).producers()
+                found[unquote(folder.name)] = TaskState(database, crc32m).producers()
     return found

@@ -1,4 +1,4 @@
-"""Pages of docs whose Python blocks, put together, are a file of tests."""
+"""Pages of docs: their Python blocks as a file of tests, and what they say that commands print."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def run_blocks(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment(),
         check=False,
     )
+
+
+def matches(told: list[str], printed: list[str]) -> bool:
+    """A command has printed what was told, where three dots are any text."""
+    patterns = [re.escape(line).replace(r"\.\.\.", ".+") for line in told]
+    return len(printed) == len(told) and all(map(re.fullmatch, patterns, printed))

@@ -25,8 +25,7 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import HandlerTable, Prototype
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import GraphError, KeyFinderError
-from s4node.events.routing import KeyRule, compiled, is_generic
-from s4node.events.schema import EventType
+from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
 from s4node.store_spec import StoreSpec
 
 
@@ -167,9 +166,9 @@ def rule_of(stream: Stream) -> KeyRule | None:
         return None
     generic = is_generic([kind.cls for kind in stream.types])
     rule = KeyRule(stream.key, generic=generic)
-    # a value of any other type may equal a key and would share its instance: True == 1 == 1.0
-    plain = all(_is_plain(kind, name) for kind in stream.types for name in rule.attributes)
-    return rule if plain else KeyRule(stream.key, generic=generic, checked=True)
+    if holds_keys((kind.declaration for kind in stream.types), rule.attributes):
+        return rule
+    return KeyRule(stream.key, generic=generic, checked=True)
 
 
 def finder_of(stream: Stream) -> Callable[[Any], Any]:
@@ -177,14 +176,6 @@ def finder_of(stream: Stream) -> Callable[[Any], Any]:
     rule = rule_of(stream)
     assert rule is not None
     return rule.finder()
-
-
-def _is_plain(kind: EventType, name: str) -> bool:
-    """Whether the event type's field ``name`` holds nothing but keys."""
-    fields = getattr(kind.cls, "__struct_fields__", ())
-    if name not in fields:
-        return False
-    return kind.declaration.fields[fields.index(name)][1] in ("str", "int", "bytes")
 
 
 class TriggerState:
@@ -296,7 +287,7 @@ def compile_plan(
         body.append(f"k = {rule.expression('e')}")
     for number, target in enumerate(stream.targets):
         body += _target_lines(
-            stream, target, number, instances[target.name], triggers.get(target.name), bindings,
+            stream, number, instances[target.name], triggers.get(target.name), bindings,
             touches=target.name in savers,
         )  # fmt: skip
         if target.name in savers:
@@ -311,7 +302,6 @@ def compile_plan(
 
 def _target_lines(
     stream: Stream,
-    target: Prototype,
     number: int,
     home: Instances,
     trigger: TriggerState | None,
@@ -320,6 +310,7 @@ def _target_lines(
     touches: bool,
 ) -> list[str]:
     """Source of one PE's share of the loop body."""
+    target = home.prototype
     instances, handler = f"_i{number}", f"_h{number}"
     bindings[instances] = home
     direct = _only_handler(stream, target.on_event)

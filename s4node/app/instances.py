@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.events.keys import Key, check_key
+from s4node.events.keys import Key, identity
 
 PE = ProcessingElement
 
@@ -70,7 +70,7 @@ class Instances(dict[Any, PE]):
 
     def __missing__(self, key: Key) -> PE:
         prototype = self.prototype
-        checked = check_key(key)
+        checked = identity(key)
         if self.fetch is not None:
             self.fetch()
             if key in self:
@@ -88,7 +88,7 @@ class Instances(dict[Any, PE]):
         """The key's instance where ``on_create`` is async."""
         if key in self:
             return self[key]
-        checked = check_key(key)
+        checked = identity(key)
         if self.fetch is not None:
             self.fetch()
             if key in self:

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import get_annotations
@@ -24,7 +25,7 @@ from msgspec import inspect
 from s4node.app.processing_element import ProcessingElement
 from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, described, is_signal
 from s4node.events.routing import compiled
-from s4node.events.schema import words
+from s4node.events.type_words import words
 
 Fields = tuple[tuple[str, str], ...]
 """The attributes of one version of a class, each with its type in words."""
@@ -194,17 +195,26 @@ class ElementCodec:
 
 def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:
     """The state's attributes with their types; an attribute whose default was changed keeps its."""
-    hints: dict[str, Any] = {}
+    types: dict[str, Any] = dict.fromkeys(cls._state, Any)
+    for base in reversed(cls.__mro__):
+        module = sys.modules.get(base.__module__)
+        for name, kind in get_annotations(base).items() if base is not ProcessingElement else ():
+            if name in types:
+                types[name] = _resolved(cls, name, kind, vars(module) if module else {})
+    return types
+
+
+def _resolved(cls: type, name: str, kind: Any, known: dict[str, Any]) -> Any:
+    """The type of one attribute, whose annotation may be its text."""
+    if not isinstance(kind, str):
+        return kind
     try:
-        for base in reversed(cls.__mro__):
-            if base is not ProcessingElement:
-                hints |= get_annotations(base, eval_str=True)
-    except (NameError, TypeError, AttributeError) as error:
+        return eval(kind, known, {cls.__name__: cls, **vars(cls)})  # noqa: S307  # the author's code
+    except Exception as error:
         raise GraphError(
-            f"PE class {cls.__name__}: the types of its state cannot be resolved ({error}); "
-            f"import them at the top of the module"
+            f"PE class {cls.__name__}: the type {kind!r} of attribute {name} cannot be resolved "
+            f"({described(error)}); define or import it at the top of the module"
         ) from error
-    return {name: hints.get(name, Any) for name in cls._state}
 
 
 def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) -> None:

@@ -5,7 +5,8 @@ Rules
   key's first event. The constructor runs for the prototype only; ``on_create`` for each instance.
 - Annotated attributes with defaults are the state of an instance, and all of it: they become
   slots, which are small and quick, and an attribute that is not declared cannot be set. A mutable
-  default is copied for each instance.
+  default is copied for each instance. What all are to share is annotated as ClassVar: a list, dict
+  or the like without an annotation is refused.
 - What is set on the prototype holds for all its instances: a state attribute's new default, or
   anything else (streams, parameters) as a common value.
 - One instance runs one handler at a time.
@@ -14,19 +15,17 @@ Rules
 from __future__ import annotations
 
 from abc import ABCMeta
+from collections.abc import Awaitable, Callable, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from s4node.app.stream import Stream, Target
 from s4node.errors import GraphError
+from s4node.events.keys import Key
 
-if TYPE_CHECKING:
-    from s4node.app.app import App
-    from s4node.app.instances import Instances
-    from s4node.app.prototype import Prototype
-    from s4node.events.keys import Key
-
-
-_RESERVED = {"_group", "_home", "_mark", "_prototype", "_row", "app", "key", "partition"}
+_RESERVED = {
+    "_group", "_home", "_mark", "_prototype", "_row", "_state", "app", "key", "partition"
+}  # fmt: skip
 
 
 class ElementType(ABCMeta):
@@ -43,7 +42,7 @@ class ElementType(ABCMeta):
         own = {
             attribute: namespace.pop(attribute)
             for attribute, kind in _annotations(namespace).items()
-            if attribute in namespace and "ClassVar" not in str(kind)
+            if attribute in namespace and not _is_class_variable(kind)
         }
         changed = [n for n in inherited if n in namespace and _is_default(namespace[n])]
         own |= {attribute: namespace.pop(attribute) for attribute in changed}
@@ -74,7 +73,17 @@ def _is_default(value: Any) -> bool:
     return not isinstance(value, (property, staticmethod, classmethod, FunctionType))
 
 
-def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:
+def _is_class_variable(kind: Any) -> bool:
+    return "ClassVar" in str(kind)
+
+
+def class_variables(cls: type) -> set[str]:
+    """The names that the class or a base annotates as ClassVar."""
+    annotated = [item for base in cls.__mro__ for item in _annotations(vars(base)).items()]
+    return {name for name, kind in annotated if _is_class_variable(kind)}
+
+
+def _annotations(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """The annotations in a class body; from Python 3.14 on they are computed on demand."""
     if "__annotations__" in namespace or "__annotate_func__" not in namespace:
         return dict(namespace.get("__annotations__", {}))
@@ -85,6 +94,45 @@ def _annotations(namespace: dict[str, Any]) -> dict[str, Any]:
         return {}
     form = annotationlib.Format.FORWARDREF
     return dict(annotationlib.call_annotate_function(annotate, form))
+
+
+class AppFacts(Protocol):
+    """What a PE knows of its app without knowing the app's class; see :class:`s4node.App`."""
+
+    name: str
+    parameters: Mapping[str, str]
+    partitions: int
+    clock: Callable[[], float]
+    streams: dict[str, Stream]
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Run an async function beside the app until it ends or the app stops."""
+        ...
+
+
+class PrototypeOptions(Target, Protocol):
+    """A prototype as its PE knows it."""
+
+    app: AppFacts
+
+    def set_trigger(self, event_type: type, events: int, seconds: float) -> None: ...
+    def set_timer_interval(self, seconds: float) -> None: ...
+    def set_singleton(self, singleton: bool) -> None: ...
+    def set_cache(self, max_size: int, idle_seconds: float) -> None: ...
+
+
+class Home(Protocol):
+    """The map that an instance lives in."""
+
+    partition: int
+
+    def get(self, key: Any, /) -> ProcessingElement | None:
+        """The key's instance, if it is there."""
+        ...
+
+    def remove(self, instance: ProcessingElement) -> None:
+        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
+        ...
 
 
 class ProcessingElement(metaclass=ElementType):
@@ -114,14 +162,14 @@ class ProcessingElement(metaclass=ElementType):
         "None in a prototype and in a singleton.",
     }
 
-    _prototype: ClassVar[Prototype]
+    _prototype: ClassVar[PrototypeOptions]
 
-    app: ClassVar[App]
+    app: ClassVar[AppFacts]
     """The app that this PE belongs to."""
 
     key: Key | None
 
-    _home: Instances
+    _home: Home
     _mark: object  # when it was touched last, where it is saved,
     _row: bytes  # and where that is, once it was,
     _group: list[ProcessingElement]  # and where it is noted for the next commit

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
-from s4node.app.processing_element import ElementType, ProcessingElement
+from s4node.app.processing_element import (
+    AppFacts,
+    ElementType,
+    Home,
+    ProcessingElement,
+    PrototypeOptions,
+    class_variables,
+)
 from s4node.errors import GraphError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.routing import compiled
-
-if TYPE_CHECKING:
-    from s4node.app.app import App
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
@@ -80,7 +85,8 @@ class HandlerTable(dict[type, Handler]):
 class Prototype:
     """The bound class of one PE: the user's class with the app and the configuration on it."""
 
-    def __init__(self, cls: type[ProcessingElement], app: App, name: str) -> None:
+    def __init__(self, cls: type[ProcessingElement], app: AppFacts, name: str) -> None:
+        _check_shared(cls)
         self.name = name
         self.app = app
         self.singleton = False
@@ -97,16 +103,17 @@ class Prototype:
         self.cls = self._bound(cls, ())
         # a base outside of this house may have brought a dict along
         self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
-        self.make: Callable[[Any, Any], ProcessingElement] = _not_started
+        self.make: Callable[[Any, Home | None], ProcessingElement] = _not_started
         """``make(key, home)`` is a new instance; its ``on_create`` is the caller's business."""
 
     def _bound(self, cls: type[P], slots: tuple[str, ...]) -> type[P]:
+        options: PrototypeOptions = self  # so that it is checked to be one: the body is untyped
         body = {
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
             "__slots__": slots,
-            "_prototype": self,
+            "_prototype": options,
             "app": self.app,
         }
         return ElementType(cls.__name__, (cls,), body)  # type: ignore[return-value]
@@ -116,9 +123,19 @@ class Prototype:
         element = self._element_cls.__new__(self._element_cls)
         element.key = None
         for name, value in self.cls._state.items():
-            setattr(element, name, copy.deepcopy(value))
+            setattr(element, name, self._copied(name, value))
         element.__init__(*arguments, **named)  # type: ignore[misc]
         return element
+
+    def _copied(self, attribute: str, value: Any) -> Any:
+        try:
+            return copy.deepcopy(value)
+        except Exception as error:
+            raise GraphError(
+                f"{self.name}: the default of {attribute!r} cannot be copied for each key "
+                f"({type(error).__name__}: {error}); make the default None and set it in "
+                f"on_create, or annotate it as ClassVar for one that all keys share"
+            ) from error
 
     @property
     def is_async(self) -> bool:
@@ -153,7 +170,9 @@ class Prototype:
         self._check_not_started()
         if not isinstance(event_type, type):
             raise GraphError(f"{self.name}: a trigger is for an event type, not {event_type!r}")
-        if events <= 0 and seconds <= 0:
+        self._check_number("set_trigger", "events", events, whole=True)
+        self._check_number("set_trigger", "seconds", seconds)
+        if not (events or seconds):
             raise GraphError(f"{self.name}: a trigger needs events > 0 or seconds > 0")
         if not self.on_trigger.declared:
             raise GraphError(f"{self.name}: a trigger is set but there is no on_trigger method")
@@ -162,8 +181,7 @@ class Prototype:
     def set_timer_interval(self, seconds: float) -> None:
         """See ProcessingElement.set_timer_interval."""
         self._check_not_started()
-        if seconds < 0:
-            raise GraphError(f"{self.name}: the timer interval is {seconds}; give seconds >= 0")
+        self._check_number("set_timer_interval", "seconds", seconds)
         if self.on_time is None:
             raise GraphError(f"{self.name}: a timer is set but there is no on_time method")
         self.timer_interval = seconds
@@ -171,12 +189,16 @@ class Prototype:
     def set_singleton(self, singleton: bool) -> None:
         """See ProcessingElement.set_singleton."""
         self._check_not_started()
+        if not isinstance(singleton, bool):
+            raise GraphError(f"{self.name}: set_singleton takes True or False, not {singleton!r}")
         self.singleton = singleton
 
     def set_cache(self, max_size: int, idle_seconds: float) -> None:
         """See ProcessingElement.set_pe_cache."""
         self._check_not_started()
-        if max_size < 0 or idle_seconds < 0 or not (max_size or idle_seconds):
+        self._check_number("set_pe_cache", "max_size", max_size, whole=True)
+        self._check_number("set_pe_cache", "idle_seconds", idle_seconds)
+        if not (max_size or idle_seconds):
             raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
@@ -186,7 +208,11 @@ class Prototype:
             # a function set as a value is not a method
             setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
         state = {name: getattr(element, name) for name in self.cls._state}
-        copied = {n: value for n, value in state.items() if not isinstance(value, _IMMUTABLE)}
+        copied = {
+            name: self._copied(name, value)  # once here, where it can still be refused
+            for name, value in state.items()
+            if not isinstance(value, _IMMUTABLE)
+        }
         lines = [
             "def make(key, home):",
             "    i = new(cls)",
@@ -200,11 +226,38 @@ class Prototype:
         self.make = compiled("make", [*lines, "    return i"], bindings)
         self.started = True
 
+    def _check_number(self, method: str, name: str, value: object, *, whole: bool = False) -> None:
+        kinds = (int,) if whole else (int, float)
+        right = isinstance(value, kinds) and not isinstance(value, bool)
+        if not right or not 0 <= value < math.inf:  # type: ignore[operator]
+            kind = "a whole number" if whole else "a number"
+            raise GraphError(
+                f"{self.name}: {method}({name}={value!r}); give {kind} that is 0 or more"
+            )
+
     def _check_not_started(self) -> None:
         if self.started:
             raise GraphError(
                 f"{self.name} is configured after the app has started; do it in on_init"
             )
+
+
+def _check_shared(cls: type) -> None:
+    """Refuse containers in the class that all keys would share without the author's saying so.
+
+    As in a dataclass, what cannot be hashed is taken to be one.
+    """
+    meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
+    found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
+    for name, (base, value) in found.items():
+        if type(value).__hash__ is not None or name in meant or name.startswith("__"):
+            continue
+        kind, origin = type(value).__name__, "" if base is cls else f" of its base {base.__name__}"
+        raise GraphError(
+            f"PE class {cls.__name__}: all keys would share {name!r}, a {kind}{origin}; annotate "
+            f"it in {cls.__name__}: '{name}: {kind} = ...' for a copy for each key, "
+            f"'{name}: ClassVar[{kind}]' for one that all keys share"
+        )
 
 
 def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:

@@ -12,35 +12,59 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from contextvars import ContextVar, Token
+from typing import Any, Protocol, Self
 
 from s4node.errors import EventError, GraphError, S4Error
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.events.schema import EventType
 
-if TYPE_CHECKING:
-    from s4node.app.prototype import Prototype
-
 emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
 """What the running task has put on each stream since its last batch, by the stream's index."""
+
+
+def begin_put(put: list[list[Any]]) -> Token[list[list[Any]]]:
+    """What runs from now on puts on these lists, by the stream's index, up to ``end_put``."""
+    return emitted.set(put.copy())
+
+
+def end_put(token: Token[list[list[Any]]]) -> None:
+    """It has ended: what it has left running cannot put any more, for nobody would notice."""
+    emitted.get().clear()
+    emitted.reset(token)
 
 
 class Carrier(Protocol):
     """Takes events that come from outside of any handler."""
 
-    async def send(self, events: Sequence[Any]) -> None:
-        """Take the events as soon as there is room."""
+    async def send(self, events: Sequence[Any]) -> int:
+        """Take the events as soon as there is room; returns how many were dropped."""
         ...
 
-    def send_nowait(self, events: Sequence[Any]) -> None:
-        """Take the events; raise WouldBlock, and take none, if there is no room."""
+    def send_nowait(self, events: Sequence[Any]) -> int:
+        """As send; raise WouldBlock, and take none, if there is no room."""
         ...
 
     @property
     def pressure(self) -> float:
         """How full the way out is: 0 is empty, 1 and more means that senders wait."""
+        ...
+
+
+class Target(Protocol):
+    """A PE that a stream leads to."""
+
+    name: str
+    singleton: bool
+
+    @property
+    def is_async(self) -> bool:
+        """Whether anything that runs for an event is ``async``."""
+        ...
+
+    def event_types(self) -> tuple[type, ...]:
+        """The concrete event types that the handlers name."""
         ...
 
 
@@ -57,7 +81,7 @@ class Stream:
         self,
         name: str,
         index: int,
-        targets: Sequence[Prototype] = (),
+        targets: Sequence[Target] = (),
         *,
         key: KeySpec | None = None,
         types: Sequence[type] = (),
@@ -78,6 +102,10 @@ class Stream:
     def _default_types(self) -> tuple[type, ...]:
         return (GenericEvent,)
 
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Itself: an instance's copy of a default that holds a stream puts on the same one."""
+        return self
+
     @property
     def types(self) -> tuple[EventType, ...]:
         """The event types that the stream carries."""
@@ -90,7 +118,7 @@ class Stream:
         run in threads, which helps handlers that wait and not those that compute. It takes a key,
         and PEs that are no singletons. The setting ``s4.stream.parallelism`` wins over it.
         """
-        if not isinstance(handlers, int) or handlers < 1:
+        if type(handlers) is not int or handlers < 1:
             raise GraphError(
                 f"stream {self.name!r}: a parallelism of {handlers!r} is no whole number from 1 on"
             )
@@ -107,7 +135,8 @@ class Stream:
             emitted.get()[self._index].append(event)
         except LookupError:
             raise S4Error(
-                f"put() on stream {self.name!r} outside of a handler; use 'await stream.send()'"
+                f"put() on stream {self.name!r} outside of a handler, or after its end; await in "
+                f"the handler what puts, or use 'await stream.send()'"
             ) from None
 
     def put_into(self, put: list[list[Any]], event: Any) -> None:
@@ -116,21 +145,25 @@ class Stream:
             self._check(event)
         put[self._index].append(event)
 
-    async def send(self, event: Any) -> None:
+    async def send(self, event: Any) -> int:
         """Send an event from a source, waiting while the stream is full.
 
-        Raises EventError for a type that the stream does not carry, S4Error before the app has
-        started; so do send_many and send_nowait.
+        Returns how many events were dropped, for at least one consumer: 0, or 1 where the stage by
+        which it leaves sheds and is full. Raises EventError for a type that the stream does not
+        carry, S4Error before the app has started. So do send_many and send_nowait.
         """
-        await self.send_many((event,))
+        return await self.send_many((event,))
 
-    async def send_many(self, events: Iterable[Any]) -> None:
-        """Send events from a source, in order, waiting while the stream is full."""
-        await self._carrier().send(self._checked(events))
+    async def send_many(self, events: Iterable[Any]) -> int:
+        """Send events from a source, in order, waiting while the stream is full.
 
-    def send_nowait(self, event: Any) -> None:
+        Where the stage sheds, the newest of them are dropped.
+        """
+        return await self._carrier().send(self._checked(events))
+
+    def send_nowait(self, event: Any) -> int:
         """As send, but raises WouldBlock where send would wait."""
-        self._carrier().send_nowait(self._checked((event,)))
+        return self._carrier().send_nowait(self._checked((event,)))
 
     @property
     def pressure(self) -> float:

@@ -17,10 +17,10 @@ import trio
 
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.bench.result import Result
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner, hasher_named
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
@@ -48,7 +48,7 @@ class Requests(MemorySystem):
 def _requests(events: int) -> list[list[Request]]:
     """The requests of each partition, always the same, as many and of its own users."""
     draw = random.Random(events)  # noqa: S311 - nothing is secret here
-    home = Partitioner(TASKS, hasher_named("crc32")).partition_of
+    home = Partitioner(TASKS, hasher_named("crc32m")).partition_of
     users: list[list[int]] = [[] for _ in range(TASKS)]
     for user in range(KEYS):
         users[home(user)].append(user)
@@ -87,7 +87,7 @@ class Calls(TaskApp):
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each number outstanding and order."""
-    logging.configure("warning", "auto")
+    log_setup.configure("warning", "auto")
     seconds = 1.5 if quick else 12.0
     results = []
     for order in ("arrival", "key"):

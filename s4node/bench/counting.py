@@ -19,8 +19,8 @@ import trio
 from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.process import usage
-from s4node.config.settings import Config
-from s4node.events.keys import crc32
+from s4node.config.config import Config
+from s4node.events.keys import crc32m
 from s4node.net.client.client import Client
 from s4node.process.serve import tune_gc
 from s4node.runtime.commit.committer import folder_of
@@ -139,8 +139,8 @@ class Pauses:
         self._skip = skip
         self._known = 0
         self._at = 0.0
-        self._after_turn = container.loop._after_turn
-        container.loop._after_turn = self._watch
+        self._after_turn = container.parts.loop._after_turn
+        container.parts.loop._after_turn = self._watch
 
     @property
     def longest(self) -> float:
@@ -175,7 +175,7 @@ def kept_counts(folder: Path) -> tuple[int, int]:
     keys = events = 0
     for task in (folder_of(str(folder), "default", NAME) / "tasks").iterdir():
         with epochs.copied(task) as database:
-            for _, saved in Look(TaskState(database, crc32)).instances("Tally"):
+            for _, saved in Look(TaskState(database, crc32m)).instances("Tally"):
                 keys += 1
                 events += saved["count"]
     return keys, events

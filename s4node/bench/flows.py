@@ -23,7 +23,7 @@ from s4node.bench.process import usage
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner
 from s4node.process.serve import tune_gc

@@ -41,7 +41,7 @@ class _Batch(InputBatch):
     def __init__(self, ssp: SystemStreamPartition, first: int, size: int, keys: int) -> None:
         super().__init__(ssp, first, size, size * 32, FIRST_TS)
         self._keys = keys
-        self.routing = "crc32:key"
+        self.routing = "crc32m:key"
 
     def load(self) -> None:
         """Make the events."""

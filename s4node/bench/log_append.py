@@ -25,10 +25,10 @@ from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.cluster.node.redirector import Door
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
-from s4node.log import partition
 from s4node.log.host import WINDOW, LogHost
+from s4node.log.partition_database import create_database
 from s4node.log.writer import GROUP_BYTES
 from s4node.net.client.client import Client
 from s4node.systems.embedded_log import EmbeddedLog
@@ -202,7 +202,7 @@ def appending(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
 def bare_inserts(task: dict[str, Any], say: Callable[..., None]) -> None:
     """Inserts rows of one size, for so many seconds."""
     path = Path(task["folder"]) / "0000.sqlite"
-    partition.create(path, "bare", 0)
+    create_database(path, "bare", 0)
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     sync = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}[settings.LOG_SYNC.default]

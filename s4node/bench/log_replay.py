@@ -20,7 +20,7 @@ from s4node.bench import workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.cluster.node.redirector import Door
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container

@@ -16,7 +16,7 @@ import trio.lowlevel
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.bench.result import Result, middle
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
@@ -25,8 +25,9 @@ from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import EventLoop
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.stream_task_processor import StreamCollector, processor_of
+from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
+from s4node.runtime.task.task_context import StreamCollector
 
 BATCH = 2048
 

@@ -16,7 +16,7 @@ from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.bench.process import Role, resident_mb, usage
 from s4node.bench.result import Result
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
 from s4node.process.serve import tune_gc

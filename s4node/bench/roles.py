@@ -26,10 +26,10 @@ from s4node.bench import (
     workload,
 )
 from s4node.bench.process import resident_mb, usage
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.net.client.client import Client
 from s4node.net.client.sync_client import SyncClient
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container
 
@@ -351,5 +351,5 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 if __name__ == "__main__":
-    logging.configure("warning", "auto")
+    log_setup.configure("warning", "auto")
     ROLES[sys.argv[1]](listen())

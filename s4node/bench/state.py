@@ -28,13 +28,12 @@ from s4node.bench.counting import Pauses
 from s4node.bench.generated import key_of
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.config.settings import Config
-from s4node.events.keys import KEY_GROUPS, crc32
+from s4node.config.config import Config
+from s4node.events.keys import KEY_GROUPS, crc32m
 from s4node.process.serve import tune_gc
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.container import Container
-from s4node.state import epochs
-from s4node.state import key_encoding as ordered
+from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import prefix
 from s4node.state.task_state import TaskState
@@ -115,9 +114,9 @@ def _sampled(folder: Path, keys: int, drawn: int) -> bool:
     )
     (task,) = (folder_of(str(folder), "default", NAME) / "tasks").iterdir()
     with epochs.copied(task) as database:
-        table = TaskState(database, crc32).table("pe Tally")
+        table = TaskState(database, crc32m).table("pe Tally")
         found = database.get_many(
-            [prefix(crc32(key) % KEY_GROUPS, table) + ordered.encode(key) for key in truth]
+            [prefix(crc32m(key) % KEY_GROUPS, table) + key_encoding.encode(key) for key in truth]
         )
     counts = [None if row is None else msgspec.msgpack.decode(row)[1] for row in found]
     return counts == list(truth.values())
@@ -203,7 +202,7 @@ class _Bare(_Side):
 
 class _Store(_Side):
     def __init__(self, folder: Path) -> None:
-        self._state = TaskState(Database(folder / "store"), crc32)
+        self._state = TaskState(Database(folder / "store"), crc32m)
         self._store = self._state.store(StoreSpec("numbers", str, int))
 
     def put_all(self, keys: list[str]) -> None:

@@ -23,7 +23,7 @@ import trio
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.bench.process import usage
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.schema import EventType
 from s4node.net.client.client import Client

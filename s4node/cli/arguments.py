@@ -71,31 +71,31 @@ def setting_options(
 ) -> None:
     """Property files and single settings, which are called so in the help."""
     parser.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help=f"{file}; later ones win")  # fmt: skip
-    setting_option(parser, setting)
-
-
-def setting_option(parser: argparse.ArgumentParser, setting: str = "one setting") -> None:
-    """Single settings."""
+                        help=f"{file}; may come several times, later ones win")  # fmt: skip
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
                         help=f"{setting}; wins over files")  # fmt: skip
 
 
-def cluster_option(parser: argparse.ArgumentParser) -> None:
+def cluster_option(parser: argparse.ArgumentParser, default: str = "default") -> None:
     """Which cluster it is about."""
-    parser.add_argument("--cluster", metavar="CLUSTER", help="(default: default)")
+    parser.add_argument("--cluster", metavar="CLUSTER", help=f"(default: {default})")
 
 
-def folder_option(parser: argparse.ArgumentParser) -> None:
+def folder_option(parser: argparse.ArgumentParser, default: str = "~/.s4node") -> None:
     """Where that cluster's coordination is."""
     parser.add_argument("--folder", type=text, metavar="FOLDER",
-                        help="where the nodes find each other (default ~/.s4node)")  # fmt: skip
+                        help=f"where the nodes find each other (default: {default})")  # fmt: skip
 
 
-def to_option(parser: argparse.ArgumentParser, what: str = "") -> None:
-    """The address of a node, which is ``what``."""
-    parser.add_argument("--to", default=DEFAULT_ADDRESS, metavar="ADDRESS",
-                        help=f"{what} (default %(default)s)".strip())  # fmt: skip
+def to_option(
+    parser: argparse.ArgumentParser, what: str, default: str, *, several: bool = True
+) -> None:
+    """The address of a node, which is ``what``; without one, ``default`` is meant. With ``several``
+    it is a list."""
+    more = "; may come several times, and any of the nodes may be down" if several else ""
+    parser.add_argument("--to", metavar="ADDRESS", action="append" if several else "store",
+                        help=f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
+                        )  # fmt: skip
 
 
 def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from s4node.cli.job import Job, Where, find_job, tell_damaged, tell_older
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.schema import UNREADABLE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard

@@ -20,7 +20,7 @@ from s4node.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from s4node.config.settings import Config
+    from s4node.config.config import Config
 
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
     Load = Callable[..., Config]  # makes it of property files and settings
@@ -48,10 +48,10 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
 
     apps = command(
         commands, "apps", partial(_apps, load),
-        "list the apps that are deployed to a cluster",
-        "s4 apps --cluster flights",
+        "list the apps that run, or are deployed to a cluster",
+        "s4 apps",
     )  # fmt: skip
-    _cluster_options(apps)
+    _seen_options(apps)
     apps.add_argument("--json", action="store_true", help="print a JSON list")
 
     undeploy = command(
@@ -63,21 +63,24 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
         "app", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
     )
     _cluster_options(undeploy)
+    setting_options(undeploy)
 
     status = command(
         commands, "status", partial(_status, load),
-        "show a cluster: nodes, apps, containers, stages",
+        "show what runs: nodes, apps, containers, stages",
         "s4 status --cluster flights",
     )  # fmt: skip
-    _cluster_options(status)
-    status.add_argument("--json", action="store_true", help="print a JSON object")
+    _seen_options(status)
+    status.add_argument(
+        "--json", action="store_true", help="print a JSON list, an object a cluster"
+    )
 
     top = command(
         commands, "top", partial(_top, load),
-        "show a cluster live: depth, rate and waiting time of each stage",
+        "show what runs, live: depth, rate and waiting time of each stage",
         "s4 top --cluster flights",
     )  # fmt: skip
-    _cluster_options(top)
+    _seen_options(top)
     top.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS",
                      help="(default %(default)g)")  # fmt: skip
     top.add_argument("--count", type=count, metavar="N", help="end after N times")
@@ -86,6 +89,12 @@ def cluster_commands(commands: Parsers, load: Load) -> None:
 def _cluster_options(parser: argparse.ArgumentParser) -> None:
     cluster_option(parser)
     folder_option(parser)
+
+
+def _seen_options(parser: argparse.ArgumentParser) -> None:
+    cluster_option(parser, "all")
+    folder_option(parser, "~/.s4node, and all that runs here of this user")
+    setting_options(parser)
 
 
 # -- what they do ---------------------------------------------------------------------------------
@@ -97,7 +106,8 @@ def _deploy(load: Load, parsed: argparse.Namespace) -> int:
     import trio
 
     from s4node.cluster.node.admin import NodeRefused
-    from s4node.config.settings import CLUSTER_PARTITIONS, COMMAND_LINE, LISTENER_ADDRESS
+    from s4node.config.config import COMMAND_LINE
+    from s4node.config.settings import CLUSTER_PARTITIONS, LISTENER_ADDRESS
     from s4node.deploy.deploy import OWN_KEYS, deploy, tell
     from s4node.deploy.pack import pack
 
@@ -168,4 +178,9 @@ def _top(load: Load, parsed: argparse.Namespace) -> int:
 
 
 def _cluster_config(load: Load, parsed: argparse.Namespace) -> Config:
-    return load((), (), s4_cluster_name=parsed.cluster, s4_coordination_folder=parsed.folder)
+    return load(
+        parsed.config,
+        parsed.settings,
+        s4_cluster_name=parsed.cluster,
+        s4_coordination_folder=parsed.folder,
+    )

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s4node.cli.arguments import command, group, setting_option
+from s4node.cli.arguments import command, group, setting_options
 from s4node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,21 +20,19 @@ def config_commands(
     """``s4 config``, and what comes behind it."""
     actions = group(
         commands, "config", "show or check the configuration",
-        "s4 config check config/flights.properties",
+        "s4 config check --config config/flights.properties",
     )  # fmt: skip
     show = command(
         actions, "show", partial(_show, load),
         "print the settings in force, and who set those that are not defaults",
-        "s4 config show config/flights.properties -p s4.hasher=s4",
+        "s4 config show --config config/flights.properties -p s4.hasher=s4",
     )  # fmt: skip
     check = command(
         actions, "check", partial(_check, load), "report all mistakes, and nothing else",
-        "s4 config check config/flights.properties",
+        "s4 config check --config config/flights.properties",
     )  # fmt: skip
     for action in (show, check):
-        action.add_argument("files", nargs="*", metavar="FILE",
-                            help="property files, later ones win")  # fmt: skip
-        setting_option(action)
+        setting_options(action)
     show.add_argument("--json", action="store_true", help="print a JSON list")
     check.add_argument("--json", action="store_true",
                        help="print the mistakes as a JSON list, empty where there are "
@@ -48,7 +46,7 @@ def config_commands(
 def _show(load: Load, parsed: argparse.Namespace) -> int:
     import json
 
-    entries = list(load(parsed.files, parsed.settings).items())
+    entries = list(load(parsed.config, parsed.settings).items())
     if parsed.json:
         print(json.dumps([
             {"key": e.name, "value": e.text, "origin": e.origin} for e in entries
@@ -67,16 +65,18 @@ def _check(load: Load, parsed: argparse.Namespace) -> int:
 
     from s4node.config.properties import Problem
 
-    if not (parsed.files or parsed.settings):
-        raise ConfigError("nothing to check; name a property file, or settings with -p")
+    if not (parsed.config or parsed.settings):
+        raise ConfigError(
+            "nothing to check; name a property file with --config, or settings with -p"
+        )
     try:
-        load(parsed.files, parsed.settings)
+        load(parsed.config, parsed.settings)
     except ConfigError as error:
         if parsed.json:
             problems = [asdict(each) for each in error.problems if isinstance(each, Problem)]
             print(json.dumps(problems))
         raise
-    files = "1 file" if len(parsed.files) == 1 else f"{len(parsed.files)} files"
+    files = "1 file" if len(parsed.config) == 1 else f"{len(parsed.config)} files"
     print(f"{files}, no mistakes", file=sys.stderr)
     if parsed.json:
         print("[]")
@@ -84,7 +84,7 @@ def _check(load: Load, parsed: argparse.Namespace) -> int:
 
 
 def _default(_: argparse.Namespace) -> int:
-    from s4node.config.settings import render
+    from s4node.config.render import render
 
     print(render(), end="")
     return 0

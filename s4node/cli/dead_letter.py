@@ -24,7 +24,7 @@ import trio
 
 from s4node.cli.job import find_job
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError, S4Error, on_one_line
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.schema import (
@@ -154,7 +154,13 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
 
 
 def replay(
-    target: str, ids: Sequence[str], config: Config, address: str, *, stream: str, as_json: bool
+    target: str,
+    ids: Sequence[str],
+    config: Config,
+    addresses: Sequence[str],
+    *,
+    stream: str,
+    as_json: bool,
 ) -> int:
     """Send the events of letters again; returns the exit status."""
 
@@ -166,7 +172,7 @@ def replay(
             try:
                 if one.is_own(cluster):
                     raise _Not("its event was put by the app itself; send again what has led to it")
-                sent["sent" if await _send_again(one, systems, address) else "sent before"] += 1
+                sent["sent" if await _send_again(one, systems, addresses) else "sent before"] += 1
             except (_Not, S4Error) as error:
                 sent["not sent"] += 1
                 print(f"{one.id}: {on_one_line(str(error))}", file=sys.stderr)
@@ -187,7 +193,7 @@ class _Not(Exception):  # noqa: N818 - it is not an error of ours
     """Why an event cannot be sent again."""
 
 
-async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
+async def _send_again(one: Letter, systems: Systems, addresses: Sequence[str]) -> bool:
     """Whether the event was not sent again before."""
     letter, declared = one.letter, one.declaration
     if declared is None:
@@ -195,7 +201,7 @@ async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
     name = f"replay of {letter.get('app', '')} {letter.get('task', '')} {letter.origin}"
     name += f":{letter.offset}"
     if letter.system == LIVE:
-        return await _send_live(one, name, address)
+        return await _send_live(one, name, addresses)
     system = systems[letter.system]
     if not isinstance(system, EmbeddedLog):
         raise _Not(f"system {letter.system!r} is no log")
@@ -207,10 +213,10 @@ async def _send_again(one: Letter, systems: Systems, address: str) -> bool:
     return await system.append_encoded(letter.stream, letter.partition, encoded, name)
 
 
-async def _send_live(one: Letter, name: str, address: str) -> bool:
+async def _send_live(one: Letter, name: str, addresses: Sequence[str]) -> bool:
     if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
         name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
-    async with Client(address, producer=name) as client:
+    async with Client(addresses, producer=name) as client:
         stream = await client.stream(one.letter.stream)
         for partition in range(stream.partitions):
             if await stream.resume_at(partition):

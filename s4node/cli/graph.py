@@ -14,7 +14,7 @@ from s4node.cli.render.diagram import diagram_of
 from s4node.cli.render.mermaid import mermaid
 from s4node.cli.render.picture import picture
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.runtime.container.hooks import declare
 
 _WIDTH = 100

@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import trio
 
+from s4node.cli.running_apps import runs_here
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.config.paths import is_file, is_folder, looking
-from s4node.config.settings import Config
 from s4node.deploy.load_app import load_app
 from s4node.errors import ConfigError, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
@@ -36,7 +37,7 @@ from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.state.job import Progress, kept_by, safe_name, task_of
-from s4node.state.remote_backup import Depot, depot_of
+from s4node.state.remote_job import Depot, depot_of
 from s4node.state.task_state import TaskState
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
@@ -219,6 +220,11 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     if is_name(target) and safe_name(target) in known:
         folder = home / safe_name(target)
         return _job(target, folder, (), depot_of(config, folder) if shipped else None)
+    if runs_here(target, config):
+        raise ConfigError(
+            f"app {target!r} of cluster {cluster!r} runs, and keeps nothing: its inputs are live "
+            f"streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state"
+        )
     if not (target.endswith(".py") or ":" in target or "." in target):
         raise ConfigError(
             f"no app {target!r} of cluster {cluster!r} keeps anything in {places}; there are: "

@@ -19,7 +19,7 @@ from s4node.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from s4node.config.settings import Config
+    from s4node.config.config import Config
     from s4node.offsets.startpoint import Startpoint
 
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -162,7 +162,9 @@ def dead_letter_commands(commands: Parsers, load: Load) -> None:
     )  # fmt: skip
     _app(replay)
     replay.add_argument("ids", metavar="ID", nargs="*", help="as list shows it (default: all)")
-    to_option(replay, "where the app listens, for events of live streams")
+    to_option(
+        replay, "where the app listens, for events of live streams", "that of the running app"
+    )
     for action in (list_, replay):
         action.add_argument("--stream", metavar="STREAM", default="", help="those that came from "
                             "it, such as log.clicks")  # fmt: skip
@@ -195,8 +197,11 @@ def _options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
 
 
 def _configured(load: Load, parsed: argparse.Namespace) -> Config:
+    from s4node.cli.running_apps import config_of
+
     files: Sequence[str] = parsed.config
-    return load(files, parsed.settings, s4_cluster_name=parsed.cluster)
+    config = load(files, parsed.settings, s4_cluster_name=parsed.cluster)
+    return config_of(parsed.app, config)
 
 
 # -- what they do ---------------------------------------------------------------------------------
@@ -321,12 +326,13 @@ def _show_letters(load: Load, parsed: argparse.Namespace) -> int:
 
 def _replay_letters(load: Load, parsed: argparse.Namespace) -> int:
     from s4node.cli import dead_letter
+    from s4node.cli.running_apps import addresses_of_app
 
     return dead_letter.replay(
         parsed.app,
         parsed.ids,
         _configured(load, parsed),
-        parsed.to,
+        parsed.to or addresses_of_app(parsed.app),
         stream=parsed.stream,
         as_json=parsed.json,
     )

@@ -22,7 +22,7 @@ from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
 from s4node.errors import S4Error, StartpointError
 from s4node.net.client.client import Client
-from s4node.offsets.startpoint import Specific, Startpoint
+from s4node.offsets.startpoint import Specific, Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
 from s4node.process.serve import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
@@ -133,7 +133,7 @@ def tail(
             Client(address, timeout=timeout) as client,
             client.subscribe(stream, start=where) as events,
         ):
-            if sys.stderr.isatty():
+            if sys.stderr.isatty() or isinstance(start, Upcoming):  # what comes before is missed
                 print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
             await print_events(events, count, with_place=as_json)
         return 0

@@ -97,8 +97,14 @@ def log_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     trim.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
 
     for action in (create, append, tail, describe, trim):
-        to_option(action, "where the log's node listens")
+        to_option(action, "where the log's node listens", "that of your running log", several=False)
         timeout_option(action, "the node's answers")
+
+
+def _address(parsed: argparse.Namespace) -> str:
+    from s4node.cli.running_apps import address_of_log
+
+    return parsed.to or address_of_log()
 
 
 def _log_create(parsed: argparse.Namespace) -> int:
@@ -106,7 +112,7 @@ def _log_create(parsed: argparse.Namespace) -> int:
 
     return log.create(
         parsed.stream,
-        parsed.to,
+        _address(parsed),
         parsed.timeout,
         partitions=parsed.partitions,
         key=parsed.key,
@@ -120,7 +126,7 @@ def _log_append(parsed: argparse.Namespace) -> int:
     from s4node.cli import log
 
     return log.append(
-        parsed.stream, parsed.to, parsed.type, parsed.timeout, as_json=parsed.json
+        parsed.stream, _address(parsed), parsed.type, parsed.timeout, as_json=parsed.json
     )  # fmt: skip
 
 
@@ -129,7 +135,7 @@ def _log_tail(parsed: argparse.Namespace) -> int:
 
     return log.tail(
         parsed.stream,
-        parsed.to,
+        _address(parsed),
         parsed.timeout,
         start=parsed.start,
         partition=parsed.partition,
@@ -141,7 +147,7 @@ def _log_tail(parsed: argparse.Namespace) -> int:
 def _log_describe(parsed: argparse.Namespace) -> int:
     from s4node.cli import log
 
-    return log.describe(parsed.stream, parsed.to, parsed.timeout, as_json=parsed.json)
+    return log.describe(parsed.stream, _address(parsed), parsed.timeout, as_json=parsed.json)
 
 
 def _log_trim(parsed: argparse.Namespace) -> int:
@@ -149,7 +155,7 @@ def _log_trim(parsed: argparse.Namespace) -> int:
 
     return log.trim(
         parsed.stream,
-        parsed.to,
+        _address(parsed),
         parsed.timeout,
         partition=parsed.partition,
         offset=parsed.to_offset,

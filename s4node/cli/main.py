@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from s4node import __version__
 from s4node.cli.arguments import (
     DEFAULT_ADDRESS,
     command,
@@ -42,9 +41,10 @@ from s4node.cli.job_parsers import (
 from s4node.cli.log_parsers import log_commands
 from s4node.errors import ConfigError, GraphError, LoadError, S4Error
 from s4node.process import stdio
+from s4node.version import __version__
 
 if TYPE_CHECKING:
-    from s4node.config.settings import Config
+    from s4node.config.config import Config
 
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -180,7 +180,7 @@ def _stream_commands(commands: Parsers) -> None:
         """echo '{"name": "joe"}' | s4 send names""",
     )
     send.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
-    to_option(send)
+    to_option(send, "where the app listens", "that of your running app which takes the stream")
     send.add_argument("--type", default="", help="event type, where the stream takes several")
     timeout_option(send, "connecting, and each time that it has to wait for a node that has gone")
     send.add_argument("--json", action="store_true", help="print the outcome as a JSON object")
@@ -195,7 +195,7 @@ def _stream_commands(commands: Parsers) -> None:
     tail.add_argument(
         "stream", type=utf8, metavar="STREAM", help="an output or internal stream of the app"
     )
-    to_option(tail)
+    to_option(tail, "where the app listens", "that of your running app which has the stream")
     tail.add_argument("--count", type=count, default=0, metavar="N", help="end after N events")
     timeout_option(tail, "connecting")
 
@@ -246,7 +246,7 @@ def _serving_options(parser: argparse.ArgumentParser) -> None:
 def _load(files: Sequence[str], settings: Sequence[str], **extra: str | None) -> Config:
     from pathlib import Path
 
-    from s4node.config.settings import Config
+    from s4node.config.config import Config
 
     overrides = {
         name.replace("_", "."): value for name, value in extra.items() if value is not None
@@ -370,15 +370,19 @@ def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
 
 
 def _send(parsed: argparse.Namespace) -> int:
+    from s4node.cli.running_apps import addresses_to_send
     from s4node.cli.send import send
 
-    return send(parsed.stream, parsed.to, parsed.type, parsed.timeout, as_json=parsed.json)
+    addresses = parsed.to or addresses_to_send(parsed.stream)
+    return send(parsed.stream, addresses, parsed.type, parsed.timeout, as_json=parsed.json)
 
 
 def _tail(parsed: argparse.Namespace) -> int:
+    from s4node.cli.running_apps import addresses_to_read
     from s4node.cli.tail import tail
 
-    return tail(parsed.stream, parsed.to, parsed.count, parsed.timeout)
+    addresses = parsed.to or addresses_to_read(parsed.stream)
+    return tail(parsed.stream, addresses, parsed.count, parsed.timeout)
 
 
 def _health(parsed: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -25,7 +25,7 @@ import trio
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.schema import UNREADABLE, JsonText
 from s4node.net.client.client import Client, ClientStream
-from s4node.net.egress.outbox import Refusal
+from s4node.net.egress.refusal import Refusal
 from s4node.process.serve import exit_status
 
 _SHOWN = 20
@@ -34,22 +34,29 @@ _PROGRESS_SECONDS = 5.0
 """How often people are told how far it is."""
 
 
-def send(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
+def send(
+    stream: str, addresses: Sequence[str], type_name: str, timeout: float, *, as_json: bool
+) -> int:
     """Send standard input; returns the exit status."""
     try:
-        return trio.run(Sending(stream, address, type_name, timeout, as_json).run)
+        return trio.run(Sending(stream, addresses, type_name, timeout, as_json).run)
     except BaseException as error:
         return exit_status(error)
 
 
 class Sending:
-    """Sends standard input, a JSON object a line, to ``stream`` at ``address``."""
+    """Sends standard input, a JSON object a line, to ``stream`` at the nodes' ``addresses``."""
 
     def __init__(
-        self, stream: str, address: str, type_name: str, timeout: float, as_json: bool
+        self,
+        stream: str,
+        addresses: Sequence[str],
+        type_name: str,
+        timeout: float,
+        as_json: bool,
     ) -> None:
         self._name = stream
-        self._address = address
+        self._addresses = addresses
         self._type = type_name
         self._timeout = timeout
         self._as_json = as_json
@@ -73,13 +80,13 @@ class Sending:
         return 1 if self._bad or self._refused else 0
 
     async def _send_all(self) -> None:
-        async with Client(self._address, timeout=self._timeout) as client:
+        async with Client(self._addresses, timeout=self._timeout) as client:
             stream = await client.stream(self._name)
             stream.read_as(self._type)
             self._stream = stream
             if sys.stdin.isatty():
-                print(f"sending to {self._name} at {self._address}; a JSON object a line, "
-                      f"Ctrl-D ends", file=sys.stderr)  # fmt: skip
+                print(f"sending to {self._name} at {', '.join(self._addresses)}; a JSON object "
+                      f"a line, Ctrl-D ends", file=sys.stderr)  # fmt: skip
             try:
                 await self._pump(stream)
                 self._report(await stream.flush())

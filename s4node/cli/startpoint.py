@@ -20,7 +20,7 @@ import msgspec
 
 from s4node.cli.job import find_job, where_of
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError
 from s4node.offsets.startpoint import Startpoint, describe
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request

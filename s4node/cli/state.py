@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from s4node.cli.job import Job, find_job, tell_damaged, tell_older
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.state.browse import Look
 from s4node.state.commit_id import shipped_of

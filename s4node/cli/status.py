@@ -1,15 +1,20 @@
-"""``s4 status``, ``s4 top`` and ``s4 apps``: what the nodes of a cluster do.
+"""``s4 status``, ``s4 top`` and ``s4 apps``: what runs, of this user or in one cluster.
 
 Rules
-- Who lives and who owns what is read from the registry, all else is asked of the nodes. A node that
-  does not answer is shown as one, and holds nobody up.
-- A cluster of which no node lives is told as such, with status 1.
+- What runs of this user on this machine is found by its entries, and in the folder in which nodes
+  find each other. With a folder named, nothing else is looked at; with a cluster, no other shown.
+- Who lives in a folder and who owns what is read from its registry, all else is asked of the nodes.
+  A process that is alone is asked itself. One that does not answer is shown as such, and does not
+  hold up the others.
+- Where nothing lives that was asked for, that is told, with status 1.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import trio
@@ -17,8 +22,10 @@ import trio
 from s4node.cli.render import dashboard
 from s4node.cluster.coordination.registry import AppId, NodeInfo, Registry
 from s4node.cluster.node import admin
+from s4node.cluster.node.running import Running, running_processes
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
+from s4node.config.paths import full_path
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     Container,
@@ -32,45 +39,48 @@ from s4node.deploy.cluster_snapshot import (
     with_rates,
 )
 from s4node.deploy.deploy import registry_of
-from s4node.errors import S4Error, on_one_line
+from s4node.errors import CoordinationError, S4Error, on_one_line
 
 _ANSWER_SECONDS = 2.0
 
 
 async def status(config: Config, *, as_json: bool) -> int:
-    """Print the cluster's state once; 1 if no node of it lives."""
-    async with registry_of(config, "status") as registry:
-        snapshot = await look(registry, config[settings.CLUSTER_NAME])
+    """Print what runs once; 1 if nothing does."""
+    seen = await look(config, "status")
     if as_json:
-        print(msgspec.json.encode(snapshot).decode())
-    elif snapshot.nodes:
-        dashboard.show(dashboard.console(), snapshot)
-    return _told(snapshot)
+        print(msgspec.json.encode(seen.shown).decode())
+    elif seen.lives:
+        dashboard.show(dashboard.console(), seen.shown)
+    return _told(seen)
 
 
 async def top(config: Config, *, seconds: float, count: int | None) -> int:
-    """Show the cluster's state again and again, until Ctrl-C or ``count`` times; 1 if no node of it
-    lives at the beginning."""
+    """Show what runs again and again, until Ctrl-C or ``count`` times; 1 if nothing runs at the
+    beginning."""
     from rich.live import Live
 
     console = dashboard.console()
-    async with registry_of(config, "top") as registry:
-        now = await look(registry, config[settings.CLUSTER_NAME])
-        if not now.nodes:
-            return _told(now)
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while True:
-                if console.is_terminal:
-                    live.update(dashboard.rendered(now, console.width, live=True), refresh=True)
-                else:
-                    dashboard.show(console, now, live=True)
-                    sys.stdout.flush()
-                if count is not None:
-                    count -= 1
-                    if count <= 0:
-                        return 0
-                await trio.sleep(seconds)
-                now = with_rates(await look(registry, config[settings.CLUSTER_NAME]), now)
+    seen = await look(config, "top")
+    if not seen.lives:
+        return _told(seen)
+    now = seen.shown
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            if console.is_terminal:
+                live.update(dashboard.rendered(now, console.width, live=True), refresh=True)
+            else:
+                dashboard.show(console, now, live=True)
+                sys.stdout.flush()
+            if count is not None:
+                count -= 1
+                if count <= 0:
+                    return 0
+            await trio.sleep(seconds)
+            before = {each.key: each for each in now}
+            now = [
+                with_rates(each, before[each.key]) if each.key in before else each
+                for each in (await look(config, "top")).shown
+            ]
 
 
 @dataclass(frozen=True)
@@ -86,40 +96,109 @@ class Listed:
 
 
 async def apps(config: Config, *, as_json: bool) -> int:
-    """Print the apps of the cluster; 1 if no node of it lives."""
-    cluster = config[settings.CLUSTER_NAME]
-    async with registry_of(config, "apps") as registry:
-        snapshot = await look(registry, cluster)
+    """Print the apps that run, or are to; 1 if no node lives."""
+    seen = await look(config, "apps")
     found = [
-        Listed(app.name, cluster, app.version, app.state, app.partitions, app.containers)
-        for app in snapshot.apps
+        Listed(app.name, each.cluster, app.version, app.state, app.partitions, app.containers)
+        for each in seen.shown
+        for app in each.apps
     ]
     if as_json:
         print(msgspec.json.encode(found).decode())
-        return _told(snapshot)
+        return _told(seen)
     for app in found:
         nodes = f", on {', '.join(sorted(app.containers))}" if app.containers else ""
         named = f"{app.app} {app.version}".strip()
         print(on_one_line(f"{named} {app.state}, {_partitions(app.partitions)}{nodes}"))
-    if snapshot.nodes and not found:
+    if seen.lives and not found:
         print("no apps", file=sys.stderr)
-    return _told(snapshot)
+    return _told(seen)
 
 
 def _partitions(count: int) -> str:
     return "1 partition" if count == 1 else f"{count} partitions"
 
 
-def _told(snapshot: Snapshot) -> int:
+def _told(seen: Seen) -> int:
     """The exit status, after a word where nobody lives."""
-    if snapshot.nodes:
+    if seen.lives:
         return 0
-    print(no_node(snapshot.cluster, snapshot.others), file=sys.stderr)
+    print(seen.nothing, file=sys.stderr)
     return 1
 
 
-async def look(registry: Registry, cluster: str) -> Snapshot:
-    """The cluster as it is now."""
+@dataclass(frozen=True)
+class Seen:
+    """What there is, and what to tell where that is ``nothing``."""
+
+    shown: list[Snapshot]
+    nothing: str
+
+    @property
+    def lives(self) -> bool:
+        """Return True if a node or a process lives, not only apps that wait for one."""
+        return any(each.nodes for each in self.shown)
+
+
+async def look(config: Config, who: str) -> Seen:
+    """What runs now. Raises ConfigError where a folder was named that is not there."""
+    cluster = config[settings.CLUSTER_NAME]
+    every = config.origin(settings.CLUSTER_NAME) == "default"
+    named = config.origin(settings.COORDINATION_FOLDER) != "default"
+    own = full_path(config[settings.COORDINATION_FOLDER], settings.COORDINATION_FOLDER.name)
+    processes = [] if named else running_processes()
+    shown: list[Snapshot] = []
+    living: set[str] = set()
+    for folder in sorted({own, *(Path(each.folder) for each in processes if each.folder)}):
+        if not named and not folder.is_dir():
+            continue
+        at = config.with_({settings.COORDINATION_FOLDER.name: str(folder)})
+        try:
+            async with registry_of(at, who) as registry:
+                there = set(await registry.living_clusters())
+                living |= there
+                if folder == own:
+                    there.add(cluster)  # of which apps may wait for a node
+                for each in sorted(there if every else there & {cluster}):
+                    now = await _cluster(registry, each, str(folder))
+                    if now.nodes or now.apps:
+                        shown.append(now)
+        except CoordinationError:
+            if folder == own:
+                raise
+            continue  # of an app that ends at this moment
+    for process in processes:
+        if not process.folder:
+            living.add(process.cluster)
+            if every or process.cluster == cluster:
+                shown.append(await _alone(process))
+    if not every:
+        return Seen(shown, no_node(cluster, sorted(living)))
+    where = f"no node lives in {own}" if named else "nothing of yours runs here"
+    return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
+
+
+async def _alone(running: Running) -> Snapshot:
+    """A process that is alone as it is now."""
+    node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address,
+                    running.admin)  # fmt: skip
+    answers: dict[str, admin.NodeStatus | str] = {}
+    await _ask(node.name, node, answers)
+    members = [node.name] if running.address else []
+    app = AppRow(
+        running.app,
+        "",
+        "running" if running.address else "starting",
+        running.partitions,
+        members * running.partitions,
+        members,
+        {node.name: running.address} if running.address else {},
+    )
+    return _snapshot(running.cluster, "", {node.name: node}, answers, [app])
+
+
+async def _cluster(registry: Registry, cluster: str, folder: str) -> Snapshot:
+    """A cluster as it is now."""
     nodes = await registry.nodes(cluster)
     answers: dict[str, admin.NodeStatus | str] = {}
     async with trio.open_nursery() as nursery:
@@ -149,17 +228,32 @@ async def look(registry: Registry, cluster: str) -> Snapshot:
                 {member.value.node: member.value.address for member in group.members},
             )
         )
-    told = [(each.app, each.levels, each.statistics) for each in containers]
+    return _snapshot(cluster, folder, nodes, answers, apps)
+
+
+def _snapshot(
+    cluster: str,
+    folder: str,
+    nodes: dict[str, NodeInfo],
+    answers: dict[str, admin.NodeStatus | str],
+    apps: list[AppRow],
+) -> Snapshot:
+    told = [
+        (each.app, each.levels, each.statistics)
+        for answer in answers.values()
+        if isinstance(answer, admin.NodeStatus)
+        for each in answer.containers
+    ]
     rows = rows_of(told)
     return Snapshot(
         cluster,
+        folder,
         trio.current_time(),
         [_node(node, answers[name]) for name, node in sorted(nodes.items())],
         apps,
         rows,
         bottleneck_of(rows),
         outboxes_of(told),
-        [] if nodes else await registry.other_clusters(cluster),
     )
 
 

@@ -2,6 +2,7 @@
 
 Rules
 - From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away, at once.
+- Reading has begun when standard error says so: what is put from then on is printed.
 - What was missed, for reading too slowly or since it could not be sent, is said on standard error,
   and so is that a connection is lost, with what comes until it is back.
 """
@@ -12,6 +13,7 @@ import os
 import select
 import stat
 import sys
+from collections.abc import Sequence
 
 import msgspec
 import trio
@@ -22,18 +24,17 @@ from s4node.process import stdio
 from s4node.process.serve import exit_status
 
 
-def tail(stream: str, address: str, count: int, timeout: float) -> int:
+def tail(stream: str, addresses: Sequence[str], count: int, timeout: float) -> int:
     """Print the stream's events; returns the exit status."""
     try:
-        return trio.run(_tail, stream, address, count, timeout)
+        return trio.run(_tail, stream, addresses, count, timeout)
     except BaseException as error:
         return exit_status(error)
 
 
-async def _tail(stream: str, address: str, count: int, timeout: float) -> int:
-    async with Client(address, timeout=timeout) as client, client.subscribe(stream) as events:
-        if sys.stderr.isatty():
-            print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
+async def _tail(stream: str, addresses: Sequence[str], count: int, timeout: float) -> int:
+    async with Client(addresses, timeout=timeout) as client, client.subscribe(stream) as events:
+        print(f"reading {stream} from {', '.join(addresses)}; Ctrl-C ends", file=sys.stderr)
         events.on_news = _Gaps(events).look
         await print_events(events, count)
     return 0

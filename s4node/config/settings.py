@@ -1,85 +1,21 @@
-"""Configuration: one typed list of every key, which parses, checks, documents and renders itself.
+"""The list of all keys of the configuration, in the order in which they are documented.
 
 Rules
-- A key exists because it is declared here; any other key is a mistake. The list below is all that
-  the code, the documentation and ``default.s4.comm.properties`` know.
-- Mistakes are gathered, not raised one by one: one :class:`ConfigError` tells all of them, in the
-  order files first, command line last.
-- Later files win over earlier ones, and the command line over files; a value that lost is checked
-  all the same.
-- Keys and values are UTF-8 without NUL characters, whoever wrote them and whatever they mean: they
-  travel to other processes, into databases, and to the system as paths.
-- Milliseconds outside, seconds inside: a key that counts milliseconds gives a ``float`` of seconds,
-  which is what trio's clocks take. The constants keep the keys' own names (``WATCHDOG_MS``).
+- A key exists because it is declared here; any other key is a mistake. This list is all that the
+  code, the documentation and ``default.s4.comm.properties`` know.
+- A key that counts milliseconds gives a ``float`` of seconds, which is what trio's clocks take. The
+  constants keep the keys' own names (``WATCHDOG_MS``).
 """
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from s4node.config import kinds
-from s4node.config.properties import Line, read
-from s4node.config.properties import Problem as Problem
-from s4node.errors import ConfigError
+from s4node.config.key import ConfigKey, Pattern, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-T = TypeVar("T")
-
-
-# --- keys ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class ConfigKey(Generic[T]):
-    """One entry of the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
-
-    ``text`` is a value as it is written in a file: a setting's default, a pattern's example.
-    """
-
-    section: str
-    name: str
-    text: str
-    kind: kinds.Kind[T]
-    doc: str
-
-    def parse(self, text: str) -> T:
-        """The value that ``text`` means; raises ValueError with what is wrong with it."""
-        return self.kind.parse(text)
-
-
-@dataclass(frozen=True, eq=False)
-class Setting(ConfigKey[T]):
-    """A key with a default: ``config[SETTING]`` always has a value."""
-
-    @property
-    def default(self) -> T:
-        """The value where nobody sets one."""
-        return self.parse(self.text)
-
-
-@dataclass(frozen=True, eq=False)
-class Pattern(ConfigKey[T]):
-    """A family of keys such as ``s4.cluster.<cluster>.address``, read by ``config.matching``."""
-
-    example: str
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """What stands before and after the placeholder."""
-        before, _, rest = self.name.partition("<")
-        return before, rest.partition(">")[2]
-
-    def placeholder_of(self, name: str) -> str | None:
-        """What ``name`` has in the placeholder's place; None where it is not of this family."""
-        before, after = self.ends
-        middle = name[len(before) : len(name) - len(after)]
-        return middle if name == before + middle + after and kinds.is_name(middle) else None
-
+    from collections.abc import Iterable, Iterator
 
 # One key is one block here: place, name, value, kind; then its documentation.
 # fmt: off
@@ -116,8 +52,8 @@ STREAM_GRADE = Pattern(
     "s4.stream.clicks.grade",
 )
 HASHER = Setting(
-    _CLUSTER, "s4.hasher", "crc32", kinds.HASHER,
-    "What turns a key into a partition: crc32, the hash of Apache S4, or a function of yours from "
+    _CLUSTER, "s4.hasher", "crc32m", kinds.HASHER,
+    "What turns a key into a partition: crc32m, the hash of Apache S4, or a function of yours from "
     "a key to a whole number. Producers that route by themselves must use the same one.",
 )
 
@@ -191,8 +127,8 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
     rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
         ("executor", executor, kinds.EXECUTOR, (
             f"What happens when more comes than the stage of {of} can take: block makes senders "
-            "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest "
-            "behind a full queue; package.module:Class is your own.")),
+            "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest of "
+            "what producers send behind a full queue; package.module:Class is your own.")),
         ("workQueueSize", events, kinds.whole(1), (
             f"How many events the stage of {of} holds. Credit is cut to it. More rides out longer "
             "bursts, for memory and latency.")),
@@ -226,8 +162,8 @@ STREAM_KEYS = (
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
     _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
-    "Where events of a stream that feeds itself wait on disk when its stage is full. Empty is the "
-    "system's folder for temporary files. The files have no names and end with their process.",
+    "Where events of streams that feed themselves, and of timers, wait on disk for a full stage. "
+    "Empty is the folder for temporary files. The files have no names and end with their process.",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
     _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
@@ -299,12 +235,12 @@ CHOOSER = Setting(
 BATCH_SIZE = Setting(
     _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
     "How many events of an input are processed, as long as it has any, before another input has "
-    "its turn. Batches are not cut, so it may be more. 0 is one batch.",
+    "its turn. 0 is one step: s4.step.maxEvents events or s4.step.maxMs, or what came at once.",
 )
 STREAM_PRIORITY = Pattern(
     _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
-    "An input of higher priority goes first whenever it has events, and the others wait, forever "
-    "if need be. 0 without it; above all others for an input that bootstraps.",
+    "While an input of higher priority has events the others wait. It waits for a step of them at "
+    "most, s4.step.maxEvents events or s4.step.maxMs. 0 without it; above all if it bootstraps.",
     "streams.clicks.samza.priority",
 )
 STREAM_BOOTSTRAP = Pattern(
@@ -610,190 +546,3 @@ def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
 
 KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
 """Every key, in the order above; read from the module, so that none can be left out."""
-
-_SETTINGS: dict[str, Setting[Any]] = {key.name: key for key in KEYS if isinstance(key, Setting)}
-_PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
-
-
-def _key_of(name: str) -> ConfigKey[Any] | None:
-    families = (pattern for pattern in _PATTERNS if pattern.placeholder_of(name) is not None)
-    return _SETTINGS.get(name) or next(families, None)
-
-
-# --- a configuration -----------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """The value of one key as it was written and as it was understood, and who wrote it."""
-
-    name: str
-    text: str
-    value: Any
-    origin: str
-
-
-def _defaults() -> dict[str, Entry]:
-    return {name: Entry(name, key.text, key.default, "default") for name, key in _SETTINGS.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Config:
-    """A checked value for every key. Make one with :meth:`load` or :meth:`of`."""
-
-    _entries: Mapping[str, Entry] = field(default_factory=_defaults)
-
-    @classmethod
-    def load(
-        cls,
-        paths: Sequence[Path],
-        overrides: Mapping[str, str] = {},
-        *,
-        settings: Sequence[str] = (),
-    ) -> Config:
-        """Read the files in their order, then what the command line has: ``settings``, each as
-        ``KEY=VALUE``, and the overrides.
-
-        Raises ConfigError with every mistake of all of them.
-        """
-        found = [line for path in paths for line in read(path)]
-        written = map(_written, settings)
-        return cls()._changed([*found, *written, *_given(COMMAND_LINE, overrides)])
-
-    @classmethod
-    def of(cls, values: Mapping[str, str]) -> Config:
-        """A configuration from texts by key name; raises ConfigError as :meth:`load` does."""
-        return cls().with_(values)
-
-    def with_(self, values: Mapping[str, str]) -> Config:
-        """A copy with these changed; the values are texts as in a file."""
-        return self._changed(_given("code", values))
-
-    def __getitem__(self, setting: Setting[T]) -> T:
-        return cast("T", self._entries[setting.name].value)
-
-    def matching(self, pattern: Pattern[T]) -> dict[str, T]:
-        """The values of a family of keys, by what stands in the placeholder's place."""
-        found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self.items())
-        return {placeholder: value for placeholder, value in found if placeholder is not None}
-
-    def origin(self, setting: Setting[Any] | str) -> str:
-        """Who set it: ``file:line``, ``command line``, ``code`` or ``default``.
-
-        A member of a family goes by its full name; KeyError where nobody set it.
-        """
-        return self._entries[setting if isinstance(setting, str) else setting.name].origin
-
-    def items(self) -> Iterator[Entry]:
-        """Every setting in the order of the list, then the members of families as they came."""
-        return iter(self._entries.values())
-
-    def _changed(self, lines: Sequence[Line | Problem]) -> Config:
-        results = [line if isinstance(line, Problem) else _checked(line) for line in lines]
-        problems = tuple(result for result in results if isinstance(result, Problem))
-        if problems:
-            raise ConfigError("\n".join(map(str, problems)), problems=problems)
-        changes = {result.name: result for result in results if isinstance(result, Entry)}
-        return Config({**self._entries, **changes})
-
-
-# --- checking ------------------------------------------------------------------------------------
-
-
-COMMAND_LINE = "command line"
-"""The origin of what is set there."""
-
-
-def _written(setting: str) -> Line | Problem:
-    name, equals, text = (part.strip() for part in setting.partition("="))
-    if not equals:
-        problem = f"{setting!r} has no '='; write -p KEY=VALUE"
-        return Problem(COMMAND_LINE, None, None, problem)
-    return Line(COMMAND_LINE, None, name, text)
-
-
-def _given(file: str, values: Mapping[str, str]) -> list[Line]:
-    return [Line(file, None, name.strip(), text.strip()) for name, text in values.items()]
-
-
-def _checked(line: Line) -> Entry | Problem:
-    if wrong := _unwritable(line.name):
-        return line.problem(f"the key {line.name!r} {wrong}")
-    if wrong := _unwritable(line.text):
-        return line.problem(f"{line.name} = {line.text!r} {wrong}")
-    key = _key_of(line.name)
-    if key is None:
-        return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
-    try:
-        return Entry(line.name, line.text, key.parse(line.text), line.origin)
-    except ValueError as error:
-        example = f"; write e.g. {key.text}" if key.text else ""
-        return line.problem(f"{line.name} = {line.text!r} {error}{example}")
-
-
-def _unwritable(text: str) -> str:
-    """Why it cannot go into files and messages; empty where it can."""
-    if not kinds.is_unicode(text):
-        return "is not UTF-8; write it in UTF-8"
-    return "has a NUL character in it; remove that" if "\0" in text else ""
-
-
-def _advice(name: str) -> str:
-    likeness, nearest = max(_guess(name, key) for key in KEYS)
-    if likeness < 0.7:  # below, what two keys share is little more than "s4." and an ending
-        return "default.s4.comm.properties lists every key"
-    if nearest == name:  # copied out of the documentation as it stands there
-        return "write a name in the place of the placeholder"
-    return f"did you mean {nearest!r}?"
-
-
-def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
-    """How much ``name`` is like ``key``, and the key that would have been meant."""
-    from difflib import SequenceMatcher  # costs a start of every program, and only mistakes use it
-
-    compared, fixed, meant = name, key.name, key.name
-    if isinstance(key, Pattern):
-        # The placeholder's text is free, so only what stands around it is compared.
-        before, after = key.ends
-        fixed = before.removesuffix(".") + after
-        parts = name.split(".")
-        start, end = before.count("."), len(parts) - after.count(".")
-        middle = ".".join(parts[start:end])
-        if kinds.is_name(middle):
-            compared = ".".join(parts[:start] + parts[end:])
-            meant = before + middle + after
-    return SequenceMatcher(None, compared.lower(), fixed.lower()).ratio(), meant
-
-
-# --- rendering -----------------------------------------------------------------------------------
-
-_HEADING = """\
-# Every key of s4node's configuration, with its default.
-#
-# This file is rendered from s4node/config/settings.py; change it there. Your own files
-# need only the keys that differ. A later file wins over an earlier one, and
-# -p key=value wins over files.
-#
-# Lines are key = value; a line that opens with # or ! is a comment, and \\ at
-# the end of a line joins the next one to it.
-"""
-
-
-def render() -> str:
-    """The text of ``default.s4.comm.properties``."""
-    blocks = [_HEADING]
-    section = ""
-    for key in KEYS:
-        if key.section != section:
-            section = key.section
-            blocks.append(f"# {f' {section} ':-^76}\n")
-        blocks.append(_rendered(key))
-    return "\n".join(blocks)
-
-
-def _rendered(key: ConfigKey[Any]) -> str:
-    comments = textwrap.wrap(key.doc, 76) + textwrap.wrap(f"Value: {key.kind.word}.", 76)
-    if isinstance(key, Pattern):
-        comments += [f"Key: {key.name}; for example", f"{key.example} = {key.text}"]
-        return "".join(f"# {comment}\n" for comment in comments)
-    assignment = f"{key.name} = {key.text}".strip()
-    return "".join(f"# {comment}\n" for comment in comments) + f"{assignment}\n"

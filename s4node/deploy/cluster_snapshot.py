@@ -104,16 +104,24 @@ class AppRow(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A cluster at a time (seconds of a steady clock)."""
+    """A cluster at a time (seconds of a steady clock), or of it a process that is alone.
+
+    ``folder`` is where its nodes find each other, empty for a process that is alone."""
 
     cluster: str
+    folder: str
     time: float
     nodes: list[NodeRow]
     apps: list[AppRow]
     stages: list[Row]
     bottleneck: str = ""
     outboxes: list[OutboxRow] = []
-    others: list[str] = []  # the clusters of which nodes live, where none of this one does
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it apart from others of the same time."""
+        alone = "" if self.folder else self.nodes[0].name
+        return self.cluster, self.folder, alone
 
 
 def no_node(cluster: str, others: Collection[str]) -> str:

@@ -42,8 +42,8 @@ from s4node.cluster.node.package import (
     digest_of,
 )
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.paths import is_folder
-from s4node.config.settings import Config
 from s4node.deploy.cluster_snapshot import no_node
 from s4node.errors import (
     BadVersion,
@@ -160,7 +160,7 @@ class _Deployment:
         registry, (cluster, app), manifest = self._registry, self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
-            raise DeployFailed(no_node(cluster, await registry.other_clusters(cluster)))
+            raise DeployFailed(no_node(cluster, await registry.living_clusters()))
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
@@ -370,7 +370,7 @@ async def undeploy(app: str, config: Config) -> AppInfo:
             known = ", ".join(await registry.apps(cluster)) or "none"
             why = f"cluster {cluster!r} has no app {app!r}; its apps: {known}"
             if not await registry.nodes(cluster):
-                why += f"; {no_node(cluster, await registry.other_clusters(cluster))}"
+                why += f"; {no_node(cluster, await registry.living_clusters())}"
             raise DeployFailed(why)
         await _remove(registry, config, found.value)
         return found.value

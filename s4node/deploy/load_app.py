@@ -29,15 +29,26 @@ from s4node.deploy.tracebacks import others_line, others_trace
 from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
 
 
-def load_app(target: str) -> App:
-    """The app that ``target`` names, made anew if it is a class; raises ConfigError."""
-    return made_app(find_app(target)[1], target)
+def load_app(target: str, folder: str = "") -> App:
+    """The app that ``target`` names, made anew if it is a class; raises ConfigError.
+
+    Modules are found in ``folder`` first, which is the working folder unless given.
+    """
+    return made_app(find_app(target, folder)[1], target)
 
 
-def find_app(target: str) -> tuple[ModuleType, object]:
+def find_app(target: str, folder: str = "") -> tuple[ModuleType, object]:
     """The module that ``target`` names, and the App object or class in it; raises ConfigError."""
+    if "://" in target:
+        raise ConfigError(
+            f"{target} is a URL, and apps are loaded from this machine: fetch it first, then give "
+            f"FILE.py or package.module"
+        )
     place, _, name = target.partition(":")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if place.endswith(".py"):
+        module = _load_file(Path(folder, place))
+    else:
+        module = _load_module(place, folder)
     if name:
         if not hasattr(module, name):
             raise ConfigError(f"{place} has no {name!r}; it has: {', '.join(_apps(module)) or '-'}")
@@ -142,10 +153,10 @@ def _module_form(path: Path) -> tuple[str, Path]:
     return ".".join(parts), folder
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(name: str, folder: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"{name!r} is no app; give FILE.py or package.module")
-    sys.path.insert(0, "")
+    sys.path.insert(0, folder)
     with loading(name):
         try:
             return importlib.import_module(name)

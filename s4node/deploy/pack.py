@@ -1,10 +1,12 @@
 """Makes a package of an app, and loads the app of a package.
 
 Rules
-- ``FILE.py`` goes as a pickle of what the file defines; what it imports from its own folder goes
-  along as sources. ``package.module`` goes as the sources of its whole top-level package, and of
-  what that imports from beside it.
-- What is installed (s4node itself and all libraries) does not go along; it must be on the nodes.
+- ``FILE.py`` goes as a pickle of what the file defines, and as its source where that cannot be
+  pickled. ``package.module`` goes as the sources of its whole top-level package.
+- The modules that these import go along as sources, from whatever folder, unless it is one in which
+  packages are installed. On the node they are found before anything else.
+- What is installed does not go along. A ``pyproject.toml`` or ``requirements.txt`` beside the app
+  declares it, and the node checks that it has it, before it loads anything.
 - Whether a target is an app is found out here, before anything is sent.
 """
 
@@ -16,19 +18,22 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import cloudpickle
 
-from s4node import __version__
 from s4node.app.app import App
 from s4node.cluster.node import package as archive
 from s4node.cluster.node.package import Manifest, Package
 from s4node.config.paths import check_travels
-from s4node.deploy import pickling
+from s4node.deploy import pickling, requirements
 from s4node.deploy.load_app import find_app, load_app, loading, made_app
 from s4node.errors import PackageError
+from s4node.version import __version__
 
 _SKIPPED = {"__pycache__", "node_modules"}
 
@@ -42,21 +47,26 @@ def pack(
     """
     module, found = find_app(target)
     app = made_app(found, target)
-    by_value = target.partition(":")[0].endswith(".py")
-    if by_value:
-        files = _sources_beside(module)
-        files[archive.PICKLE] = pickling.dumps(found, module)
-        entry = str(Path(module.__file__ or "").resolve())
+    file = Path(module.__file__ or "").resolve()
+    kind: Literal["pickle", "source"] = "source"
+    if target.partition(":")[0].endswith(".py"):
+        root = file.parent
+        files = _closure([file], root)
+        entry = f"{file.name}:{_name_in(module, found)}"
+        with suppress(PackageError):
+            files[archive.PICKLE] = pickling.dumps(found, module)
+            kind, entry = "pickle", str(file)
     else:
-        files = _sources_of(module)
+        root, files = _sources_of(module)
         entry = f"{module.__name__}:{_name_in(module, found)}"
     manifest = Manifest(
         name=name or app.name,
         version=version,
-        kind="pickle" if by_value else "source",
+        kind=kind,
         entry=entry,
         python=archive.python_here(),
         s4node=__version__,
+        requires=requirements.declared(root),
         settings=dict(settings or {}),
     )
     for path in (entry, *files):
@@ -80,17 +90,20 @@ def load(package: Package, folder: Path) -> App:
     """
     package.check_python()
     manifest = package.manifest
-    sys.path.insert(0, str(package.unpack(folder)))
     what = f"app {manifest.name!r}"
+    requirements.check(what, manifest.requires)
+    sources = str(package.unpack(folder))
+    sys.path.insert(0, sources)
     with loading(what):
         try:
             if manifest.kind == "source":
-                app = load_app(manifest.entry)
+                app = load_app(manifest.entry, sources)
             else:
                 app = made_app(_unpickled(package), what)
         except ModuleNotFoundError as error:
             raise PackageError(
-                f"{what} needs {error.name!r}, which this node has not; install it here"
+                f"{what} needs {error.name!r}, which this node has not; install it here, and "
+                f"declare it in a requirements.txt beside the app"
             ) from error
     app.name = manifest.name
     return app
@@ -118,14 +131,8 @@ def _unpickled(package: Package) -> object:
 # -- which files go along -------------------------------------------------------------------------
 
 
-def _sources_beside(module: ModuleType) -> dict[str, bytes]:
-    """The file of a module, and what it imports from its folder."""
-    file = Path(module.__file__ or "").resolve()
-    return _closure([file], file.parent)
-
-
-def _sources_of(module: ModuleType) -> dict[str, bytes]:
-    """The whole top-level package of a module, and what it imports from beside it."""
+def _sources_of(module: ModuleType) -> tuple[Path, dict[str, bytes]]:
+    """The folder of a module's top-level package, and all of that package with what it imports."""
     top = module.__name__.partition(".")[0]
     file = Path(module.__file__ or "").resolve()
     if top == "s4node":
@@ -134,24 +141,33 @@ def _sources_of(module: ModuleType) -> dict[str, bytes]:
     is_package = file.name == "__init__.py"
     root = file.parents[depth - 1 + is_package]
     start = [file] if depth == 1 and not is_package else list(_files_in(root / top))
-    return _closure(start, root)
+    return root, _closure(start, root)
 
 
 def _closure(start: list[Path], root: Path) -> dict[str, bytes]:
-    """``start``, and the files below ``root`` that they import, by their place in a package."""
-    installed = _is_installed(root)
-    todo, seen = list(start), set(start)
+    """``start``, and the files that they import, by their place in a package."""
+    folders = [root, *_own_folders()]
+    todo = [(file, root) for file in start]
+    seen = set(start)
     files: dict[str, bytes] = {}
     while todo:
-        file = todo.pop()
-        files[archive.SOURCES + file.relative_to(root).as_posix()] = content = file.read_bytes()
-        if file.suffix != ".py" or installed:
+        file, folder = todo.pop()
+        content = file.read_bytes()
+        files.setdefault(archive.SOURCES + file.relative_to(folder).as_posix(), content)
+        if file.suffix != ".py" or _is_installed(folder):
             continue
         for name in _imports(content):
-            more = [path for path in _modules_named(name, root) if path not in seen]
+            home = next((each for each in folders if _modules_named(name, each)), root)
+            more = [path for path in _modules_named(name, home) if path not in seen]
             seen.update(more)
-            todo += more
+            todo += [(path, home) for path in more]
     return files
+
+
+def _own_folders() -> list[Path]:
+    """Where modules are found that nobody has installed, in the order in which Python looks."""
+    paths = [Path(entry or ".").resolve() for entry in sys.path]
+    return [path for path in paths if path.is_dir() and not _is_installed(path)]
 
 
 def _imports(content: bytes) -> set[str]:
@@ -186,6 +202,9 @@ def _files_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _is_installed(root: Path) -> bool:
+@cache
+def _is_installed(folder: Path) -> bool:
+    """True for a folder into which Python and its packages are installed."""
     places = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-    return str(root) in {str(Path(place).resolve()) for place in places}
+    places |= {sysconfig.get_config_var("DESTSHARED") or "", f"{sys.base_prefix}/lib"}
+    return folder in {Path(place).resolve() for place in places if place}

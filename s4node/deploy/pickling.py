@@ -3,6 +3,10 @@
 Rules
 - What the app's file defines (classes, functions, values) goes by value; what it imports goes by
   name, and must be importable where it is loaded.
+- Names of ours go through :mod:`s4node.packaged`, which stays where it is, so that a package loads
+  after our modules have moved.
+- Annotations may be texts, and name what nothing else in the pickle refers to. So a class takes the
+  names in its annotations along, and where it is loaded a module of its name has them.
 - Prototypes, streams and event types hold compiled code and decoders: what goes is how they were
   declared, and they are made anew.
 - Apps, streams and PEs refer to each other in circles, through the names that handlers use too. So
@@ -14,15 +18,18 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
+import sys
+from collections.abc import Iterable, Mapping
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, NamedTuple, get_origin
+from typing import Any, ClassVar, get_origin
 
 import cloudpickle
 import msgspec
 
+from s4node import packaged
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.prototype import Prototype, Trigger
+from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream
 from s4node.errors import PackageError
 
@@ -67,18 +74,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How to make ``obj`` again; NotImplemented where pickle knows by itself."""
+        if isinstance(obj, type | FunctionType) and (name := packaged.name_of(obj)):
+            return packaged.find, (name,)
         if isinstance(obj, type):
-            if issubclass(obj, msgspec.Struct) and obj.__module__ == self._module:
+            if obj.__module__ != self._module:
+                return super().reducer_override(obj)
+            if issubclass(obj, msgspec.Struct):
                 return _reduced_struct(obj)
-            if issubclass(obj, ProcessingElement) and obj.__module__ == self._module:
-                return _reduced_element_class(obj, super().reducer_override(obj))
-        elif isinstance(obj, App) and obj is self._app:
-            return _new, (type(obj),), _state_of(obj), None, None, _set_app
-        elif isinstance(obj, Prototype | Stream):
+            reduced = super().reducer_override(obj)
+            if issubclass(obj, ProcessingElement):
+                reduced = _reduced_element_class(obj, reduced)
+            return _with_names(obj, reduced)
+        if isinstance(obj, App) and obj is self._app:
+            return packaged.new, (type(obj),), _state_of(obj), None, None, packaged.set_app
+        if isinstance(obj, Prototype | Stream):
             return self._reduced_part(obj)
-        elif isinstance(obj, ProcessingElement):
+        if isinstance(obj, ProcessingElement):
             raise pickle.PicklingError(f"a handler refers to the PE prototype {obj!r}")
-        elif isinstance(obj, FunctionType):
+        if isinstance(obj, FunctionType):
             return _reduced_function(obj, super().reducer_override(obj))
         return super().reducer_override(obj)
 
@@ -90,32 +103,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             known = [*app.streams.values(), *(p for p, _ in app.prototypes.values())]
         if not any(part is each for each in known):
             raise pickle.PicklingError(f"{part!r} belongs to another app")
-        return _new, (part.__class__,)
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
+        return packaged.new, (part.__class__,)
 
 
 # -- apps, prototypes, streams --------------------------------------------------------------------
-
-
-class _PrototypeState(NamedTuple):
-    prototype: Prototype
-    cls: type[ProcessingElement]
-    name: str
-    options: dict[str, Any]
-    triggers: list[tuple[type, int, float]]
-    values: dict[str, Any]
-
-
-class _StreamState(NamedTuple):
-    stream: Stream
-    name: str
-    position: int
-    targets: tuple[Prototype, ...]
-    named: dict[str, Any]
-    rest: dict[str, Any]
 
 
 _STREAM_MADE = {
@@ -131,43 +122,24 @@ def _state_of(app: App) -> Any:
         triggers = [(t.event_type, t.events, t.seconds) for t in prototype.triggers]
         cls = prototype.cls.__mro__[1]  # the author's, below the one bound to the app
         prototypes.append(
-            _PrototypeState(prototype, cls, prototype.name, options, triggers, values)
+            packaged.PrototypeState(prototype, cls, prototype.name, options, triggers, values)
         )
     streams = []
     for stream in app.streams.values():
         named = {"key": stream.key, "types": stream._declared, "broadcast": stream.broadcast}
         rest = {name: value for name, value in vars(stream).items() if name not in _STREAM_MADE}
         streams.append(
-            _StreamState(stream, stream.name, stream._index, stream.targets, named, rest)
+            packaged.StreamState(stream, stream.name, stream._index, stream.targets, named, rest)
         )
     others = {n: v for n, v in vars(app).items() if n not in ("streams", "prototypes")}
     return others, prototypes, streams
-
-
-def _set_app(
-    app: App, state: tuple[dict[str, Any], list[_PrototypeState], list[_StreamState]]
-) -> None:
-    others, prototypes, streams = state
-    vars(app).update(others, prototypes={}, streams={})
-    for prototype, cls, name, options, triggers, values in prototypes:
-        Prototype.__init__(prototype, cls, app, name)
-        vars(prototype).update(options, triggers=[Trigger(*trigger) for trigger in triggers])
-        element = prototype._element_cls.__new__(prototype._element_cls)
-        element.key = None
-        for attribute, value in values.items():
-            setattr(element, attribute, value)
-        app.prototypes[name] = prototype, element
-    for stream, name, index, targets, named, rest in streams:
-        type(stream).__init__(stream, name, index, targets, **named)
-        vars(stream).update(rest)
-        app.streams[name] = stream
 
 
 def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
     """As cloudpickle does it, and with the slots, which it leaves out."""
     _, _, state, _, _, set_state = reduced
     return (
-        _element_class,
+        packaged.element_class,
         (type(cls), cls.__name__, cls.__bases__, cls.__module__, cls.__dict__["__slots__"]),
         state,
         None,
@@ -176,10 +148,23 @@ def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
     )
 
 
-def _element_class(
-    metaclass: Any, name: str, bases: tuple[type, ...], module: str, slots: tuple[str, ...]
-) -> Any:
-    return metaclass(name, bases, {"__module__": module, "__slots__": slots})
+def _with_names(cls: type, reduced: Any) -> Any:
+    """As it is, and with what the texts among the annotations of a class name."""
+    if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
+        return reduced
+    names = _names_in_texts(
+        inspect.get_annotations(cls).values(), vars(sys.modules[cls.__module__])
+    )
+    if not names:
+        return reduced
+    make, arguments, state, *_, set_state = reduced
+    return make, arguments, (set_state, state, names), None, None, packaged.set_annotated_class
+
+
+def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What the annotations that are texts name, of what is ``known``."""
+    texts = [kind for kind in annotations if isinstance(kind, str)]
+    return {name: known[name] for text in texts for name in _names_in(text) if name in known}
 
 
 # -- functions ------------------------------------------------------------------------------------
@@ -189,12 +174,9 @@ def _reduced_function(function: FunctionType, reduced: Any) -> Any:
     """As cloudpickle does it, and with the names that only annotations use."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
-    texts = [kind for kind in function.__annotations__.values() if isinstance(kind, str)]
-    names = {name for text in texts for name in _names_in(text)}
-    known = function.__globals__
-    annotated = {name: known[name] for name in names if name in known}
+    annotated = _names_in_texts(function.__annotations__.values(), function.__globals__)
     make, arguments, state, *_, set_state = reduced
-    return make, arguments, (set_state, state, annotated), None, None, _set_function
+    return make, arguments, (set_state, state, annotated), None, None, packaged.set_function
 
 
 def _names_in(annotation: str) -> tuple[str, ...]:
@@ -202,12 +184,6 @@ def _names_in(annotation: str) -> tuple[str, ...]:
         return compile(annotation, "<annotation>", "eval").co_names
     except SyntaxError:
         return ()
-
-
-def _set_function(function: FunctionType, state: tuple[Any, Any, dict[str, Any]]) -> None:
-    set_state, inner, annotated = state
-    set_state(function, inner)
-    function.__globals__.update(annotated)
 
 
 # -- event types ----------------------------------------------------------------------------------
@@ -239,30 +215,8 @@ def _reduced_struct(cls: type[msgspec.Struct]) -> Any:
     }
     class_variables = [n for n, kind in own.items() if _is_class_variable(kind)]
     plain = (cls.__name__, cls.__bases__, names, fields, class_variables, options)
-    return _struct, plain, rest, None, None, _set_class
+    return packaged.struct, plain, rest, None, None, packaged.set_class
 
 
 def _is_class_variable(kind: Any) -> bool:
     return "ClassVar" in kind if isinstance(kind, str) else get_origin(kind) is ClassVar
-
-
-def _struct(
-    name: str,
-    bases: tuple[type, ...],
-    names: dict[str, Any],
-    fields: list[tuple[str, Any, dict[str, Any]]],
-    class_variables: list[str],
-    options: dict[str, Any],
-) -> type:
-    annotations = dict.fromkeys(class_variables, ClassVar[Any])
-    annotations |= {field: kind for field, kind, _ in fields}
-    body = {**names, "__annotations__": annotations}
-    body |= {field: msgspec.field(**given) for field, _, given in fields if given}
-    metaclass: Any = type(msgspec.Struct)
-    made: type = metaclass(name, bases, body, **options)
-    return made
-
-
-def _set_class(cls: type, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(cls, name, value)

@@ -214,8 +214,17 @@ class EventBatch:
         self.first = first
         self.numbers = numbers
 
-    def load(self) -> None:
-        """Have ``events`` ready; called once, right before the batch is processed."""
+    def load(self) -> EventBatch | None:
+        """Have ``events`` ready; called once, right before the batch is processed.
+
+        Where that takes long a part of the batch is made ready, and the rest returned: it comes
+        next.
+        """
+        return None
+
+    def precedes(self, other: EventBatch) -> bool:  # noqa: ARG002
+        """Return True if ``other``, which came later, must not overtake it."""
+        return True
 
     def discard(self) -> None:
         """It will not be processed, for all of it comes again."""
@@ -261,6 +270,20 @@ def event_id() -> str:
             f"own; put one into it, made of the event_id() of the event that led to it"
         )
     return f"{task}/{batch.receipt.origin}:{batch.number(index)}"
+
+
+def created_ms() -> int:
+    """When the event that is being handled was sent, or appended to its log: ms since 1970.
+
+    It is that of the frame that the event came in, by the clock of the machine which made that. So
+    an event that another task passes on has the time of that; one that the task has put itself
+    has 0, and so has one of a producer that gives no time. For handlers only, as event_id: raises
+    S4Error where there is no event at hand.
+    """
+    now = handled.get()
+    if now is None:
+        raise S4Error("created_ms() is for handlers, while they have an event at hand")
+    return now[1].created_ms
 
 
 def footprint(events: Sequence[Any]) -> int:

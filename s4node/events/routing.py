@@ -12,13 +12,14 @@ Rules
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, length_hint
 from typing import Any, TypeAlias
 
 from s4node.errors import GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
+from s4node.events.schema import TypeDecl
 
 Router: TypeAlias = Callable[[Any, Sequence[Callable[[Any], None]]], None]
 """``route(iterator, appends)``: hands each event to its partition's append."""
@@ -81,6 +82,18 @@ class KeyRule:
             return attrgetter(*self.attributes)
         lines = ["def key_of(e):", f"    return {self.expression('e')}"]
         return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
+
+
+def holds_keys(types: Iterable[TypeDecl], attributes: Sequence[str]) -> bool:
+    """Return True if these fields of all the types hold nothing but keys.
+
+    A value of any other type may equal a key and would share its instance: True == 1 == 1.0.
+    """
+    return all(
+        {field: kind for field, kind, _ in declared.fields}.get(name) in ("str", "int", "bytes")
+        for declared in types
+        for name in attributes
+    )
 
 
 def _canonical(find: Callable[[Any], Any]) -> Callable[[Any], Any]:

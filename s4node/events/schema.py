@@ -5,7 +5,9 @@ Rules
 - Two versions of a type understand each other when the shorter field list is the beginning of
   the longer one and what the shorter lacks has defaults on the reader's side.
 - One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
-  then only the culprits are refused.
+  then only the events that do not decode are refused.
+- What is decoded can be encoded: an event that a commit could not save, or a frame not carry, does
+  not decode. Which types can hold such values is decided once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from msgspec import inspect
 
 from s4node.errors import EventError
 from s4node.events.event import Event, GenericEvent
+from s4node.events.keepable import DeepDecoder, check, check_dates, decoder_of, held_in
+from s4node.events.type_words import words
 
 GENERIC = "GenericEvent"
 
@@ -38,10 +42,10 @@ FieldDecl: TypeAlias = tuple[str, str, bool]
 
 _encoder = msgspec.msgpack.Encoder()
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_lists_decoder = msgspec.msgpack.Decoder(list[list[Any]])
-_list_decoder = msgspec.msgpack.Decoder(list[Any])
-_maps_decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
-_map_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_lists_decoder = DeepDecoder(list[list[Any]])
+_list_decoder = DeepDecoder(list[Any])
+_maps_decoder = DeepDecoder(list[dict[str, Any]])
+_map_decoder = DeepDecoder(dict[str, Any])
 _json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _json_map_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -122,21 +126,33 @@ def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
 class EventType:
     """An event class with its wire name, its schema, and its codec."""
 
-    __slots__ = ("_decoder", "_json_twin", "_one", "cls", "declaration", "encoding", "name")
+    __slots__ = (
+        "_dated",
+        "_decoder",
+        "_json_twin",
+        "_one",
+        "cls",
+        "declaration",
+        "encoding",
+        "name",
+    )
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
         self.encoding = 0
         self._json_twin: msgspec.json.Decoder[Any] | None = None
-        self._one: msgspec.msgpack.Decoder[Any]
-        self._decoder: msgspec.msgpack.Decoder[list[Any]]
+        self._one: msgspec.msgpack.Decoder[Any] | DeepDecoder
+        self._decoder: msgspec.msgpack.Decoder[list[Any]] | DeepDecoder
+        self._dated = False
         if cls is GenericEvent:
             self.name = GENERIC
             fields: tuple[FieldDecl, ...] = ()
         else:
             self.name, fields = _read(cls)
-            self._decoder = msgspec.msgpack.Decoder(list[cls])  # type: ignore[valid-type]
-            self._one = msgspec.msgpack.Decoder(cls)
+            holds = held_in(cls)
+            self._dated = inspect.DateTimeType in holds
+            self._decoder = decoder_of(list[cls], holds)  # type: ignore[valid-type]
+            self._one = decoder_of(cls, holds)
         self.declaration = TypeDecl(self.name, fingerprint_of(self.name, fields), fields)
 
     @property
@@ -161,21 +177,25 @@ class EventType:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         if self.cls is GenericEvent:
             return list(map(GenericEvent.of, _maps_decoder.decode(body)))
-        return self._decoder.decode(body)
+        events: list[Any] = self._decoder.decode(body)
+        if self._dated:
+            check_dates(events, body)
+        return events
 
-    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
-
-    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """As decode, but bad events become None and are listed; raises if it is no array."""
-        return each(self.name, _raw_decoder.decode(body), self._from_msgpack)
+    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+        """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
+        if json:
+            return each_text(self.name, raws, self._from_json)
+        return each(self.name, raws, self._from_msgpack)
 
     def _from_msgpack(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
             return GenericEvent.of(_map_decoder.decode(raw))
         try:
-            return self._one.decode(raw)
+            event = self._one.decode(raw)
+            if self._dated:
+                check_dates(event, raw)
+            return event
         except msgspec.ValidationError as error:
             raise EventError(self._naming_field(str(error))) from error
 
@@ -195,7 +215,9 @@ class EventType:
         if self._json_twin is None:
             self._json_twin = msgspec.json.Decoder(_twin(self.cls))
         twin = self._json_twin.decode(raw)
-        return self.cls(**msgspec.structs.asdict(twin))
+        event = self.cls(**msgspec.structs.asdict(twin))
+        check(event, raw)
+        return event
 
 
 class OpenType:
@@ -214,16 +236,15 @@ class OpenType:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         return list(map(self._of, _lists_decoder.decode(body)))
 
-    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return each_text(self.name, _json_list_decoder.decode(body), self._from_json)
-
-    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """As decode, but bad events become None and are listed; raises if it is no array."""
-        return each(self.name, _raw_decoder.decode(body), self._one)
+    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+        """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
+        if json:
+            return each_text(self.name, raws, self._from_json)
+        return each(self.name, raws, self._one)
 
     def _from_json(self, raw: Any) -> GenericEvent:
         values = _json_map_decoder.decode(raw)
+        check(values, raw)
         odd = [name for name in values if name not in self.names]
         lacking = sorted(self._required - values.keys())
         if odd:
@@ -245,28 +266,35 @@ class OpenType:
 class NamedType:
     """Reads GenericEvents as events of ``kind``, whose fields they have by name."""
 
-    __slots__ = ("_kind", "_one", "_twins", "name")
+    __slots__ = ("_dated", "_kind", "_one", "_twins", "name")
 
     def __init__(self, kind: EventType) -> None:
         self.name = kind.name
         self._kind = kind
         twin = _twin(kind.cls)
-        self._twins = msgspec.msgpack.Decoder(list[twin])  # type: ignore[valid-type]
-        self._one: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(twin)
+        holds = held_in(kind.cls)
+        self._dated = inspect.DateTimeType in holds
+        self._twins = decoder_of(list[twin], holds)  # type: ignore[valid-type]
+        self._one = decoder_of(twin, holds)
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
-        return list(map(self._of, self._twins.decode(body)))
+        twins = self._twins.decode(body)
+        if self._dated:
+            check_dates(twins, body)
+        return list(map(self._of, twins))
 
-    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """Events from a JSON array of objects; raises DecodeError if it is no JSON array."""
-        return self._kind.decode_json(body)
+    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+        """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
+        if json:
+            return self._kind.read(raws, json=True)
+        return each(self.name, raws, self._from_msgpack)
 
-    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """As decode, but bad events become None and are listed; raises if it is no array."""
-        return each(
-            self.name, _raw_decoder.decode(body), lambda raw: self._of(self._one.decode(raw))
-        )
+    def _from_msgpack(self, raw: Any) -> Any:
+        twin = self._one.decode(raw)
+        if self._dated:
+            check_dates(twin, raw)
+        return self._of(twin)
 
     def _of(self, twin: Any) -> Any:
         return self._kind.cls(**msgspec.structs.asdict(twin))
@@ -285,15 +313,8 @@ class UnreadableType:
         """Raises EventError."""
         raise EventError(self.reason)
 
-    def decode_json(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
+    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:  # noqa: ARG002
         """No event, and the reason for each."""
-        return self._none(_json_list_decoder.decode(body))
-
-    def decode_slowly(self, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-        """No event, and the reason for each."""
-        return self._none(_raw_decoder.decode(body))
-
-    def _none(self, raws: list[Any]) -> tuple[list[Any], Refusals]:
         return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
 
 
@@ -334,10 +355,9 @@ def class_of(declared: TypeDecl) -> type | None:
     return None
 
 
-def raw_events(body: bytes | memoryview, *, json: bool) -> list[bytes]:
-    """The events of a section as they stand in it; raises DecodeError if it is no array."""
-    found = (_json_list_decoder if json else _raw_decoder).decode(body)
-    return [bytes(raw) for raw in found]
+def raws_in(body: bytes | memoryview, *, json: bool = False) -> list[msgspec.Raw]:
+    """The events of a section, not decoded; raises DecodeError if it is no array."""
+    return (_json_list_decoder if json else _raw_decoder).decode(body)
 
 
 def each(
@@ -369,7 +389,9 @@ def _begun(text: Any) -> str:
 
 
 def _from_json_object(raw: Any) -> GenericEvent:
-    return GenericEvent.of(_json_map_decoder.decode(raw))
+    values = _json_map_decoder.decode(raw)
+    check(values, raw)
+    return GenericEvent.of(values)
 
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -412,41 +434,6 @@ def _check_defaults(cls: type) -> None:
 
 def _name(cls: type) -> str:
     return cls.__dict__.get("event_name") or cls.__name__  # not a base's name
-
-
-def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
-    """A type in words that do not depend on Python's spelling of it."""
-    match kind:
-        case inspect.AnyType():
-            return "any"
-        case inspect.UnionType(types=types):
-            # sorted: typing may give an equal union that another module wrote the other way round
-            return "|".join(sorted(words(part, seen) for part in types))
-        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
-            return f"[{words(item, seen)}]"
-        case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
-            return f"[{words(item, seen)}]"
-        case inspect.TupleType(item_types=items):
-            return f"[{','.join(words(item, seen) for item in items)}]"
-        case inspect.DictType(key_type=key, value_type=value):
-            return f"{{{words(key, seen)}:{words(value, seen)}}}"
-        case (
-            inspect.StructType(cls=cls, fields=fields)
-            | inspect.DataclassType(cls=cls, fields=fields)
-            | inspect.TypedDictType(cls=cls, fields=fields)
-            | inspect.NamedTupleType(cls=cls, fields=fields)
-        ):
-            if cls in seen:
-                return cls.__name__
-            inside = ",".join(f"{f.encode_name}:{words(f.type, (*seen, cls))}" for f in fields)
-            return f"({inside})"
-        case inspect.EnumType(cls=cls):
-            return f"enum({','.join(str(member.value) for member in cls)})"
-        case inspect.CustomType(cls=cls):
-            raise TypeError(f"{cls.__name__} is no type that can be encoded")
-        case inspect.LiteralType(values=values):
-            return f"literal({','.join(map(str, values))})"
-    return type(kind).__name__.removesuffix("Type").lower()
 
 
 def _twin(cls: Any) -> type:

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
 from s4node.events.keys import hasher_named
 from s4node.events.routing import KeyRule
@@ -24,7 +24,8 @@ from s4node.events.schema import TypeDecl
 from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, describe
 from s4node.log.ledger import Appended, Incoming, unfit
-from s4node.log.store import LogPartition, LogSettings, LogStore, LogStream, open_log
+from s4node.log.store import LogSettings, LogStore, open_log
+from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
 from s4node.net.ingress.listener import Connection
@@ -34,9 +35,6 @@ from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
 
 log = get_logger("s4node.log")
-
-MAX_QUESTIONS = 64
-"""Questions of one connection that may wait for their answers."""
 
 WINDOW = 262_144
 """Events of a partition that its producers may have under way to the disk, all together. They are
@@ -244,7 +242,7 @@ class LogHost:
 
     def _on_query(self, query: wire.Query, connection: Connection) -> None:
         asking = self._asking.get(connection, 0)
-        if asking >= MAX_QUESTIONS:
+        if asking >= wire.MAX_QUESTIONS:
             error = StoreError(f"{asking} questions wait for answers already; wait for those first")
             connection.answer(_answer(query, {}, error))
             return

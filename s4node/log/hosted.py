@@ -32,7 +32,7 @@ from s4node.events.routing import KeyRule
 from s4node.events.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
 from s4node.log.ledger import Appended, Incoming, part_name, unfit
 from s4node.log.split import Part, take_apart
-from s4node.log.store import LogPartition, LogStream
+from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane

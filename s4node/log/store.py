@@ -1,14 +1,10 @@
-"""The embedded log: a folder with streams, each of which has a file a partition.
+"""The embedded log: a folder with streams, which is locked, opened and closed as a whole.
 
 Rules
 - One process has the folder at a time, by a lock that the kernel lets go of when it dies.
-- A stream is made whole or not at all: in a folder beside, which is then renamed. Its number of
-  partitions never changes.
-- A partition whose file is damaged keeps nobody from the others: whoever wants something of it is
-  told why there is nothing. What looks like a mistake of whoever runs the log (a file that is
-  missing, of a newer format, or another partition's) is refused instead, before anything is opened.
-- What is asked about bounds, types and producers is answered from memory, as of the last commit
-  that was told here. Frames are read in threads.
+- All streams are opened at the start. What somebody has to put right first keeps the log from
+  opening; a partition whose file is damaged keeps nobody from the others.
+- A stream that is asked for again, as it is, is found; its settings never change.
 """
 
 from __future__ import annotations
@@ -16,20 +12,17 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
-import msgspec
 import trio
 
-from s4node.config.kinds import is_file_name
+from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.config.settings import (
     LOG_FOLDER,
@@ -38,45 +31,27 @@ from s4node.config.settings import (
     LOG_RETENTION_MS,
     LOG_SYNC,
     PRODUCER_EXPIRY,
-    Config,
 )
-from s4node.errors import (
-    InputLost,
-    S4Error,
-    StartpointError,
-    StoreCorrupt,
-    StoreError,
-    UnknownStream,
-)
-from s4node.events.schema import UNREADABLE, TypeDecl
-from s4node.log.ledger import Incoming, part_of
-from s4node.log.partition import (
-    FORMAT,
-    PartitionFile,
-    PartitionView,
-    StoredFrame,
-    begin_anew,
-    create,
-)
+from s4node.errors import StoreError, UnknownStream
+from s4node.log.partition_database import FORMAT
 from s4node.log.retention import Keep
-from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
-from s4node.logger import get_logger
-from s4node.offsets.system import Bounds
-
-log = get_logger("s4node.log")
-
-MAX_PARTITIONS = 4096
-"""The most partitions of a stream."""
+from s4node.log.stream_folder import (
+    StreamSettings,
+    check_settings,
+    create_stream,
+    differences,
+    open_stream,
+    os_errors_as_ours,
+    stream_folders,
+)
+from s4node.log.streams import Files, LogStream
+from s4node.log.writer import LogWriter
 
 READING_THREADS = 4
 """Frames are read in so many threads: their own, for handlers may take up all others."""
 
 EMPTY_BYTES = 256 << 10
 """What an empty partition takes up on the disk, with some to spare."""
-
-T = TypeVar("T")
-
-_MANIFEST = "stream.json"
 
 
 @dataclass(frozen=True)
@@ -111,246 +86,13 @@ class LogSettings:
         )
 
 
-class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stream as it was created; the manifest in its folder. None leaves retention to the log's
-    own settings."""
-
-    format: int
-    name: str
-    partitions: int
-    key: str
-    hasher: str
-    retention_ms: int | None
-    retention_bytes: int | None
-
-
-class Files(NamedTuple):
-    """What all partitions share."""
-
-    settings: LogSettings
-    writer: LogWriter
-    threads: trio.CapacityLimiter
-
-
-class LogPartition:
-    """One partition of a stream of the log.
-
-    ``damage`` says why there is nothing to be had of it; empty where there is.
-    """
-
-    damage = ""
-
-    def __init__(self, stream: LogStream, number: int, file: PartitionFile, files: Files) -> None:
-        self.stream = stream
-        self.number = number
-        self._writer = files.writer
-        self._threads = files.threads
-        self._lane = Lane(file, files.settings.keep(stream.settings), self._told)
-        self._view = PartitionView(file.path)
-        file.let_go = self._view.let_go
-        self._producers: dict[str, int] = {}
-        self._parts: dict[str, dict[int, int]] = {}
-        self._types: dict[int, TypeDecl] = {}
-        self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
-        self._writer.add(self._lane)
-
-    @property
-    def bounds(self) -> Bounds:
-        """The oldest and the upcoming offset."""
-        return self._bounds
-
-    @property
-    def types(self) -> Mapping[int, TypeDecl]:
-        """The declarations of all types in it, by fingerprint."""
-        return self._types
-
-    @property
-    def size(self) -> int:
-        """The bytes of its frames."""
-        return self._standing.size
-
-    @property
-    def disk(self) -> int:
-        """The bytes that its files take up."""
-        return self._standing.disk
-
-    @property
-    def last_ms(self) -> int:
-        """When the newest frame was appended (Unix time, ms); 0 where none ever was."""
-        return self._standing.last_ms
-
-    def expected(self, producer: str) -> int | None:
-        """The number that a producer goes on with; None for one that is not known."""
-        return self._producers.get(producer)
-
-    def parts(self, producer: str) -> Mapping[int, int]:
-        """The numbers behind what it has of frames that were taken apart, by the lane of another
-        partition that they came by."""
-        return self._parts.get(producer, {})
-
-    def append(self, frame: Incoming, done: Done) -> None:
-        """Append a frame; ``done`` is called when it is on the disk, or with an error."""
-        self._writer.append(self._lane, frame, done)
-
-    async def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
-        """The frames from the one that holds ``offset`` on: at least one, if there is any.
-
-        Raises InputLost for an offset before the oldest, StartpointError for one beyond the end.
-        """
-        self._check(offset)
-        if offset == self._bounds.upcoming:
-            return []
-        rows = await self._in_thread(partial(self._view.read, offset, max_bytes))
-        if not rows or rows[0].start > offset:  # deleted since, and that was not told yet
-            raise self._lost(offset, rows[0].start if rows else self._bounds.upcoming)
-        return rows
-
-    async def offset_at(self, millis: int) -> int:
-        """The first offset that was appended at or after a Unix time, or the upcoming one."""
-        found = await self._in_thread(partial(self._view.offset_at, millis))
-        return self._bounds.upcoming if found is None else found
-
-    async def trim(self, below: int) -> int:
-        """Delete the frames that end at or below an offset; returns the oldest offset then.
-
-        Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
-        """
-        self._check(max(below, self._bounds.oldest))
-        answers: list[Answer] = []
-        told = trio.Event()
-
-        def done(answer: Answer) -> None:
-            answers.append(answer)
-            told.set()
-
-        self._writer.trim(self._lane, below, done)
-        await told.wait()
-        if isinstance(answers[0], S4Error):
-            raise answers[0]
-        return self._bounds.oldest
-
-    def close(self) -> None:
-        """Close its files; the writer is done with them."""
-        self._view.close()
-        self._lane.file.close()
-
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(call, limiter=self._threads)
-
-    def _check(self, offset: int) -> None:
-        if offset < self._bounds.oldest:
-            raise self._lost(offset, self._bounds.oldest)
-        if offset > self._bounds.upcoming:
-            raise StartpointError(
-                f"offset {offset} of {self} is beyond its end, which is {self._bounds.upcoming}; "
-                f"start from there or before"
-            )
-
-    def _lost(self, offset: int, oldest: int) -> InputLost:
-        return InputLost(
-            f"offset {offset} of {self} is gone, the oldest is {oldest}; start from the oldest, "
-            f"and keep more (s4.log.retention.ms, s4.log.retention.bytes)"
-        )
-
-    def __str__(self) -> str:
-        return f"log stream {self.stream.name}[{self.number}]"
-
-    def _told(self, standing: Standing) -> None:
-        self._standing = standing
-        self._bounds = Bounds(standing.oldest, standing.upcoming)
-        for name, known in standing.producers.items():
-            self._producers[name] = known.next
-            part = part_of(name)
-            if part is not None:
-                self._parts.setdefault(part[0], {})[part[1]] = known.next
-        for name in standing.forgotten:
-            self._producers.pop(name, None)
-            part = part_of(name)
-            if part is not None:
-                self._forget_part(*part)
-        self._types.update(standing.types)
-
-    def _forget_part(self, producer: str, lane: int) -> None:
-        lanes = self._parts.get(producer, {})
-        lanes.pop(lane, None)
-        if not lanes:
-            self._parts.pop(producer, None)
-
-
-class _Damaged(LogPartition):
-    """One whose file could not be opened: whoever wants something of it gets StoreCorrupt."""
-
-    def __init__(self, stream: LogStream, number: int, why: StoreCorrupt) -> None:
-        self.stream = stream
-        self.number = number
-        self.damage = f"{self}: {why}"
-        self._producers = {}
-        self._parts = {}
-        self._types = {}
-        self._standing = Standing(0, 0, 0, 0, 0)
-        self._bounds = Bounds(0, 0)
-
-    @property
-    def bounds(self) -> Bounds:
-        raise StoreCorrupt(self.damage)
-
-    def append(self, frame: Incoming, done: Done) -> None:  # noqa: ARG002
-        trio.lowlevel.current_trio_token().run_sync_soon(done, StoreCorrupt(self.damage))
-
-    async def offset_at(self, millis: int) -> int:  # noqa: ARG002
-        raise StoreCorrupt(self.damage)
-
-    def close(self) -> None:
-        pass
-
-    def _check(self, offset: int) -> None:  # noqa: ARG002
-        raise StoreCorrupt(self.damage)
-
-
-class LogStream:
-    """A stream of the log and its partitions."""
-
-    def __init__(
-        self,
-        settings: StreamSettings,
-        partitions: Sequence[PartitionFile | StoreCorrupt],
-        files: Files,
-    ) -> None:
-        self.settings = settings
-        self.partitions = tuple(
-            _Damaged(self, number, file)
-            if isinstance(file, StoreCorrupt)
-            else LogPartition(self, number, file, files)
-            for number, file in enumerate(partitions)
-        )
-        for each in self.partitions:
-            if each.damage:
-                log.error("a partition cannot be used; the others can", stream=self.name,
-                          partition=each.number, reason=each.damage)  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.settings.name
-
-    @property
-    def key(self) -> str:
-        """The name of its key; empty where it has none."""
-        return self.settings.key
-
-    @property
-    def hasher(self) -> str:
-        """What turns its keys into partitions."""
-        return self.settings.hasher
-
-
 class LogStore:
     """The streams of one folder; see :func:`open_log`."""
 
     def __init__(self, settings: LogSettings, clock: Callable[[], float]) -> None:
         self.settings = settings
         self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry, clock)
-        self._files = Files(settings, self._writer, trio.CapacityLimiter(READING_THREADS))
+        self._files = Files(settings.keep, self._writer, trio.CapacityLimiter(READING_THREADS))
         self._streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
 
@@ -389,7 +131,7 @@ class LogStore:
         name: str,
         partitions: int,
         key: str = "",
-        hasher: str = "crc32",
+        hasher: str = "crc32m",
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> LogStream:
@@ -406,13 +148,13 @@ class LogStore:
             there = self._streams.get(name)
             if there is None:
                 self._check_quota(wanted)
-                make = partial(_create, self.settings.folder, wanted)
+                make = partial(create_stream, self.settings.folder, wanted)
                 await trio.to_thread.run_sync(make)
                 await self._add(self.settings.folder / name)
             elif there.settings != wanted:
                 raise StoreError(
                     f"stream {name!r} exists with other settings: "
-                    f"{_differences(there.settings, wanted)}; ask for those it has, or take "
+                    f"{differences(there.settings, wanted)}; ask for those it has, or take "
                     f"another name"
                 )
             return self._streams[name]
@@ -428,12 +170,12 @@ class LogStore:
             )
 
     async def _add(self, folder: Path) -> None:
-        opened = await trio.to_thread.run_sync(_open_stream, folder, self.settings.sync)
+        opened = await trio.to_thread.run_sync(open_stream, folder, self.settings.sync)
         self._streams[opened[0].name] = LogStream(*opened, self._files)
 
     async def open(self) -> None:
         """Open all streams of the folder."""
-        for folder in await trio.to_thread.run_sync(_folders, self.settings.folder):
+        for folder in await trio.to_thread.run_sync(stream_folders, self.settings.folder):
             await self._add(folder)
 
     async def aclose(self) -> None:
@@ -468,54 +210,9 @@ async def open_log(
         os.close(lock)
 
 
-def check_settings(wanted: StreamSettings) -> None:
-    """Raises StoreError for settings that no stream can have."""
-    if not (is_file_name(wanted.name) and wanted.name.isascii()):
-        raise StoreError(
-            f"{wanted.name!r} is no name for a stream of the log; take up to 200 letters, digits, "
-            f"'_', '-' and '.', with a letter, digit or '_' first"
-        )
-    if not 1 <= wanted.partitions <= MAX_PARTITIONS:
-        raise StoreError(
-            f"a stream has 1 to {MAX_PARTITIONS} partitions, not {wanted.partitions}; choose a "
-            f"number in between"
-        )
-
-
-def _differences(there: StreamSettings, wanted: StreamSettings) -> str:
-    has, asks = _in_words(there), _in_words(wanted)
-    other = [what for what in has if has[what] != asks[what]]
-    return "; ".join(f"{what} {has[what]}, not {asks[what]}" for what in other)
-
-
-def _in_words(settings: StreamSettings) -> dict[str, str]:
-    """What may be other than somebody wants it."""
-    ms, size = settings.retention_ms, settings.retention_bytes
-    return {
-        "format": str(settings.format),
-        "partitions": str(settings.partitions),
-        "key": settings.key.replace("+", ", ") or "none",
-        "hasher": settings.hasher,
-        "retention": "as the node says" if ms is None else f"{ms} ms" if ms else "for ever",
-        "bytes of a partition": "as the node says" if size is None else str(size or "unbounded"),
-    }
-
-
-@contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    """The system's errors as ours."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"the log's files in {path} cannot be used ({error}); see to its rights and its disk, "
-            f"or set s4.log.folder to another folder"
-        ) from error
-
-
 def _lock(folder: Path) -> int:
     """The folder's lock, as a file descriptor; who closes it lets go."""
-    with _usable(folder):
+    with os_errors_as_ours(folder):
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -533,98 +230,3 @@ def _lock(folder: Path) -> int:
             os.close(fd)
             raise
     return fd
-
-
-def _folders(folder: Path) -> list[Path]:
-    """The folders of the streams; what was left over from a crash while creating is removed."""
-    for left in folder.glob(".new-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    return sorted(manifest.parent for manifest in folder.glob(f"*/{_MANIFEST}"))
-
-
-def _create(folder: Path, settings: StreamSettings) -> None:
-    new = folder / f".new-{settings.name}"
-    text = msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
-    try:
-        with _usable(new):
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            for number in range(settings.partitions):
-                create(_file(new, number), settings.name, number)
-            manifest = new / _MANIFEST
-            manifest.write_bytes(text)
-            for path in (manifest, new):
-                _fsync(path)
-            new.rename(folder / settings.name)
-            _fsync(folder)
-    except StoreError:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number:04}.sqlite"
-
-
-def _open_stream(
-    folder: Path, sync: str
-) -> tuple[StreamSettings, list[PartitionFile | StoreCorrupt]]:
-    settings = _manifest(folder / _MANIFEST)
-    for number in range(settings.partitions):
-        with _usable(folder):
-            begun = begin_anew(_file(folder, number), settings.name, number)
-        if begun is not None:
-            log.error("a partition begins anew, without what was in its former file",
-                      stream=settings.name, partition=number, offset=begun[0],
-                      former=str(begun[1]))  # fmt: skip
-    files: list[PartitionFile | StoreCorrupt] = []
-    there = {path.name for path in folder.glob("*.sqlite")}
-    wanted = {_file(folder, number).name for number in range(settings.partitions)}
-    if there != wanted:
-        odd = ", ".join(sorted(there ^ wanted)[:3])
-        raise StoreError(
-            f"{folder} has {len(there)} partition files where its {_MANIFEST} says "
-            f"{settings.partitions} partitions ({odd}); a stream never changes their number: put "
-            f"the missing files or the manifest back"
-        )
-    try:
-        for number in range(settings.partitions):
-            try:
-                files.append(PartitionFile(_file(folder, number), settings.name, number, sync))
-            except StoreCorrupt as error:
-                files.append(error)
-    except BaseException:
-        for file in files:
-            if isinstance(file, PartitionFile):
-                file.close()
-        raise
-    return settings, files
-
-
-def _manifest(path: Path) -> StreamSettings:
-    with _usable(path):
-        text = path.read_bytes()
-    try:
-        version = msgspec.json.decode(text)["format"]
-        if version > FORMAT:
-            raise StoreError(
-                f"{path} has format {version}, and this s4node reads formats up to {FORMAT}; use "
-                f"the newer s4node that wrote it"
-            )
-        settings = msgspec.json.decode(text, type=StreamSettings)
-    except (*UNREADABLE, KeyError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read ({error}); put back a copy of it") from error
-    if settings.name != path.parent.name:
-        raise StoreError(
-            f"{path} is of stream {settings.name!r}; put it back into the folder of that name"
-        )
-    check_settings(settings)
-    return settings

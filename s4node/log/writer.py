@@ -41,11 +41,12 @@ from s4node.errors import S4Error, StoreCorrupt, StoreError
 from s4node.events.schema import TypeDecl
 from s4node.failpoints import passing
 from s4node.log.ledger import Appended, Incoming, Known
-from s4node.log.partition import WAL_BYTES, NotTaken, PartitionFile
+from s4node.log.partition_database import NotTaken
+from s4node.log.partition_file import WAL_BYTES, PartitionFile
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 
-_log = get_logger()
+_log = get_logger("s4node.log")
 
 GROUP_BYTES = 4 << 20
 """The bytes that are written together, about."""

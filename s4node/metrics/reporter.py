@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from s4node.config import plugins as own
-from s4node.config import settings
+from s4node.config import plugins, settings
+from s4node.config.config import Config
 from s4node.config.paths import full_path
-from s4node.config.settings import Config
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
 
 
@@ -162,7 +161,9 @@ def reporters_of(config: Config) -> list[tuple[str, MetricsReporter]]:
                 settings.METRICS_REPORTERS.name,
                 config.matching(settings.APP_PARAMETER),
             )
-            reporter = own.made(name, setting, "metrics reporter", parameters)
-            own.lacking(reporter, ("start", "report", "stop"), name, setting, "metrics reporter")
+            reporter = plugins.made(name, setting, "metrics reporter", parameters)
+            plugins.lacking(
+                reporter, ("start", "report", "stop"), name, setting, "metrics reporter"
+            )
         found.append((name, reporter))
     return found

@@ -15,11 +15,11 @@ from typing import Any
 
 import trio
 
-from s4node import __version__
 from s4node.errors import described, is_signal
 from s4node.logger import get_logger
 from s4node.metrics.reporter import MetricsReporter
 from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
+from s4node.version import __version__
 
 log = get_logger("s4node.metrics")
 

@@ -1,1 +1,11 @@
-"""How far each input has been processed, and where reading begins."""
+"""How far each input has been processed, and where reading begins.
+
+``input_progress`` follows one task in one input; ``checkpoint`` is what a commit keeps of it.
+``startpoint`` says where a reader may be told to begin. ``task_claims`` decides who may write.
+``system`` is the contract of the systems that inputs are read from.
+
+It may touch ``events``, ``config``, ``failpoints`` and ``errors``. ``job_lock``, ``sqlite_file``,
+``startpoint_store`` and ``task_claims`` use files, locks and clocks; all other modules are pure.
+
+Begin with ``low_watermark``, which is short, and ``input_progress``, which is built on it.
+"""

@@ -73,7 +73,8 @@ class JobGuard:
     """What the offsets of a job depend on.
 
     ``counts`` are the partitions of the inputs by ``system.stream``; those that are ``rerouted``
-    may get more, for each of their events goes to the task of its key wherever it is read.
+    may get more, for each of their events goes to the task of its key wherever it is read. Those
+    that did are ``grown``, with how many they had at first.
     """
 
     tasks: int
@@ -82,6 +83,7 @@ class JobGuard:
     counts: Mapping[str, int] = field(default_factory=dict)
     rerouted: frozenset[str] = frozenset()
     keys: str = KEY_ENCODING
+    grown: Mapping[str, int] = field(default_factory=dict)
 
     def problems(self, before: JobGuard) -> list[str]:
         """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
@@ -124,22 +126,36 @@ class JobGuard:
         if self.grouper != settings.GROUPER.default:  # only by partition there may be more
             inputs = ", ".join(f"{name} ({count})" for name, count in before.counts.items())
             return f"have it read all inputs and partitions that it read before: {inputs}"
-        grown = [name for name, count in self.counts.items() if count > before.tasks]
-        also = f" (and {', '.join(grown)} has more partitions than that)" if grown else ""
-        return f"set {settings.CLUSTER_PARTITIONS.name} = {before.tasks}{also}"
+        found = []
+        unkeyed = {
+            name: count
+            for name, count in self.counts.items()
+            if count > before.tasks and name not in self.rerouted
+        }
+        if unkeyed:
+            inputs = ", ".join(f"{name} ({count} partitions)" for name, count in unkeyed.items())
+            found.append(f"give {inputs} a key in the app, with which it may have more than tasks")
+        if self.tasks > max(unkeyed.values(), default=0):
+            found.append(f"set {settings.CLUSTER_PARTITIONS.name} = {before.tasks}")
+        return ", and ".join(found)
 
     def over(self, before: JobGuard) -> JobGuard:
         """This one, with the inputs that only ``before`` knows."""
         return JobGuard(
             self.tasks, self.grouper, self.hasher, {**before.counts, **self.counts},
-            self.rerouted, self.keys,
+            self.rerouted, self.keys, before.grown_to(self.counts),
         )  # fmt: skip
+
+    def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Which inputs have grown by the time they have these ``counts``, and what they had."""
+        now = {name: had for name, had in self.counts.items() if counts.get(name, had) > had}
+        return {**now, **self.grown}
 
     def to_row(self) -> dict[str, Any]:
         """As it is written; what may get more partitions is the program's, not the file's."""
         return {
             "tasks": self.tasks, "grouper": self.grouper, "hasher": self.hasher,
-            "counts": dict(self.counts), "keys": self.keys,
+            "counts": dict(self.counts), "keys": self.keys, "grown": dict(self.grown),
         }  # fmt: skip
 
     @classmethod
@@ -147,9 +163,10 @@ class JobGuard:
         """From what was written; raises CheckpointError if it is nothing of that kind."""
         try:
             counts = {str(name): int(count) for name, count in row["counts"].items()}
+            grown = {str(name): int(count) for name, count in row["grown"].items()}
             return cls(
                 int(row["tasks"]), str(row["grouper"]), str(row["hasher"]), counts,
-                keys=str(row["keys"]),
+                keys=str(row["keys"]), grown=grown,
             )  # fmt: skip
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"what was kept is no job ({error!r})") from error

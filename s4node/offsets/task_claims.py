@@ -5,6 +5,9 @@ Rules
   earlier ones, which raise TaskFenced from then on, whenever their process wakes up. A claim by an
   older epoch of the same coordination is refused.
 - Offsets and state are in a database of the task's own, in a folder of the claim; see state/epochs.
+- A job has one *run* after the other. The next begins when one has ended: all tasks are done, and
+  the last container has stopped in order. That a task is done holds for the run, which neither a
+  crash nor an upgrade ends.
 - Plain blocking calls, one transaction each; who may not block calls them from a thread, one at a
   time.
 - What a passing trouble may be (full disk, another's lock, lost rights) raises ProgressUnwritten:
@@ -14,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +27,17 @@ from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.sqlite_file import Form, SqliteFile
 
-FORMAT = 4
+FORMAT = 5
 FILE = "progress.sqlite"
 
 _SCHEMA = """
-CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL);
+CREATE TABLE job (
+    one INTEGER PRIMARY KEY CHECK (one = 1), guard TEXT NOT NULL, run INTEGER NOT NULL
+);
 CREATE TABLE task (
     name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
-    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, linked INTEGER NOT NULL
+    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, linked INTEGER NOT NULL,
+    done INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -68,8 +75,8 @@ class ProgressStore(SqliteFile):
 
     # -- the job -----------------------------------------------------------------------------
 
-    def admit(self, job: JobGuard) -> None:
-        """Let the job go on from what is here, and remember what it is like.
+    def admit(self, job: JobGuard) -> int:
+        """Let the job go on from what is here, and remember what it is like; returns its run.
 
         Raises CheckpointError with every reason why it cannot.
         """
@@ -86,7 +93,21 @@ class ProgressStore(SqliteFile):
                     )
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
-            self._db.execute("INSERT OR REPLACE INTO job VALUES (1, ?)", (text,))
+            (run,) = self._db.execute(
+                "INSERT INTO job VALUES (1, ?, 1) ON CONFLICT (one) DO UPDATE "
+                "SET guard = excluded.guard RETURNING run",
+                (text,),
+            ).fetchone()
+        return int(run)
+
+    def end_run(self, run: int, tasks: Iterable[str]) -> bool:
+        """Have the next start begin another run, if all of these tasks are done in this one."""
+        with self._transaction():
+            rows = self._db.execute("SELECT name FROM task WHERE done = ?", (run,)).fetchall()
+            if not {name for (name,) in rows}.issuperset(tasks):
+                return False
+            self._db.execute("UPDATE job SET run = ? WHERE run = ?", (run + 1, run))
+        return True
 
     def job(self) -> JobGuard | None:
         """What the job was like that wrote here."""
@@ -113,25 +134,31 @@ class ProgressStore(SqliteFile):
                 )
             fence = max(0 if row is None else row[0], above) + 1
             self._db.execute(
-                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
                 "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
                 (task, fence, origin, epoch),
             )
         return Claim(task, fence) if row is None else Claim(task, fence, row[3], bool(row[4]))
 
     def renew(
-        self, claim: Claim, written_ms: int, commit: int | None = None, *, linked: bool = False
+        self,
+        claim: Claim,
+        written_ms: int,
+        commit: int | None = None,
+        *,
+        linked: bool = False,
+        done: int = 0,
     ) -> None:
         """Say that a task's progress is written now, with this ``commit`` about to be written;
-        once ``linked``, it remains so.
+        once ``linked``, it remains so. ``done`` is the run in which the task is, 0 for none.
 
         Raises TaskFenced where another has claimed it since.
         """
         with self._transaction():
             renewed = self._db.execute(
                 "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits), "
-                "linked = linked OR ? WHERE name = ? AND fence = ?",
-                (written_ms, commit, linked, claim.task, claim.fence),
+                "linked = linked OR ?, done = ? WHERE name = ? AND fence = ?",
+                (written_ms, commit, linked, done, claim.task, claim.fence),
             ).rowcount
         if not renewed:
             raise _taken_over(claim)

@@ -1,4 +1,6 @@
-"""A container process: what ``python -m s4node.process.container_process LINE`` runs under a supervisor.
+"""A container process: what a supervisor starts.
+
+Run as ``python -m s4node.process.container_process LINE``.
 
 Rules
 - ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.node.supervisor_protocol`.
@@ -28,22 +30,19 @@ from typing import NoReturn
 import msgspec
 import trio
 
-from s4node.app import dataflow as flow
 from s4node.app.app import AdapterApp, App
-from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.node import package
-from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node import package, supervisor_protocol
 from s4node.cluster.node.package import Store
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.deploy import pack
 from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
-from s4node.process import log_setup as logging
-from s4node.process import stdio
+from s4node.process import log_setup, stdio
+from s4node.process.container_entry import levels_of, listed, streams_of
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container
 
@@ -59,7 +58,7 @@ class Line:
         end.set_inheritable(False)
         self.go = trio.Event()
         self._socket = end
-        self._lines = lifeline.Lines()
+        self._lines = supervisor_protocol.Lines()
         self._queue: list[bytes] = []
         self._unsent = b""
         self._full = trio.Event()
@@ -68,10 +67,10 @@ class Line:
         self._on_stop: Callable[[], None] = lambda: None
         self._drain_seconds = 0.0
 
-    def begin(self) -> lifeline.Begin:
+    def begin(self) -> supervisor_protocol.Begin:
         """The first message. Ends the process if there is none, for then nobody wants it."""
         message = self._read()
-        if not isinstance(message, lifeline.Begin):
+        if not isinstance(message, supervisor_protocol.Begin):
             os._exit(0)
         threading.Thread(target=self._listen, name="line", daemon=True).start()
         return message
@@ -88,9 +87,9 @@ class Line:
         with self._lock:
             self._on_stop = lambda: None
 
-    def say(self, message: lifeline.Message) -> None:
+    def say(self, message: supervisor_protocol.Message) -> None:
         """Send a message; does not wait."""
-        self._unsent += lifeline.encode(message)
+        self._unsent += supervisor_protocol.encode(message)
         self._send()
 
     def pulse(self, statistics: dict[str, object]) -> None:
@@ -98,9 +97,9 @@ class Line:
         they are more than a line may hold: that it lives is what counts."""
         if self._unsent:
             return
-        line = lifeline.encode(lifeline.Pulse(statistics))
-        if len(line) > lifeline.MAX_LINE_BYTES:
-            line = lifeline.encode(lifeline.Pulse({}))
+        line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
+        if len(line) > supervisor_protocol.MAX_LINE_BYTES:
+            line = supervisor_protocol.encode(supervisor_protocol.Pulse({}))
         self._unsent = line
         self._send()
 
@@ -131,7 +130,7 @@ class Line:
             return False
         return True
 
-    def _read(self) -> lifeline.ToContainer | None:
+    def _read(self) -> supervisor_protocol.ToContainer | None:
         """The next message, or None at the line's end."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -146,12 +145,12 @@ class Line:
             if not data:
                 return None
             self._queue += self._lines.feed(data)
-        return lifeline.to_container(self._queue.pop(0))
+        return supervisor_protocol.to_container(self._queue.pop(0))
 
     def _listen(self) -> None:
         """Until the line's end, which comes after a stop as well: who asked for it may die."""
         while (message := self._read()) is not None:
-            if isinstance(message, lifeline.Go):
+            if isinstance(message, supervisor_protocol.Go):
                 with self._lock:
                     self._in_trio(self.go.set)
             else:
@@ -181,10 +180,10 @@ def main() -> NoReturn:
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     begin = line.begin()
     status = 0
-    logging.print_whole_lines()
+    log_setup.print_whole_lines()
     try:
         config = Config.of(begin.settings)
-        logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+        log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
         app = _load(begin)
         trio.run(_run, line, begin, app, config)
         sys.stdout.flush()
@@ -200,7 +199,7 @@ def main() -> NoReturn:
     os._exit(status)  # threads of the app that never end do not hold it up
 
 
-def failure(error: BaseException) -> lifeline.Failed:
+def failure(error: BaseException) -> supervisor_protocol.Failed:
     """What is told about the exception that ended a container."""
     found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
@@ -208,27 +207,27 @@ def failure(error: BaseException) -> lifeline.Failed:
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if ours:
         lost = isinstance(leaf, EventsLost)
-        return lifeline.Failed(str(leaf), cause_trace(ours[0]), status, lost)
+        return supervisor_protocol.Failed(str(leaf), cause_trace(ours[0]), status, lost)
     if stdio.is_unwritten(leaf):
-        return lifeline.Failed(stdio.unwritten(leaf), "", status)
+        return supervisor_protocol.Failed(stdio.unwritten(leaf), "", status)
     trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
-    return lifeline.Failed(described(leaf), trace, status)
+    return supervisor_protocol.Failed(described(leaf), trace, status)
 
 
-def _load(begin: lifeline.Begin) -> App:
+def _load(begin: supervisor_protocol.Begin) -> App:
     app = _packaged(begin) if begin.package else load_app(begin.target)
     if begin.adapter and not isinstance(app, AdapterApp):
         raise ConfigError(f"{begin.target} is no AdapterApp; run it without --adapter")
     return app
 
 
-def _packaged(begin: lifeline.Begin) -> App:
+def _packaged(begin: supervisor_protocol.Begin) -> App:
     file = Path(begin.package)
     data = Store(file.parent).get(begin.digest)
     return pack.load(package.decode(data), Path(begin.folder))
 
 
-async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> None:
+async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: Config) -> None:
     container = Container(app, config, node=begin.member)
     stopping = trio.Event()
 
@@ -246,17 +245,14 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
             nursery.start_soon(line.carry)
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
-            inputs, outputs = _streams(app)
-            starts = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
-            levels = flow.levels(flow.edges(app), starts)
-            line.say(lifeline.Prepared(app.name, inputs, outputs, levels))
+            line.say(supervisor_protocol.Prepared(app.name, *streams_of(app), levels_of(app)))
             if begin.hold:
                 async with trio.open_nursery() as either:
                     for event in (line.go, stopping):
                         either.start_soon(_wait, event, either.cancel_scope)
             if not stopping.is_set():
                 nursery.start_soon(_announce, line, container)
-                async with _enrolled(container, begin, config):
+                async with listed(container, begin), _enrolled(container, begin, config):
                     try:
                         await container.run()
                     except EventsLost:
@@ -270,13 +266,13 @@ async def _run(line: Line, begin: lifeline.Begin, app: App, config: Config) -> N
 def _say_done(line: Line, stopping: trio.Event) -> None:
     """Say that it is not to be started again, where that was not the supervisor's own wish."""
     if not stopping.is_set():
-        line.say(lifeline.Done())
+        line.say(supervisor_protocol.Done())
         line.flush()
 
 
 @asynccontextmanager
 async def _enrolled(
-    container: Container, begin: lifeline.Begin, config: Config
+    container: Container, begin: supervisor_protocol.Begin, config: Config
 ) -> AsyncIterator[None]:
     """Make the container a member of its cluster, where it is to be one."""
     if not begin.coordination:
@@ -310,14 +306,7 @@ async def _announce(line: Line, container: Container) -> None:
     await container.ready.wait()
     tune_gc(container.config)
     app = container.app
-    line.say(lifeline.Ready(app.name, container.address, *_streams(app)))
-
-
-def _streams(app: App) -> tuple[list[str], list[str]]:
-    """The names of an app's streams that come over sockets, and of its output streams."""
-    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
-    outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
-    return inputs, outputs
+    line.say(supervisor_protocol.Ready(app.name, container.address, *streams_of(app)))
 
 
 async def _pulses(line: Line, container: Container, seconds: float) -> None:

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ import trio
 
 from s4node.cluster.node.own_folder import temporary_coordination
 from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.running import Running, running_entry
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.cluster.node.supervisor_protocol import Begin, handed_on
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.paths import check_travels
-from s4node.config.settings import Config
 from s4node.errors import ContainerFailed
 from s4node.log.host import LogHost
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from s4node.process.serve import exit_status, stop_on_signals
 from s4node.process.stand_in import StandIn
 
@@ -48,7 +50,7 @@ class Launched:
 
 def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
     """Run until a signal or a failure; returns the exit status."""
-    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     try:
         check_travels(target)
         with temporary_coordination("s4-run-") as folder:
@@ -83,9 +85,22 @@ class _Launcher:
         """All of it; returns the exit status."""
         stopped = False
         async with trio.open_nursery() as nursery:
-            with stop_on_signals(self._stopping.set, nursery.cancel_scope):
+            with (
+                stop_on_signals(self._stopping.set, nursery.cancel_scope),
+                running_entry() as entry,
+            ):
                 door = self._door = Door(self._config, "door", self._lookup, make_log=LogHost.of)
                 await nursery.start(door.run)
+                entry.write(
+                    Running(
+                        pid=os.getpid(),
+                        cluster=self._config[settings.CLUSTER_NAME],
+                        node="door",
+                        folder=str(self._folder),
+                        address=door.address,
+                        log=bool(self._config[settings.LOG_FOLDER]),
+                    )
+                )
                 async with supervising(limits_of(self._config)) as self._supervisor:
                     for number in range(1, self._nodes + 1):
                         self._supervisor.start(self._begin(f"node-{number}"))
@@ -120,6 +135,7 @@ class _Launcher:
             target=self._target,
             node=name,
             coordination=str(self._folder),
+            door=self._door.address,
             expected=self._nodes,
             hold=True,
         )

@@ -18,7 +18,8 @@ import sys
 
 import structlog
 
-from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL, Config
+from s4node.config.config import Config
+from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL
 from s4node.logger import StderrLogger, processors
 
 _LEVELS = {

@@ -28,11 +28,11 @@ import trio
 
 from s4node.app.app import App
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.deploy.tracebacks import cause_trace
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
-from s4node.process import log_setup as logging
-from s4node.process import stdio
+from s4node.process import log_setup, stdio
+from s4node.process.container_entry import listed
 from s4node.runtime.container.container import Container
 
 _AT_ONCE_SECONDS = 1.0
@@ -47,8 +47,8 @@ _STUCK = b"s4: a handler does not give way, and the time for draining is over: "
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str = "") -> int:
     """Run ``app`` until a signal or a failure, on a node of that name; returns the exit status."""
-    logging.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
-    logging.print_whole_lines()
+    log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    log_setup.print_whole_lines()
     try:
         return trio.run(_serve, app, config, on_ready, node)
     except BaseException as error:
@@ -84,7 +84,8 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
         tune_gc(config)
         on_ready(container)
 
-    return await run_until_signal(container, ready, config[settings.TASK_SHUTDOWN_MS])
+    async with listed(container):
+        return await run_until_signal(container, ready, config[settings.TASK_SHUTDOWN_MS])
 
 
 class Running(Protocol):

@@ -24,7 +24,7 @@ from s4node.cluster.node import admin
 from s4node.cluster.node.package import python_here
 from s4node.cluster.node.supervisor import ContainerProcess
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.deploy.deploy import LOCK
 from s4node.errors import DeployFailed, EntryExists, S4Error
 

@@ -1,1 +1,10 @@
-"""Bounded queues, and what they do when they are full."""
+"""Stages: bounded queues of batches, and what they do when they are full.
+
+``stage`` is the queue. ``executors`` decides whether it blocks, sheds or throttles, ``credit`` how
+far producers may send, ``backpressure`` which streams wait for which. ``key_order`` says which
+events of a parallel stream may begin.
+
+It may touch ``events``, ``config`` and ``errors``. Every module is pure: time is an argument.
+
+Begin with ``stage``. Then read ``executors``: an ``Executor`` is what a user may write as well.
+"""

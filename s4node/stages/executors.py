@@ -7,7 +7,9 @@ Rules
 - One that ``withholds`` drops nothing: where it has no room, producers get no credit, sources and
   tasks wait, and a frame that came all the same is left to its producer, which sends it again.
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
-  leave, and drops what does not fit behind them.
+  leave, and drops what producers send that does not fit behind them.
+- What the app itself puts is dropped only by an executor that never makes tasks wait. Any other
+  takes all of it, also of a timer, which cannot wait.
 - On a durable stream throttling withholds, too, and whatever drops is refused.
 - Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``. Where it
   raises, or answers what is no number, the app stops: nobody knows what the stage may take.
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from s4node.config import plugins as own
+from s4node.config import plugins
 from s4node.errors import ConfigError, S4Error, described
 
 UNLIMITED = 1 << 62
@@ -97,9 +99,9 @@ class Executor:
         """How many of ``events`` of ``size`` bytes together are admitted, the oldest first."""
         return events
 
-    def room_for_put(self, load: Load, events: int, size: int, now: float, *, waits: bool) -> int:
-        """As room, for what the app itself puts; ``waits`` tells that its task can be held."""
-        if self.withholds or (waits and self.waits_from <= 1):
+    def room_for_put(self, load: Load, events: int, size: int, now: float) -> int:
+        """As room, for what the app itself puts: all of it where tasks are made to wait."""
+        if self.withholds or self.waits_from <= 1:
             return events
         return max(0, min(events, self.room(load, events, size, now)))
 
@@ -166,9 +168,9 @@ _ROUNDING = 1e-6
 class Throttle(Executor):
     """Lets ``max_rate`` events a second leave; drops the newest where they do not fit.
 
-    Tasks and sources that can wait for a token do so once the stage is half full, so that only what
-    cannot wait is dropped: what producers send, and what timers put. The bucket holds the tokens of
-    a tenth of a second, so that a busy stage leaves in batches.
+    Tasks and sources wait for a token once the stage is half full, so that only what producers send
+    is dropped. The bucket holds the tokens of a tenth of a second, so that a busy stage leaves in
+    batches.
     """
 
     reason = "throttled: the stage is full"
@@ -239,13 +241,13 @@ def _named(settings: StageSettings) -> Executor:
     if cls is not None:
         return cls(settings)
     named, setting = settings.executor, settings.named_by
-    found = own.found(named, setting, "executor")
+    found = plugins.found(named, setting, "executor")
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(
             f"executor {named!r} of {setting} is no subclass of s4node.Executor; derive it from "
             f"that"
         )
-    made: Executor = own.made(named, setting, "executor", settings)
+    made: Executor = plugins.made(named, setting, "executor", settings)
     for method in _ANSWERS:
         if getattr(found, method) is not getattr(Executor, method):
             blamed = f"{method} of executor {named!r} of {setting}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.stages.executors import Executor, StageSettings, executor_of
@@ -63,6 +63,18 @@ class Overflow(Protocol):
 
 
 _FEEDBACK_GRANT = 2048
+
+
+B = TypeVar("B", bound=EventBatch)
+
+
+def put_back(waiting: deque[B], rest: B) -> None:
+    """Put the rest of a batch behind all that may overtake it, and before what must not."""
+    later = [batch for batch in waiting if rest.precedes(batch)]
+    sooner = [batch for batch in waiting if not rest.precedes(batch)] if later else waiting
+    entries = [*sooner, rest, *later]
+    waiting.clear()
+    waiting.extend(entries)
 
 
 class Gauge:
@@ -219,6 +231,11 @@ class Stage(Gauge):
         self.in_flight += batch.size
         self.waited(now - batch.offered_at)
         return batch
+
+    def put_back(self, rest: EventBatch) -> None:
+        """The rest of a batch that was taken; those of others from outside come first."""
+        self.in_flight -= rest.size
+        put_back(self._outer, rest)
 
     def resume(self, overflow: Overflow, events: int) -> None:
         """So many events are in the overflow, from an earlier life."""

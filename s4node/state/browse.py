@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from s4node.events.keys import Key
-from s4node.state import key_encoding as ordered
+from s4node.state import key_encoding
 from s4node.state.key_value_store import in_time
 from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
 from s4node.state.task_state import TaskState
@@ -55,4 +55,4 @@ class Look:
         for row, data in self._state.database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
             if row[2:PREFIX_BYTES] == number:
                 encoded = row[PREFIX_BYTES:]
-                yield (ordered.decode(encoded) if encoded else None), data
+                yield (key_encoding.decode(encoded) if encoded else None), data

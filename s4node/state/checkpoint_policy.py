@@ -18,7 +18,7 @@ from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.state import epochs
-from s4node.state.remote_backup import Shipment
+from s4node.state.remote_task import Shipment
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.state")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from s4node.config import kinds
 from s4node.errors import ConfigError
-from s4node.events.keys import crc32
+from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.producer_offsets import KeptProducer, Producer
 from s4node.offsets.task_claims import ProgressStore
@@ -24,16 +24,23 @@ from s4node.state import epochs
 from s4node.state.checkpoint_policy import Keeping, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.remote_backup import Depot
+from s4node.state.remote_job import Depot
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
 """The fact when a task's progress was written (Unix time, ms)."""
 
+DONE = "done"
+"""The fact in which run of its job a task was done; 0 for none."""
+
 
 def safe_name(name: str) -> str:
-    """A name as that of a folder: letters, digits and ``._-`` as they are."""
-    return "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name).lstrip(".")
+    """A name as that of a folder: letters, digits and ``._-`` as they are, but for a dot in front.
+
+    So two names never have one folder, and none leads out of its own.
+    """
+    safe = "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name)
+    return f"%2e{safe[1:]}" if safe.startswith(".") else safe
 
 
 def named_folder(folder: Path, name: str) -> Path:
@@ -93,7 +100,7 @@ def kept_by(folder: Path, task: str, depot: Depot | None = None) -> Iterator[Tas
         return
     shipment = None if depot is None else depot.task(place.name)
     with epochs.copied(place, shipment) as database:
-        yield TaskState(database, crc32)
+        yield TaskState(database, crc32m)
 
 
 def replace(
@@ -114,10 +121,11 @@ def replace(
         if shipment is not None:
             shipment.claim(claim.fence, "", 0)
         database = epochs.claim(place, claim.fence, Database, shipment)
-        state = TaskState(database, crc32, fence=claim.fence, ship=shipment)
+        state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
         try:
             Keeping(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
+            state.set_meta(DONE, 0)
             state.begin_commit(checkpoint.positions())
             store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
             state.write()

@@ -28,7 +28,7 @@ import msgspec
 
 from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
-from s4node.state import key_encoding as ordered
+from s4node.state import key_encoding
 from s4node.state.key_types import parts_of
 from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, with_text_rows
 from s4node.store_spec import StoreSpec
@@ -112,7 +112,7 @@ class KeyValueStore(Generic[K, V]):
             self._over = lambda: ended
         self._key: type = get_origin(spec.key) or spec.key
         self._parts = parts_of(spec.key)
-        decode_key = ordered.decode_tuple if self._key is tuple else ordered.decode
+        decode_key = key_encoding.decode_tuple if self._key is tuple else key_encoding.decode
         self._key_of: Callable[[bytes], K] = decode_key  # type: ignore[assignment]
         self._row: Callable[[K], bytes] = self._any_row
         if self._key is str:
@@ -227,7 +227,7 @@ class KeyValueStore(Generic[K, V]):
             wrong = self._parts.wrong(key, beginning=bound)
             if wrong:
                 raise self._no_key(key, wrong)
-        return ordered.encode(key)
+        return key_encoding.encode(key)
 
     def _no_key(self, key: K, wrong: str) -> StateError:
         keys = self._key.__name__ if self._parts is None else self.spec.key

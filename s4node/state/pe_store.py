@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from s4node.errors import NotSaveable
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
-from s4node.state import key_encoding as ordered
+from s4node.state import key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import TASK_GROUP, Changes, prefix, with_text_rows
 
@@ -203,4 +203,4 @@ class SavedInstances:
     def _any_row(self, key: Key | None) -> bytes:
         if key is None:
             return prefix(TASK_GROUP, self._table)
-        return prefix(self._hasher(key) % KEY_GROUPS, self._table) + ordered.encode(key)
+        return prefix(self._hasher(key) % KEY_GROUPS, self._table) + key_encoding.encode(key)

@@ -27,7 +27,8 @@ Batch = tuple[int, int]
 FORMAT = 1
 KEPT_MANIFESTS = 2
 
-_NAME = re.compile(r"([0-9]{16})-(.+)")
+_NAME = re.compile(r"([0-9]{16})-([0-9a-f]+)")
+_FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -75,6 +76,16 @@ def batches_of(names: Iterable[str]) -> set[Batch]:
     """The commits of which there are objects."""
     found = (match for name in names if (match := _NAME.fullmatch(name)))
     return {(int(match[1]), int(match[2])) for match in found if match[2].isdecimal()}
+
+
+def misnamed(manifest: Manifest) -> str | None:
+    """A file or an object of the manifest whose name is none of ours, and may lead elsewhere."""
+    for file, stored in manifest.files.items():
+        if not _FILE.fullmatch(file):
+            return file
+        if not _NAME.fullmatch(stored.object):
+            return stored.object
+    return None
 
 
 def chain(manifest: Manifest, there: Collection[Batch]) -> list[Batch]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from s4node.config import plugins as own
-from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config import plugins, settings
+from s4node.config.config import Config
 from s4node.errors import ConfigError, UnknownStream
 from s4node.events.event import LIVE
 from s4node.offsets.system import System
@@ -73,6 +72,6 @@ def _make(kind: str, name: str, address: str) -> System:
                 f"node listens"
             )
         kind = "s4node.systems.embedded_log:EmbeddedLog"  # brings sockets along
-    made: System = own.made(kind, f"systems.{name}.type", "system", name, address)
-    own.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
+    made: System = plugins.made(kind, f"systems.{name}.type", "system", name, address)
+    plugins.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
     return made

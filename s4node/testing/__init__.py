@@ -8,6 +8,10 @@
         with AppTest(app) as test:
             test.send("clicks", Click("joe"))
             assert test.state(Count, "joe").clicks == 1
+
+It may touch every room below it but sockets and clusters; tasks keep state in a temporary folder.
+Begin with ``AppTest`` (in ``app_test``), which has all that a test calls; ``runtime`` stands in for
+a container, ``client`` for programs that send, and ``guest`` runs trio while the test waits.
 """
 
 from s4node.testing.app_test import AppTest

@@ -5,6 +5,8 @@ Rules
   for room, or for the world outside.
 - What makes a node's app fail is raised by the call during which it happens.
 - A name that does not exist is answered with those that do.
+- A setting that the kit does not follow, and by which a node would do something else with the
+  events, is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any, Generic, TypeVar, overload
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.config.settings import Config
-from s4node.errors import S4Error
+from s4node.config import settings as keys
+from s4node.config.config import Config
+from s4node.config.key import Pattern, Setting
+from s4node.errors import ConfigError, S4Error
 from s4node.events.keys import Key
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.testing.client import ClientStream, InputClient, Refused
@@ -30,6 +34,37 @@ P = TypeVar("P", bound=ProcessingElement)
 
 _PATIENCE = 0.01
 """Real seconds between two looks at a condition."""
+
+
+_FAMILIES: dict[Pattern[Any], object] = {
+    keys.STREAM_GRADE: "fast",
+    keys.ON_ERROR: "fail",
+    keys.STREAM_PRIORITY: 0,
+    keys.STREAM_BOOTSTRAP: False,
+}
+_SINGLE: tuple[Setting[Any], ...] = (
+    keys.DEAD_LETTERS,
+    keys.BROADCAST_INPUTS,
+    keys.GROUPER,
+    keys.CHOOSER,
+)
+"""What the kit does not follow; with the value of a family by which a node does the same."""
+
+
+def _check_supported(config: Config) -> None:
+    """Raise ConfigError for the settings that a test would silently not follow."""
+    wrong = [key.name for key in _SINGLE if config[key] != key.default]
+    for family, same in _FAMILIES.items():
+        members = config.matching(family)
+        wrong += [each.join(family.ends) for each, value in members.items() if value != same]
+    if wrong:
+        given = {entry.name: entry.text for entry in config.items()}
+        told = ", ".join(f"{name} = {given[name]}" for name in wrong)
+        raise ConfigError(
+            f"AppTest does not support {told}: it runs tasks in memory, which keep no progress and "
+            f"read all inputs alike. Leave it out, or run a Container in the test, as "
+            f"docs/testing-apps.md shows"
+        )
 
 
 class AppTest(Generic[A]):
@@ -44,9 +79,10 @@ class AppTest(Generic[A]):
             assert test.output("results") == [Result("joe", 1)]
 
     ``app`` is an App or its class. ``parameters`` are what the app finds in ``app.parameters``;
-    ``settings`` are any others, by their keys and as texts. An App that declares its graph in
-    ``on_init`` can be run once; give the class, or a new object for each test. Leaving the ``with``
-    block stops the app in order: it works off what waits, then ``on_close`` is called.
+    ``settings`` are any others, by their keys and as texts; raises ConfigError for one that the kit
+    does not support, such as a stream's grade ``durable`` or its ``onError``. An App that declares
+    its graph in ``on_init`` can be run once; give the class, or a new object for each test. Leaving
+    the ``with`` block stops the app in order: it works off what waits, then ``on_close`` is called.
     """
 
     def __init__(
@@ -60,7 +96,9 @@ class AppTest(Generic[A]):
         self.app: A = app() if isinstance(app, type) else app
         values = {"s4.cluster.partitions": str(partitions), **(settings or {})}
         values |= {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
-        self._runtime = Runtime(self.app, Config.of(values))
+        config = Config.of(values)
+        _check_supported(config)
+        self._runtime = Runtime(self.app, config)
         self._state = "has not started; use 'with AppTest(...) as test:'"
 
     def __enter__(self) -> AppTest[A]:

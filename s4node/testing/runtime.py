@@ -24,7 +24,7 @@ import trio.testing
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import GraphError, S4Error, WouldBlock
 from s4node.events.event import EventBatch
 from s4node.events.keys import Partitioner, hasher_named
@@ -443,18 +443,20 @@ class _Carrier:
         stages = [task.backlog.stages[self._stream.name] for task in runtime.tasks]
         return max(stage.depth / stage.capacity for stage in stages)
 
-    async def send(self, events: Sequence[Any]) -> None:
-        """Take events once there is room."""
+    async def send(self, events: Sequence[Any]) -> int:
+        """Take events once there is room; none is dropped."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
             await self._runtime.park().wait()
         self._carry(events)
+        return 0
 
-    def send_nowait(self, events: Sequence[Any]) -> None:
-        """Take events if there is room."""
+    def send_nowait(self, events: Sequence[Any]) -> int:
+        """Take events if there is room; none is dropped."""
         if self.pressure >= 1:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
         self._carry(events)
+        return 0
 
     def _carry(self, events: Sequence[Any]) -> None:
         self._turn = (self._turn + 1) % len(self._runtime.tasks)

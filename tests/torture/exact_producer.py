@@ -18,7 +18,7 @@ import trio
 
 from s4node import Client
 from s4node.errors import ConnectionRefused, StageBroken
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.exact import Order, order
 
 PATIENCE_SECONDS = 6.0
@@ -93,5 +93,5 @@ async def produce(
 
 
 if __name__ == "__main__":
-    logging.configure("warning")
+    log_setup.configure("warning")
     trio.run(main, *sys.argv[1:])

@@ -23,7 +23,7 @@ from harness import free_port, run_s4
 
 from s4node import Client, Oldest
 from s4node.failpoints import POINTS
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.exact import Order, order
 from torture.log_run import LogTorture
 from torture.run import SESSION_SECONDS, SETTINGS
@@ -299,7 +299,7 @@ async def torture_exact(
 
 def main(seed: int, kills: int, hits: int, folder: Path) -> bool:
     """Run it once, and print what happens; whether all claims held."""
-    logging.configure("warning")
+    log_setup.configure("warning")
     print(f"EXACT SEED={seed} KILLS={kills} HITS={hits}  logs in {folder}", flush=True)
     say = partial(print, flush=True)
     run = trio.run(partial(torture_exact, folder, seed, kills, hits, say))

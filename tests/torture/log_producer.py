@@ -21,7 +21,7 @@ import trio
 from s4node import Client
 from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.apps import GROUPS, USERS, Tap
 
 
@@ -87,5 +87,5 @@ async def main(address: str, name: str, notes: str, partitions: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.configure("warning")
+    log_setup.configure("warning")
     trio.run(main, *sys.argv[1:])

@@ -25,7 +25,7 @@ from kept import kept_positions
 
 from s4node import Client, Oldest
 from s4node.errors import S4Error
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.apps import Tap
 from torture.copying import WAYS
 from torture.ledger import read
@@ -376,7 +376,7 @@ async def torture_log(
 
 def main(seed: int, seconds: float, folder: Path) -> bool:
     """Run it once, and print what happens; whether all claims held."""
-    logging.configure("warning")
+    log_setup.configure("warning")
     print(f"LOG SEED={seed} SECONDS={seconds:g}  notes in {folder}", flush=True)
     run = trio.run(partial(torture_log, folder, seed, seconds, partial(print, flush=True)))
     print(f"{run.total} events; {dict(run.done)}; dead: {sorted(run.dead)}")

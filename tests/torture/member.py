@@ -22,7 +22,7 @@ from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.config import settings
 from s4node.errors import leaves
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.apps import make
 
 
@@ -37,7 +37,7 @@ def cut(chance: random.Random) -> None:
 async def main(folder: str, app: str, name: str, expected: str, notes: str, *more: str) -> None:
     values = dict(setting.split("=", 1) for setting in more)
     config = Config.of({"s4.listener.address": "tcp://127.0.0.1:0", **values})
-    logging.configure("info", config[settings.LOGGER_FORMAT])
+    log_setup.configure("info", config[settings.LOGGER_FORMAT])
     coordination = FolderCoordination(
         Path(folder), session_timeout=config[settings.SESSION_TIMEOUT]
     )

@@ -26,7 +26,7 @@ from harness import ROOT, Proxy, environment, in_thread, plain_errors, proxy, un
 
 from s4node import Client, SyncClient
 from s4node.events.schema import JsonText
-from s4node.process import log_setup as logging
+from s4node.process import log_setup
 from torture.apps import GROUPS, USERS, Tap
 from torture.ledger import Sent, complaints, read
 
@@ -378,7 +378,7 @@ async def torture(
 
 def main(seed: int, seconds: float, deaths: bool, folder: Path) -> bool:
     """Run it once, and print what happens; whether all claims held."""
-    logging.configure("warning")
+    log_setup.configure("warning")
     print(f"SEED={seed} SECONDS={seconds:g} DEATHS={int(deaths)}  notes in {folder}", flush=True)
     run = trio.run(partial(torture, folder, seed, seconds, deaths, partial(print, flush=True)))
     total = sum(one.number for one in run.sent.values())

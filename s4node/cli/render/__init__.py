@@ -1,1 +1,10 @@
-"""Pictures of apps and clusters for a terminal."""
+"""What ``s4 graph``, ``s4 status`` and ``s4 top`` show, as text for people.
+
+``diagram`` says what a drawing of an app shows; ``picture`` draws it with characters, ``mermaid``
+as Mermaid text. ``dashboard`` shows what a cluster does.
+
+It may touch ``app``, ``deploy`` (the snapshot of a cluster) and ``errors``. Only ``dashboard``
+writes to a terminal, through rich; the others are pure.
+
+Begin with ``diagram``: both drawings are made from it.
+"""

@@ -42,19 +42,28 @@ def console() -> Console:
     return Plain(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
 
 
-def show(console: Console, snapshot: Snapshot, *, live: bool = False) -> None:
-    """Print it once."""
-    console.print(rendered(snapshot, console.width, live=live))
+def show(console: Console, snapshots: Sequence[Snapshot], *, live: bool = False) -> None:
+    """Print them once."""
+    console.print(rendered(snapshots, console.width, live=live))
 
 
-def rendered(snapshot: Snapshot, width: int, *, live: bool = False) -> RenderableType:
-    """The snapshot for ``width`` columns; ``live`` is with rates, and without what has no end."""
+def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool = False) -> RenderableType:
+    """The snapshots for ``width`` columns; ``live`` is with rates, and without what has no end."""
+    from rich.console import Group
+
+    return Group(*(_rendered(each, width, live=live) for each in snapshots))
+
+
+def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     if not snapshot.nodes:
         return Text(f"no node of cluster {snapshot.cluster!r} lives")
-    parts: list[RenderableType] = [Text(f"cluster {snapshot.cluster}", style="bold")]
+    where = f"in {snapshot.folder}" if snapshot.folder else f"process {snapshot.nodes[0].pid}"
+    parts: list[RenderableType] = [
+        Text(on_one_line(f"cluster {snapshot.cluster}, {where}"), style="bold", no_wrap=True)
+    ]
     if snapshot.bottleneck:
         parts.append(Text(f"bottleneck: {snapshot.bottleneck}", style="bold red"))
     if snapshot.apps:

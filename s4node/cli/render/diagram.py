@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from s4node.app import dataflow as flow
+from s4node.app import dataflow
 from s4node.app.app import App
 from s4node.app.graph import rule_of
 from s4node.app.prototype import Prototype
@@ -81,7 +81,7 @@ class Diagram:
 
 def diagram_of(app: App) -> Diagram:
     """The diagram of an app whose graph is declared."""
-    puts = flow.puts(app)
+    puts = dataflow.puts(app)
     order = _order(app, puts)
     place = {name: at for at, name in enumerate(order)}
     edges = []
@@ -104,7 +104,7 @@ def diagram_of(app: App) -> Diagram:
             )
         )
     pes = [_pe(app.prototypes[name][0]) for name in order]
-    cycles = tuple(map(tuple, flow.cycles(flow.edges(app))))
+    cycles = tuple(map(tuple, dataflow.cycles(dataflow.edges(app))))
     return Diagram(app.name, tuple(pes), tuple(edges), cycles)
 
 

@@ -1,8 +1,9 @@
 """What the nodes of all clusters share: a tree of small entries, written through sessions.
 
 Rules
-- This is a contract, implemented by a folder on one machine (:mod:`s4node.cluster.coordination.folder`) and made
-  so that ZooKeeper can implement every sentence of it. Who needs more than is stated here is wrong.
+- This is a contract, implemented by a folder on one machine
+  (:mod:`s4node.cluster.coordination.folder`) and made so that ZooKeeper can implement every
+  sentence of it. Who needs more than is stated here is wrong.
 - A path is ``/`` or ``/part/part``; a part is any printable text without ``/`` that is
   not empty, ``.`` or ``..``. ``/`` is always there and holds no data.
 - Writes are linearizable: all sessions see them in one order, and a read sees every write that had

@@ -2,8 +2,8 @@
 
 Rules
 - The folder holds a database (:mod:`s4node.cluster.coordination.tree`), a file for each session
-  (:mod:`s4node.cluster.coordination.session_file`) and a lock for what must happen one at a time. It must be on
-  a disk of this machine: network file systems keep neither kind of lock reliably.
+  (:mod:`s4node.cluster.coordination.session_file`) and a lock for what must happen one at a time.
+  It must be on a disk of this machine: network file systems keep neither kind of lock reliably.
 - Calls that read or write run in a thread, for SQLite may wait for another process or the disk.
   Looking for changes runs in the loop, every 50 ms: a few system calls that never wait, about
   0.1 ms in all.
@@ -50,7 +50,7 @@ from s4node.config.settings import COORDINATION_FOLDER
 from s4node.errors import CoordinationError, SessionLost
 from s4node.logger import get_logger
 
-log = get_logger("s4node.coordination")
+log = get_logger("s4node.cluster")
 
 T = TypeVar("T")
 

@@ -46,7 +46,7 @@ from s4node.logger import get_logger
 if TYPE_CHECKING:
     from s4node.cluster.coordination.contract import Session
 
-log = get_logger("s4node.membership")
+log = get_logger("s4node.cluster")
 
 GATHER_SECONDS = 10.0
 

@@ -1,8 +1,8 @@
 """What the nodes know of each other, as entries of the coordination's tree.
 
 Rules
-- Written once, on the contract of :mod:`s4node.cluster.coordination.contract`; the only place that knows
-  where in the tree things are.
+- Written once, on the contract of :mod:`s4node.cluster.coordination.contract`; the only place that
+  knows where in the tree things are.
 - What lives is ephemeral (nodes, members), what is decided is persistent (clusters, apps,
   assignments, who produces and consumes a stream).
 - Entries are JSON that newer versions may add fields to; older ones ignore them.
@@ -82,7 +82,7 @@ class AppInfo(msgspec.Struct, frozen=True):
     version: str
     partitions: int
     package: str = ""
-    hasher: str = "crc32"
+    hasher: str = "crc32m"
     expected: int = 1
     state: str = RUNNING
 
@@ -194,10 +194,9 @@ class Registry:
         all_ = await self._all(_path("clusters", cluster, "nodes"), NodeInfo)
         return {name: found.value for name, found in all_.items()}
 
-    async def other_clusters(self, cluster: str) -> list[str]:
-        """The other clusters of which nodes live."""
-        named = [name for name in await self._names(_path("clusters")) if name != cluster]
-        return [name for name in named if await self.nodes(name)]
+    async def living_clusters(self) -> list[str]:
+        """The clusters of which nodes live."""
+        return [name for name in await self._names(_path("clusters")) if await self.nodes(name)]
 
     # --- apps ------------------------------------------------------------------------------------
 

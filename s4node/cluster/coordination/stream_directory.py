@@ -24,7 +24,7 @@ from s4node.logger import get_logger
 if TYPE_CHECKING:
     from s4node.cluster.coordination.contract import Session
 
-log = get_logger("s4node.directory")
+log = get_logger("s4node.cluster")
 
 
 @dataclass(frozen=True)

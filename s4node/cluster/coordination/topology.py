@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError
 
 

@@ -29,7 +29,7 @@ from s4node.errors import NodeUnreachable, S4Error, described, leaves
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 
-log = get_logger("s4node.admin")
+log = get_logger("s4node.cluster")
 
 MAX_LINE_BYTES = 64 << 20
 CONNECT_SECONDS = 5.0

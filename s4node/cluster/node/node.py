@@ -37,15 +37,14 @@ from s4node.cluster.coordination.registry import (
     Registry,
 )
 from s4node.cluster.coordination.tree import LastingTreeError
-from s4node.cluster.node import admin
+from s4node.cluster.node import admin, supervisor_protocol
 from s4node.cluster.node import package as archive
-from s4node.cluster.node import supervisor_protocol as lifeline
 from s4node.cluster.node.node_folder import NodeFolder, node_folder
 from s4node.cluster.node.package import Manifest, Store
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.kinds import is_name
-from s4node.config.settings import Config
 from s4node.errors import (
     ConfigError,
     ContainerFailed,
@@ -57,7 +56,7 @@ from s4node.errors import (
 )
 from s4node.logger import get_logger
 
-log = get_logger("s4node.node")
+log = get_logger("s4node.cluster")
 
 """The states of an app in the registry."""
 
@@ -358,8 +357,8 @@ class Node:
 
     def _to_begin(
         self, manifest: Manifest, digest: str, partitions: int, expected: int, *, hold: bool = False
-    ) -> lifeline.Begin:
-        given = lifeline.handed_on(self.config, self.address)
+    ) -> supervisor_protocol.Begin:
+        given = supervisor_protocol.handed_on(self.config, self.address)
         host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",
@@ -367,7 +366,7 @@ class Node:
             settings.CLUSTER_PARTITIONS.name: str(partitions),
             settings.COORDINATION_FOLDER.name: str(self._coordination.folder),
         }
-        return lifeline.Begin(
+        return supervisor_protocol.Begin(
             app=manifest.name,
             member=self.name,
             settings=given | manifest.settings | ours,
@@ -377,6 +376,7 @@ class Node:
             folder=str(self._folder.code / digest[:20]),  # of no name that a stranger has given
             node=self.name,
             coordination=str(self._coordination.folder),
+            door=self.address,
             expected=expected,
             hold=hold,
         )

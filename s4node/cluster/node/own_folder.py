@@ -4,21 +4,29 @@ Rules
 - The lock is a flock on a file in the folder; the kernel lets go of it when the process dies. The
   file gets its name when it is locked, so that no folder is taken for abandoned while it is made.
 - Nothing is touched that has no such file, or is another user's.
+- A reader asks for a shared lock, so that it is in no other reader's way.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from s4node.cluster.coordination.folder import has_sessions
 
 _LOCK = "owner.lock"
+
+_LONGEST_SOCKET_PATH = 100
+"""Unix sockets' paths end at 108 bytes on Linux, and at 104 elsewhere."""
+
+_SHORT = "s4-node-"
+"""How the folders begin that are made elsewhere, where a socket's path would be too long."""
 
 
 @contextmanager
@@ -49,6 +57,65 @@ def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
             pass
         finally:
             os.close(descriptor)
+
+
+def lives(folder: Path) -> bool:
+    """Return True if the process of a folder lives."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class ProcessFolder:
+    """A process's folder: its ``path``, and where its ``admin`` socket goes; see
+    :func:`process_folder`."""
+
+    def __init__(self, path: Path, admin: Path) -> None:
+        self.path = path
+        self.admin = admin
+
+
+@contextmanager
+def process_folder(below: Path) -> Iterator[ProcessFolder]:
+    """A new folder of this process in ``below``; gone at the end of the block.
+
+    Folders there of processes that were killed are removed. Raises OSError where the folder cannot
+    be made.
+    """
+    below.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(below)
+    folder = below / secrets.token_hex(4)
+    folder.mkdir(mode=0o700)
+    with locked(folder):
+        admin = folder / "admin"
+        places = [folder]
+        if len(os.fsencode(admin)) > _LONGEST_SOCKET_PATH:
+            places.append(Path(tempfile.mkdtemp(prefix=_SHORT)))
+            (folder / "elsewhere").symlink_to(places[-1])
+            admin = places[-1] / "admin"
+        try:
+            yield ProcessFolder(folder, admin)
+        finally:
+            for place in places:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _sweep(below: Path) -> None:
+    """Remove the folders of processes that have died."""
+    for folder in abandoned(below.iterdir()):
+        with suppress(FileNotFoundError):
+            elsewhere = (folder / "elsewhere").readlink()
+            if elsewhere.name.startswith(_SHORT):
+                shutil.rmtree(elsewhere, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -56,8 +56,9 @@ def python_here() -> str:
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a package is.
 
-    ``entry`` names the app: ``package.module:name`` in the sources; for a pickle the file that it
-    was made from. ``settings`` are those that it was deployed with; they win over a node's own.
+    ``entry`` names the app in the sources: ``package.module:name`` or ``FILE.py:name``; for a
+    pickle the file that it was made from. ``settings`` are those that it was deployed with; they
+    win over a node's own. ``requires`` names what must be installed on a node.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     s4node: str
     settings: dict[str, str] = {}
+    requires: list[str] = []
     format: int = FORMAT
 
     def check_names(self) -> None:

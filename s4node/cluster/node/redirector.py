@@ -17,12 +17,12 @@ from typing import Protocol
 import trio
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.net.ingress.listener import Connection, Listener, check_reachable, no_log
 from s4node.net.wire import frame as wire
 
-log = get_logger("s4node.door")
+log = get_logger("s4node.cluster")
 
 Lookup = Callable[[str, bool], Sequence[str] | str]
 """The addresses of the containers whose app takes a stream, or why there are none. With True, of

@@ -89,6 +89,11 @@ class Limits:
     longest_pause: float = 30.0
 
     @property
+    def pulse_interval(self) -> float:
+        """Seconds between two pulses, so that one that is late costs nothing."""
+        return min(1.0, self.pulse / 4)
+
+    @property
     def calm(self) -> float:
         """After how long a run the next end counts as the first."""
         return 2 * self.longest_pause

@@ -1,7 +1,8 @@
 """The supervisor: starts container processes, watches over them, starts them again, stops them.
 
 Rules
-- What to do is decided by :mod:`s4node.cluster.node.restart_policy`; here are the processes and the lines.
+- What to do is decided by :mod:`s4node.cluster.node.restart_policy`; here are the processes and the
+  lines.
 - A container process is in a session of its own, so Ctrl-C at a terminal reaches only the
   supervisor, which stops its containers in order.
 - Leaving :func:`supervising` leaves no process behind: what has not ended by then is killed, and
@@ -26,16 +27,15 @@ from typing import Any
 import msgspec
 import trio
 
-from s4node.cluster.node import admin
-from s4node.cluster.node import supervisor_protocol as lifeline
+from s4node.cluster.node import admin, supervisor_protocol
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ContainerFailed
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 
-log = get_logger("s4node.supervisor")
+log = get_logger("s4node.cluster")
 
 _LAST_WORDS_SECONDS = 1.0
 """How long what a process said right before its end may take to be read."""
@@ -62,16 +62,16 @@ class ContainerProcess:
 
     def __init__(
         self,
-        begin: lifeline.Begin,
+        begin: supervisor_protocol.Begin,
         limits: Limits,
         on_change: Callable[[ContainerProcess], None],
     ) -> None:
         self.begin = begin
         self.address = ""
         """Where it listens; empty while it is not ready."""
-        self.prepared: lifeline.Prepared | None = None
+        self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: dict[str, Any] = {}
-        self.failure: lifeline.Failed | None = None
+        self.failure: supervisor_protocol.Failed | None = None
         self.ended_because = ""
         """Why it ended without being asked the last time, and when."""
         self._failed_ms = 0
@@ -115,7 +115,7 @@ class ContainerProcess:
             failed_ms=self._failed_ms,
         )
 
-    async def wait_prepared(self) -> lifeline.Prepared:
+    async def wait_prepared(self) -> supervisor_protocol.Prepared:
         """Its app is loaded and checked; raises ContainerFailed with the reason why it is not."""
         while self.prepared is None:
             await self._wait_change()
@@ -131,7 +131,7 @@ class ContainerProcess:
         """Let a process that holds begin; does nothing to others."""
         if self.begin.hold:
             self.begin = msgspec.structs.replace(self.begin, hold=False)
-            await self._say(lifeline.Go())
+            await self._say(supervisor_protocol.Go())
 
     def stop_soon(self) -> None:
         """Have it drain and end, or killed where that takes too long."""
@@ -163,7 +163,7 @@ class ContainerProcess:
         try:
             near, process = await self._open()
         except OSError as error:  # too many processes or files, or Python itself has gone
-            self.failure = lifeline.Failed(f"it cannot be started: {error}")
+            self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}")
             self._exited(None)
             return
         with near:
@@ -211,7 +211,8 @@ class ContainerProcess:
         while True:
             match self._life.look(trio.current_time()):
                 case Action.STOP:
-                    nursery.start_soon(self._say, lifeline.Stop())  # who is stopped reads nothing
+                    # In a task of its own, for who is stopped reads nothing.
+                    nursery.start_soon(self._say, supervisor_protocol.Stop())
                 case Action.KILL:
                     assert self._process is not None
                     self._process.kill()
@@ -219,38 +220,38 @@ class ContainerProcess:
                     await self._wait_look()
 
     async def _listen(self, line: trio.SocketStream, heard_all: trio.Event) -> None:
-        lines = lifeline.Lines()
+        lines = supervisor_protocol.Lines()
         try:
             async for data in line:
                 for text in lines.feed(data):
-                    self._heard(lifeline.from_container(text))
+                    self._heard(supervisor_protocol.from_container(text))
         except trio.BrokenResourceError:
             pass
         except (ValueError, *UNREADABLE) as error:
-            self.failure = lifeline.Failed(f"it said what is no message: {error}")
+            self.failure = supervisor_protocol.Failed(f"it said what is no message: {error}")
             assert self._process is not None
             self._process.kill()
         heard_all.set()
 
-    def _heard(self, message: lifeline.FromContainer) -> None:
+    def _heard(self, message: supervisor_protocol.FromContainer) -> None:
         now = trio.current_time()
         match message:
-            case lifeline.Pulse():
+            case supervisor_protocol.Pulse():
                 self._life.pulse(now)
                 self.statistics = message.statistics
                 return
-            case lifeline.Prepared():
+            case supervisor_protocol.Prepared():
                 self.prepared = message
                 if not self.begin.app:
                     self.begin = msgspec.structs.replace(self.begin, app=message.app)
                 if self.begin.hold:
                     self._life.ready(now)
-            case lifeline.Ready():
+            case supervisor_protocol.Ready():
                 self._life.ready(now)
                 self.address = message.address
-            case lifeline.Failed():
+            case supervisor_protocol.Failed():
                 self.failure = message
-            case lifeline.Done():
+            case supervisor_protocol.Done():
                 log.info("a container is done", app=self.begin.app, container=self.begin.member)
                 self._life.stop(now)
         self._nudge()
@@ -264,25 +265,25 @@ class ContainerProcess:
         self._life.exited(now)
         if not asked or status:
             if self.failure is None:
-                self.failure = lifeline.Failed(killed or _ending(status))
+                self.failure = supervisor_protocol.Failed(killed or _ending(status))
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
             if not self.begin.hold:  # who waits for one that holds is told
                 self._log(self.failure, now)
         self._tell()
 
-    def _log(self, failure: lifeline.Failed, now: float) -> None:
+    def _log(self, failure: supervisor_protocol.Failed, now: float) -> None:
         pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
         trace = {"trace": failure.trace} if failure.trace else {}
         log.error("a container ended", app=self.begin.app, container=self.begin.member,
                   reason=failure.error, starts_again_in=pause, **trace)  # fmt: skip
 
-    async def _say(self, message: lifeline.Message) -> None:
+    async def _say(self, message: supervisor_protocol.Message) -> None:
         line = self._line
         if line is not None:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 async with self._saying:
-                    await line.send_all(lifeline.encode(message))
+                    await line.send_all(supervisor_protocol.encode(message))
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -322,8 +323,10 @@ class Supervisor:
         """Set, and replaced by another, whenever something about a process has changed."""
         self._nursery = nursery
 
-    def start(self, begin: lifeline.Begin) -> ContainerProcess:
+    def start(self, begin: supervisor_protocol.Begin) -> ContainerProcess:
         """Start a container process and keep it alive from now on."""
+        seconds = min(begin.pulse_seconds, self.limits.pulse_interval)
+        begin = msgspec.structs.replace(begin, pulse_seconds=seconds)
         process = ContainerProcess(begin, self.limits, self._change)
         self.processes.append(process)
         self._nursery.start_soon(process.run)

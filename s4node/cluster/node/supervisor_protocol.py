@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 
 MAX_LINE_BYTES = 8 << 20
 """A line that is longer is no message of ours."""
@@ -46,7 +46,7 @@ class Begin(Message, tag="begin", frozen=True):
     ``digest``, and the ``folder`` to unpack it in) is the app, and ``app`` its name; empty where
     the app's own code is to say it. ``member`` is the container's
     name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
-    partitions with the ``expected`` members.
+    partitions with the ``expected`` members. ``door`` is where programs outside ask for it.
     """
 
     app: str
@@ -59,6 +59,7 @@ class Begin(Message, tag="begin", frozen=True):
     folder: str = ""
     node: str = ""
     coordination: str = ""
+    door: str = ""
     expected: int = 1
     adapter: bool = False
     hold: bool = False

@@ -36,14 +36,16 @@ from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.logger import get_logger
 from s4node.net.client.subscription import Subscription
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox import Outbox, Refusal
-from s4node.net.transport import fork_guard as forked
-from s4node.net.transport.pair_socket import need_trio
-from s4node.net.transport.why_silent import why_silent
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
+from s4node.net.transport import fork_guard
+from s4node.net.transport.pair_socket import host_and_port, need_trio
+from s4node.net.transport.why_silent import first_answering, why_all_silent
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Startpoint
 
-log = get_logger("s4node.client")
+log = get_logger("s4node.net")
 
 _BREATHE = 255
 """Events that are taken before other tasks run. Odd, so that where large and small ones alternate
@@ -54,7 +56,7 @@ _BREATHE_BYTES = 1 << 20
 
 
 class Client:
-    """A connection to the node at ``address``, such as ``tcp://127.0.0.1:12000``.
+    """A connection to the nodes at ``address``, such as ``tcp://127.0.0.1:12000``.
 
     ::
 
@@ -62,6 +64,9 @@ class Client:
             clicks = await client.stream("clicks")
             await clicks.send(Click("joe"))
             refused = await clicks.flush()
+
+    ``address`` may be a list, of nodes of one cluster: any of them may be down when the program
+    starts, and the others are heard of from those that answer.
 
     ``producer`` is this producer's id; left out, it is random. Where a program that may die sends
     to a durable stream, choose one that it keeps for ever, and that no other program has: then it
@@ -74,7 +79,7 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         producer: str = "",
         timeout: float = 10.0,
@@ -87,7 +92,7 @@ class Client:
             )
         if long := wire.too_long(producer):
             raise ConfigError(long)
-        self.address = address
+        self.addresses = addresses_of(address)
         self._stable = bool(producer)
         self.producer = producer or f"client-{secrets.token_hex(5)}"
         self.timeout = timeout
@@ -95,7 +100,7 @@ class Client:
         self._incarnation = secrets.token_hex(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._emitter = Emitter([address], queue_size=queue_size, on_news=self._heard)
+        self._emitter = Emitter(queue_size=queue_size, on_news=self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -103,7 +108,9 @@ class Client:
 
     async def __aenter__(self) -> Client:
         need_trio()
-        forked.use()
+        fork_guard.use()
+        for address in self.addresses:
+            host_and_port(address)
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
         try:
@@ -160,7 +167,7 @@ class Client:
         what is committed is left out, and each event counts once however often the program dies.
         Without it, what is sent is new; :meth:`ClientStream.resume_at` tells what went before.
         """
-        forked.check()
+        fork_guard.check()
         if self._nursery is None:
             raise StageClosed("the client is not open; use it in 'async with'")
         async with self._opening.setdefault(name, trio.Lock()):
@@ -172,33 +179,36 @@ class Client:
         self, name: str, key: KeySpec | None, types: Sequence[type] | type, again: bool
     ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
-        outbox = Outbox(
-            name,
-            self.producer,
-            self._incarnation,
-            key=key,
-            types=types,
-            stable=self._stable,
-            again=again,
-        )
-        stream = ClientStream(self, outbox, self._emitter, self._news)
-        self._emitter.add(outbox)
+        outbox = Outbox(name, self.producer, key=key, types=types)
+        routes = Routes(outbox, self._incarnation, stable=self._stable, again=again)
+        stream = ClientStream(self, routes, self._emitter, self._news)
+        self._emitter.add(routes)
         try:
             with trio.move_on_after(self.timeout):
-                while not outbox.opened and not outbox.error:
+                await self._reach()
+                while not routes.opened and not outbox.error:
                     await self._news.park()
         finally:
             stranger = self._emitter.stranger
-            if outbox.error or not outbox.opened:
-                self._emitter.remove(outbox)
-        if outbox.error or not outbox.opened:
+            if outbox.error or not routes.opened:
+                self._emitter.remove(routes)
+        if outbox.error or not routes.opened:
             reason = outbox.error or await self._unanswered(stranger)
-            raise ConnectionRefused(f"stream {name!r} at {self.address}: {reason}")
+            raise ConnectionRefused(f"stream {name!r} at {', '.join(self.addresses)}: {reason}")
         return stream
+
+    async def _reach(self) -> None:
+        """See to it that a node is dialled which names the others. Only one is, for two addresses
+        may be of one node, which takes no producer twice."""
+        if self._emitter.connected:
+            return
+        several = len(self.addresses) > 1
+        chosen = await first_answering(self.addresses) if several else self.addresses[0]
+        self._emitter.seeds([chosen])
 
     async def _unanswered(self, stranger: str) -> str:
         within = f"no answer within {self.timeout:g} s"
-        why = await why_silent(self.address, stranger)
+        why = await why_all_silent(self.addresses, stranger)
         if why:
             return f"{within}; {why}"
         return (
@@ -233,7 +243,7 @@ class Client:
         """
         types = (types,) if isinstance(types, type) else tuple(types)
         return Subscription(
-            self.address, stream, types, start=start, timeout=self.timeout, queue_size=queue_size
+            self.addresses, stream, types, start=start, timeout=self.timeout, queue_size=queue_size
         )
 
     async def flush(self) -> list[Refusal]:
@@ -283,6 +293,14 @@ class Client:
             stream._tell_unknown()
 
 
+def addresses_of(address: str | Sequence[str]) -> tuple[str, ...]:
+    """One address or several, as several; raises ConfigError for none."""
+    found = (address,) if isinstance(address, str) else tuple(address)
+    if not found:
+        raise ConfigError("a client needs the address of a node; give one, or a list of them")
+    return found
+
+
 def warn_of(refusals: list[Refusal]) -> None:
     """Tell what nobody asked for before the client was left."""
     if refusals:
@@ -295,15 +313,16 @@ class ClientStream:
     """One stream of a client. Get it from :meth:`Client.stream`."""
 
     def __init__(
-        self, client: Client, outbox: Outbox, emitter: Emitter, news: trio.lowlevel.ParkingLot
+        self, client: Client, routes: Routes, emitter: Emitter, news: trio.lowlevel.ParkingLot
     ) -> None:
         self._client = client
-        self._outbox = outbox
+        self._routes = routes
+        self._outbox = outbox = routes.outbox
         self._emitter = emitter
         self._news = news
         self._queue_size = client.queue_size
         self._put = outbox.put
-        self._known = outbox.known
+        self._known = outbox.types.known
         self._told = ""  # why the stream is over, once an error has said so
         self._unbreathed = 0
         self._breath = 1  # the first event tells how much events take
@@ -339,7 +358,7 @@ class ClientStream:
     def counts(self) -> dict[str, int]:
         """Events so far: admitted, shed, refused by the node, unsent (refused here), pending."""
         outbox = self._outbox
-        return {"admitted": outbox.admitted, **outbox.counts, "pending": outbox.unsettled}
+        return {"admitted": outbox.admitted, **outbox.refusals.counts, "pending": outbox.unsettled}
 
     async def resume_at(self, partition: int = 0) -> int:
         """How many events earlier lives of this producer have had committed in a partition.
@@ -368,7 +387,13 @@ class ClientStream:
             await self._breathe()
 
     async def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; as send, but one call for all of them."""
+        """Send events in order; as send, but one call for all of them.
+
+        It takes all of the events or none: none where one of them is not an event that the stream
+        carries (EventError), where ``events`` itself raises, or where the stream is over. An event
+        that the app refuses or sheds later does not take the others with it; ``flush`` returns it.
+        If it is cancelled while it waits for room, all have been taken.
+        """
         batch = events if isinstance(events, list) else list(events)
         self._admit(batch)
         self._outbox.extend(batch)
@@ -411,7 +436,7 @@ class ClientStream:
 
     def take_refusals(self) -> list[Refusal]:
         """What was refused or shed since the last call, without waiting."""
-        return self._outbox.take_refusals()
+        return self._outbox.refusals.take()
 
     def extend_nowait(self, events: list[Any]) -> None:
         """Take events whether or not there is room; for callers that bound them themselves."""
@@ -440,7 +465,7 @@ class ClientStream:
                 self._emitter.hurry()
             stuck = self._still_stuck(stuck)
         self._check()
-        return outbox.take_refusals()
+        return outbox.refusals.take()
 
     async def wait_room(self) -> None:
         """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
@@ -459,7 +484,7 @@ class ClientStream:
     def _still_stuck(self, since: float) -> float:
         """Since when events wait for what cannot be reached, which was ``since``; 0 if none do."""
         now = trio.current_time()
-        since = (since or now) if self._outbox.stuck else 0.0
+        since = (since or now) if self._routes.stuck else 0.0
         if since and now - since >= self._client.timeout:
             raise self._broken()
         return since
@@ -468,13 +493,13 @@ class ClientStream:
         """Why events have had no verdict for the client's timeout."""
         outbox, seconds = self._outbox, f"{self._client.timeout:g} s"
         left = f"{outbox.unsettled} events have no verdict"
-        closed = ", ".join(map(str, outbox.closed))
+        closed = ", ".join(map(str, self._routes.closed))
         stranger = self._emitter.stranger
         if stranger or not (closed and self._emitter.connected):
             what = f"; {stranger}" if stranger else ""
+            places = ", ".join(self._client.addresses)
             return StageBroken(
-                f"stream {self.name!r}: nobody answers at {self._client.address} for {seconds}"
-                f"{what}; {left}",
+                f"stream {self.name!r}: nobody answers at {places} for {seconds}{what}; {left}",
                 "Start the node and flush again",
             )
         return StageBroken(
@@ -486,8 +511,8 @@ class ClientStream:
 
     def _tell_unknown(self) -> None:
         """The node has forgotten us: it cannot tell what it has had already."""
-        if self._outbox.unknown:
-            partitions, self._outbox.unknown = self._outbox.unknown, []
+        if self._routes.unknown:
+            partitions, self._routes.unknown = self._routes.unknown, []
             log.warning("the node knows this producer no longer: what had no verdict is sent, and "
                         "counts twice if it was committed", stream=self.name,
                         producer=self._client.producer, partitions=partitions)  # fmt: skip
@@ -497,7 +522,7 @@ class ClientStream:
         self._check()
         for cls in set(map(type, events)):
             if cls not in self._known:
-                self._outbox.declare(cls)
+                self._outbox.types.declare(cls)
             if cls is GenericEvent:
                 for event in events:
                     if event.__class__ is GenericEvent:
@@ -514,7 +539,7 @@ class ClientStream:
         self._breath = self.breath
 
     def _check(self) -> None:
-        forked.check()
+        fork_guard.check()
         if self._outbox.error:
             self._told = self._outbox.error
             raise EventError(f"stream {self.name!r}: {self._outbox.error}")

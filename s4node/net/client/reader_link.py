@@ -1,6 +1,8 @@
 """The dialling side of reading: carries readings and questions to one node, and events back.
 
 Rules
+- At most ``wire.MAX_QUESTIONS`` questions are with the node; further ones wait here for an answer
+  to one of those, and who asks waits longer.
 - A hello for every reading after every connect; a reading says what it is to go on with.
 - Losing the peer is no error: nng dials again. A question that is asked ``again`` is asked again
   then; another one fails, for nobody knows what became of it.
@@ -9,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,7 +26,7 @@ from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.why_silent import why_silent
 from s4node.net.wire import frame as wire
 
-log = get_logger("s4node.reader")
+log = get_logger("s4node.net")
 
 
 class _Asked:
@@ -55,6 +58,8 @@ class ReaderLink:
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
         self._asked: dict[int, _Asked] = {}
+        self._unsent: deque[int] = deque()  # questions, by number, also some that nobody asks now
+        self._unanswered: set[int] = set()  # those with the node, also some that nobody asks now
         self._last_id = 0
         self._control: list[bytes] = []
         self._socket: PairSocket | None = None
@@ -96,10 +101,8 @@ class ReaderLink:
         number = self._last_id
         asked = self._asked[number] = _Asked(wire.Query(number, question, dict(arguments)), again)
         try:
-            if self.connected:
-                self._control.append(asked.frame)
-                asked.sent = True
-                self.wake()
+            self._unsent.append(number)
+            self.wake()
             with trio.move_on_after(timeout):
                 await asked.done.wait()
         finally:
@@ -136,6 +139,7 @@ class ReaderLink:
         if not connected:
             self.answers.ended()
         self._control.clear()
+        self._unanswered.clear()
         for reading in self._readings.values():
             reading.disconnected()
         for asked in list(self._asked.values()):
@@ -146,12 +150,9 @@ class ReaderLink:
                         f"whether it was done, and ask again if not"
                     )
                 )
+        self._unsent = deque(n for n, asked in self._asked.items() if not asked.done.is_set())
         if connected:
             self._control += [reading.hello() for reading in self._readings.values()]
-            for asked in self._asked.values():
-                if not asked.done.is_set():
-                    self._control.append(asked.frame)
-                    asked.sent = True
         self._on_news()
         self.wake()
 
@@ -161,6 +162,8 @@ class ReaderLink:
             for reading in self._readings.values():
                 if reading.said:
                     self._control += reading.take_said()
+            if self.connected:
+                self._control += self._take_questions()
             if not self._control or not self.connected:
                 await self._writes.park()
                 continue
@@ -170,6 +173,18 @@ class ReaderLink:
                     await self._socket.wait_writable()
                     continue
             del self._control[: len(frames)]
+
+    def _take_questions(self) -> list[bytes]:
+        """The frames of the questions that may be sent now."""
+        frames = []
+        while self._unsent and len(self._unanswered) < wire.MAX_QUESTIONS:
+            number = self._unsent.popleft()
+            asked = self._asked.get(number)
+            if asked is not None:
+                asked.sent = True
+                self._unanswered.add(number)
+                frames.append(asked.frame)
+        return frames
 
     def _take_frame(self, frame: wire.Frame) -> None:
         header = frame.header
@@ -185,6 +200,9 @@ class ReaderLink:
             for reading in self._of(header.stream, header.producer):
                 reading.on_idle(header)
         elif isinstance(header, wire.Answer):
+            self._unanswered.discard(header.id)
+            if self._unsent:
+                self.wake()
             asked = self._asked.get(header.id)
             if asked is not None:
                 error = fault_of(header.error, header.headers) if header.error else None
@@ -194,6 +212,7 @@ class ReaderLink:
             self.wake()
         elif isinstance(header, wire.Verdict) and header.error:
             log.error("the node refused a frame", address=self.address, reason=header.error)
+            self._unanswered.clear()
             for asked in self._asked.values():  # a node that knows no questions
                 if asked.sent:
                     asked.finish(ConnectionRefused(f"{self.address}: {header.error}"))

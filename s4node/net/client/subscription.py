@@ -23,9 +23,9 @@ import trio
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
-from s4node.net.transport import fork_guard as forked
+from s4node.net.transport import fork_guard
 from s4node.net.transport.pair_socket import host_and_port, need_trio
-from s4node.net.transport.why_silent import why_silent
+from s4node.net.transport.why_silent import first_answering, why_all_silent
 from s4node.offsets.startpoint import Startpoint, Upcoming, check_places, startpoint_of
 
 WINDOW_BYTES = 16_777_216
@@ -59,7 +59,7 @@ class Subscription:
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         stream: str,
         types: Sequence[type] = (),
         *,
@@ -68,7 +68,7 @@ class Subscription:
         queue_size: int = 10_000,
     ) -> None:
         self.stream = stream
-        self._address = address
+        self._addresses = addresses
         self._types = types
         self._start = _checked(start)
         self._timeout = timeout
@@ -124,13 +124,14 @@ class Subscription:
 
     async def __aenter__(self) -> Subscription:
         need_trio()
-        forked.use()
-        host_and_port(self._address)
+        fork_guard.use()
+        for address in self._addresses:
+            host_and_port(address)
         self._manager = trio.open_nursery()
         self._nursery = await self._manager.__aenter__()
         try:
-            self._ask(self._address)
             with trio.move_on_after(self._timeout):
+                self._ask(await self._chosen())
                 while not self._answered and self._error is None:
                     await self._news.park()
             if not self._answered:
@@ -138,7 +139,9 @@ class Subscription:
                 if error is not None and not isinstance(error, ConnectionRefused):
                     raise error
                 reason = error or await self._unanswered()
-                raise ConnectionRefused(f"stream {self.stream!r} at {self._address}: {reason}")
+                raise ConnectionRefused(
+                    f"stream {self.stream!r} at {', '.join(self._addresses)}: {reason}"
+                )
         except BaseException:
             await self._end()
             raise
@@ -152,9 +155,16 @@ class Subscription:
     ) -> None:
         await self._end()
 
+    async def _chosen(self) -> str:
+        """The address to begin with; the node there names the others. Only one is asked, for two
+        addresses may be of one node, from which everything would come twice."""
+        if len(self._addresses) == 1:
+            return self._addresses[0]
+        return await first_answering(self._addresses)
+
     async def _unanswered(self) -> str:
         known = (link.answers.stranger for link in self._links)
-        why = await why_silent(self._address, next(filter(None, known), ""))
+        why = await why_all_silent(self._addresses, next(filter(None, known), ""))
         return f"no answer within {self._timeout:g} s" + (
             f"; {why}" if why else ", though the node is there: the app is starting; see s4 status"
         )
@@ -171,18 +181,37 @@ class Subscription:
 
     async def __anext__(self) -> Any:
         while self._at == len(self._batch):
-            await self._next_batch()
+            await self.fetch()
         event = self._batch[self._at]
         self._at += 1
-        if event is None and self._at - 1 in self._reasons:
+        if event is None:
+            self._check_decoded()
+        return event
+
+    @property
+    def buffered(self) -> bool:
+        """Return True if :meth:`take` has an event to give."""
+        return self._at < len(self._batch)
+
+    def take(self) -> Any:
+        """The next of the events that are decoded; raises DecodeError in place of one that is
+        not."""
+        event = self._batch[self._at]
+        self._at += 1
+        if event is None:
+            self._check_decoded()
+        return event
+
+    def _check_decoded(self) -> None:
+        """Raise DecodeError if the event that was taken last did not decode."""
+        if self._at - 1 in self._reasons:
             place = self.place
             raise DecodeError(
                 f"{self.stream}[{place.partition}] at {place.offset}: "
                 f"{self._reasons[self._at - 1]}. Iterate on to skip it"
             )
-        return event
 
-    async def _next_batch(self) -> None:
+    async def fetch(self) -> None:
         """Have the next events decoded, once there are any."""
         if self._of is not None and self._at:
             self._of.reading.passed(self._of.place, self._of.end)

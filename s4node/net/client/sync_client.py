@@ -5,6 +5,8 @@ Rules
   it works in scripts, notebooks and Spark's Python workers.
 - A call returns once its events are taken; it blocks while the queue is full, by events or by
   bytes. ``flush`` waits for every verdict.
+- Our errors are raised in the calling thread as if they had come about there: what trio and the
+  client's thread were doing says nothing to who called.
 - A stream may be used from one thread at a time, and not in a process that is forked meanwhile.
 """
 
@@ -12,18 +14,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
 
-from s4node.errors import S4Error, StageClosed
+from s4node.errors import S4Error, StageClosed, leaves
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.net.client.client import Client, ClientStream, warn_of
-from s4node.net.egress.outbox import Refusal
-from s4node.net.transport import fork_guard as forked
+from s4node.net.client.subscription import Place, Subscription
+from s4node.net.egress.refusal import Refusal
+from s4node.net.transport import fork_guard
+from s4node.offsets.startpoint import Startpoint
 
 
 class SyncClient:
@@ -35,11 +39,14 @@ class SyncClient:
             clicks = client.stream("clicks")
             clicks.send(Click("joe"))
             refused = clicks.flush()
+            with client.subscribe("totals") as totals:
+                for total in totals:
+                    ...
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         producer: str = "",
         timeout: float = 10.0,
@@ -52,6 +59,7 @@ class SyncClient:
         self._client: Client
         self._token: trio.lowlevel.TrioToken
         self._stop: trio.Event
+        self._nursery: trio.Nursery
         self._streams: dict[str, SyncStream] = {}
         self._abandon = False
 
@@ -72,7 +80,7 @@ class SyncClient:
             raise
         finally:
             thread, self._thread = self._thread, None
-            if thread is not None and not forked.inherited():  # its lock may be held for ever
+            if thread is not None and not fork_guard.inherited():  # its lock may be held for ever
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._stop.set)
                 thread.join()
@@ -96,6 +104,18 @@ class SyncClient:
             self._streams[name] = SyncStream(self, self.call(opened))
         return self._streams[name]
 
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        types: Sequence[type] | type = (),
+        start: Startpoint | Mapping[int, int] | None = None,
+        queue_size: int = 10_000,
+    ) -> SyncSubscription:
+        """Read what the app puts on ``stream``, with ``with`` and ``for``; see
+        :meth:`s4node.Client.subscribe`."""
+        return SyncSubscription(self, stream, types, start, queue_size)
+
     def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; see :meth:`s4node.Client.flush`."""
         return self._flush()
@@ -111,18 +131,22 @@ class SyncClient:
 
     def call(self, function: Any, *arguments: Any) -> Any:
         """Run an async function in the client's thread and wait for it."""
-        forked.check()
+        fork_guard.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")
         try:
             return trio.from_thread.run(function, *arguments, trio_token=self._token)
-        except trio.RunFinishedError:
-            self._raise_failure()
-            raise StageClosed("the client has stopped") from None
+        except (trio.RunFinishedError, trio.Cancelled):
+            failure: BaseException = StageClosed("the client has stopped; open another")
+            failure, self._failure = self._failure or failure, None
+        except (S4Error, BaseExceptionGroup) as error:
+            failure = error
+        failure = _plain(failure)
+        raise failure from failure.__cause__
 
     def soon(self, function: Any) -> None:
         """Run a function in the client's thread soon, once for several calls."""
-        forked.check()
+        fork_guard.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")
         self._token.run_sync_soon(function, idempotent=True)
@@ -143,15 +167,24 @@ class SyncClient:
             self._client = client
             self._token = trio.lowlevel.current_trio_token()
             self._stop = trio.Event()
-            self._started.set()
-            await self._stop.wait()
+            async with trio.open_nursery() as self._nursery:
+                self._started.set()
+                await self._stop.wait()
+                self._nursery.cancel_scope.cancel()
             if self._abandon:
                 client.abandon()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            failure, self._failure = _plain(self._failure), None
+            raise failure from failure.__cause__
+
+
+def _plain(error: BaseException) -> BaseException:
+    """An error of the client's thread; one of ours without what led to it there."""
+    found = leaves(error)
+    ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
+    return ours[0].with_traceback(None) if len(ours) == len(found) else error
 
 
 class SyncStream:
@@ -195,7 +228,8 @@ class SyncStream:
             self._client.soon(self._pull)
 
     def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; blocks while the queue is full. An EventError takes none."""
+        """Send events in order; blocks while the queue is full. It takes all of them or none; see
+        :meth:`s4node.ClientStream.send_many`."""
         self._client.call(self._carry, list(events))
 
     def flush(self) -> list[Refusal]:
@@ -256,3 +290,89 @@ class SyncStream:
         """See whether there is room for more."""
         self._full = self._stream.pressure >= 1
         self._hand_over = 2 * self._stream.breath
+
+
+class SyncSubscription:
+    """A stream to read with ``for``, inside of ``with``; get it from :meth:`SyncClient.subscribe`.
+
+    Iterating waits for the next event, and never ends by itself; it raises StageClosed once the
+    block or the client's is left.
+    """
+
+    def __init__(
+        self,
+        client: SyncClient,
+        stream: str,
+        types: Sequence[type] | type,
+        start: Startpoint | Mapping[int, int] | None,
+        queue_size: int,
+    ) -> None:
+        self._client = client
+        self._arguments = (stream, types, start, queue_size)
+        self._closed = trio.Event()
+        self._reader: Subscription
+
+    @property
+    def missed(self) -> int:
+        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        return self._client.call(self._look, "missed")  # type: ignore[no-any-return]
+
+    @property
+    def interruptions(self) -> int:
+        """How often a connection to an app was lost, and with it what came meanwhile."""
+        return self._client.call(self._look, "interruptions")  # type: ignore[no-any-return]
+
+    @property
+    def place(self) -> Place:
+        """Where the event that came last is."""
+        return self._reader.place
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The offset to go on with in each partition, as ``start`` takes it; empty if it is
+        live."""
+        return self._client.call(self._look, "positions")  # type: ignore[no-any-return]
+
+    def __enter__(self) -> SyncSubscription:
+        self._client.call(self._open)
+        return self
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        with suppress(StageClosed, trio.RunFinishedError):  # the client has been left before
+            self._client.soon(self._closed.set)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        reader = self._reader
+        while not reader.buffered:
+            self._client.call(reader.fetch)
+        return reader.take()
+
+    # -- in the client's thread --------------------------------------------------------------
+
+    async def _look(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    async def _open(self) -> None:
+        failure = await self._client._nursery.start(self._hold)
+        if failure is not None:
+            raise failure
+
+    async def _hold(self, task_status: trio.TaskStatus[BaseException | None]) -> None:
+        """Have the subscription open, in a task of its own, until the block is left."""
+        stream, types, start, queue_size = self._arguments
+        opened = False
+        try:
+            self._reader = self._client._client.subscribe(
+                stream, types=types, start=start, queue_size=queue_size
+            )
+            async with self._reader:
+                opened = True
+                task_status.started(None)
+                await self._closed.wait()
+        except S4Error as error:
+            if opened:
+                raise
+            task_status.started(error)

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from s4node.net.egress.leg import Leg
 from s4node.net.egress.link import Link
-from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.routes import NodeRoute, Routes
 from s4node.net.transport.pair_socket import host_and_port
 
 
@@ -35,7 +34,7 @@ class Emitter:
         on_news: Callable[[], None],
     ) -> None:
         self.links: dict[str, Link] = {}
-        self.outboxes: list[Outbox] = []
+        self.carried: list[Routes] = []
         self._seeds = tuple(seeds)
         self._queue_size = queue_size
         self._on_news = on_news
@@ -46,29 +45,29 @@ class Emitter:
 
     # -- what producers call -----------------------------------------------------------------
 
-    def add(self, outbox: Outbox) -> None:
-        """Carry this outbox, too."""
-        self.outboxes.append(outbox)
+    def add(self, routes: Routes) -> None:
+        """Carry the outbox of these routes, too."""
+        self.carried.append(routes)
         for seed in self._seeds:
-            outbox.leg(seed)
+            routes.to(seed)
         self._settle()
 
-    def remove(self, outbox: Outbox) -> None:
-        """Carry this outbox no longer."""
-        self.outboxes.remove(outbox)
+    def remove(self, routes: Routes) -> None:
+        """Carry that outbox no longer."""
+        self.carried.remove(routes)
         self._settle()
 
     def seeds(self, addresses: Iterable[str]) -> None:
         """Nodes of the cluster are at these addresses now."""
         self._seeds = tuple(addresses)
-        for outbox in self.outboxes:
+        for routes in self.carried:
             for address in self._seeds:
-                outbox.leg(address)
+                routes.to(address)
         self._settle()
 
-    def assign(self, outbox: Outbox, owners: Iterable[str], epoch: int) -> None:
-        """The partitions of ``outbox`` belong to these addresses (``""``: to nobody)."""
-        outbox.assign(list(owners), epoch)
+    def assign(self, routes: Routes, owners: Iterable[str], epoch: int) -> None:
+        """The partitions of an outbox belong to these addresses (``""``: to nobody)."""
+        routes.assign(list(owners), epoch)
         self._settle()
         self.wake()
 
@@ -95,7 +94,7 @@ class Emitter:
             self._sole.send_soon()
             return
         for link in self.links.values():
-            if any(leg.sendable for leg in link.legs):
+            if any(route.sendable for route in link.routes):
                 link.send_soon()
 
     def wake(self) -> None:
@@ -156,65 +155,67 @@ class Emitter:
         self._nursery.start_soon(carry)
 
     def _heard(self) -> None:
-        if any(outbox.regrouped for outbox in self.outboxes):
+        if any(routes.regrouped for routes in self.carried):
             self._settle()
         self._on_news()
 
     def _lost(self, link: Link) -> None:
         """A peer is gone: ask whoever else may know who owns its partitions now."""
-        for leg in link.legs:
-            for node in leg.outbox.nodes:
-                leg.outbox.leg(node)
+        for route in link.routes:
+            for node in route.routes.nodes:
+                route.routes.to(node)
         self._settle()
         self._on_news()
 
     def _settle(self) -> None:
-        """Have exactly the links that the outboxes' legs need."""
-        wanted: dict[str, list[Leg]] = {}
-        for outbox in self.outboxes:
-            outbox.regrouped = False
-            for leg in list(outbox.legs.values()):
-                if self._is_dead(outbox, leg.address, bool(leg.lanes)):
-                    outbox.drop(leg)
+        """Have exactly the links that the outboxes' routes need."""
+        wanted: dict[str, list[NodeRoute]] = {}
+        for routes in self.carried:
+            routes.regrouped = False
+            for route in list(routes.by_address.values()):
+                if self._is_dead(route):
+                    routes.drop(route)
                     continue
-                wanted.setdefault(leg.address, []).append(leg)
-                link = self.links.get(leg.address)
+                wanted.setdefault(route.address, []).append(route)
+                link = self.links.get(route.address)
                 if link is None:
-                    link = self.links[leg.address] = Link(
-                        leg.address,
+                    link = self.links[route.address] = Link(
+                        route.address,
                         queue_size=self._queue_size,
                         on_news=self._heard,
                         on_lost=self._lost,
                     )
                     link.insists = self._insists
                     if self._nursery is not None:
-                        self._start(leg.address, link)
-                if leg not in link.legs:
-                    link.add(leg)
+                        self._start(route.address, link)
+                if route not in link.routes:
+                    link.add(route)
         for address, link in list(self.links.items()):
-            for leg in [leg for leg in link.legs if leg not in wanted.get(address, ())]:
-                link.remove(leg)
-            if not link.legs:
+            for route in [route for route in link.routes if route not in wanted.get(address, ())]:
+                link.remove(route)
+            if not link.routes:
                 del self.links[address]
                 scope = self._scopes.pop(address, None)
                 if scope is not None:
                     scope.cancel()
         for link in self.links.values():
-            if any(leg.asks for leg in link.legs):
+            if any(route.asks for route in link.routes):
                 link.wake()  # lanes have come to it by a word that came over another
-        carrying = [link for link in self.links.values() if any(leg.lanes for leg in link.legs)]
+        carrying = [
+            link for link in self.links.values() if any(route.lanes for route in link.routes)
+        ]
         self._sole = carrying[0] if len(carrying) == 1 else None
 
-    def _is_dead(self, outbox: Outbox, address: str, needed: bool) -> bool:
-        """Whether the leg leads to a node that has left the cluster."""
-        link = self.links.get(address)
+    def _is_dead(self, route: NodeRoute) -> bool:
+        """Whether the route leads to a node that has left the cluster."""
+        link = self.links.get(route.address)
         away = link is not None and not link.connected
-        leg = outbox.legs[address]
-        known = address in outbox.nodes or leg.alias in outbox.nodes
+        nodes = route.routes.nodes
+        known = route.address in nodes or route.alias in nodes
         return (
             away
-            and not needed
-            and bool(outbox.nodes)
+            and not route.lanes
+            and bool(nodes)
             and not known
-            and (address not in self._seeds)
+            and (route.address not in self._seeds)
         )

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from s4node.events.event import EventBatch
 from s4node.net.egress.lane import Lane
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
 
 
 class _Carried:
@@ -47,7 +48,7 @@ class Forwarder:
         self._shed_there = 0
         self._carried: dict[int, deque[_Carried]] = {}
         outbox.on_settled = self._settled
-        outbox.on_refusal = self._refused
+        outbox.refusals.on_refusal = self._refused
 
     def forward(self, batch: EventBatch) -> None:
         """Take a batch for a partition of another node."""

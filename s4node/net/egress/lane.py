@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from s4node.net.transport.number_ranges import Excepted
 from s4node.net.wire import frame as wire
-
-if TYPE_CHECKING:
-    from s4node.net.egress.leg import Leg
 
 
 class Kept(NamedTuple):
@@ -33,12 +30,9 @@ class Lane:
 
     __slots__ = (
         "cursor",
-        "epoch",
         "excepted",
-        "heir",
         "kept",
         "known",
-        "leg",
         "limit",
         "next_number",
         "open",
@@ -51,9 +45,6 @@ class Lane:
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
-        self.leg: Leg | None = None  # None: nobody is known to own the partition
-        self.epoch = -1  # of the word on who owns it
-        self.heir: Leg | None = None  # leads to who is next, once ``leg`` has given the lane up
         self.open = False  # its owner has said where it goes on
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()

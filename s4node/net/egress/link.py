@@ -1,11 +1,11 @@
-"""The dialling side of a connection: carries legs of outboxes to one node and verdicts back.
+"""The dialling side of a connection: carries routes of outboxes to one node and verdicts back.
 
 Rules
-- Hellos first, after every connect; the legs decide what may leave.
+- Hellos first, after every connect; the routes decide what may leave.
 - One envelope at a time: while the socket is busy events gather, when it is free they leave. The
   first event after a rest is sent by whoever brings it.
 - What answers with no frame of ours is told once, dialled ever more seldom, and named in errors.
-- Losing the peer is no error: nng dials again, the legs send again what had no verdict.
+- Losing the peer is no error: nng dials again, the routes send again what had no verdict.
 - A node that says that it drains gets no further events on this connection, unless we ``insist``:
   of nodes that stop together each has to work off what the others still send.
 """
@@ -20,20 +20,20 @@ import trio
 
 from s4node.errors import StageBroken
 from s4node.logger import get_logger
-from s4node.net.egress.leg import Leg
+from s4node.net.egress.routes import NodeRoute
 from s4node.net.transport.dialled_peer import Dialled
 from s4node.net.transport.linger import Coalescer
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.wire import frame as wire
 
-log = get_logger("s4node.link")
+log = get_logger("s4node.net")
 
 _ENVELOPE_BYTES = 131_072
 _PATIENCE_SECONDS = 5.0
 
 
 class Link:
-    """A connection to the node at ``address`` for the legs of any number of outboxes.
+    """A connection to the node at ``address`` for the routes of any number of outboxes.
 
     ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
     and when the peer has come. ``on_lost`` is called with the link when the peer has gone.
@@ -48,7 +48,7 @@ class Link:
         on_lost: Callable[[Link], None],
     ) -> None:
         self.address = address
-        self.legs: list[Leg] = []
+        self.routes: list[NodeRoute] = []
         self.draining = ""
         self.insists = False
         self._dialled = Dialled(address, log)
@@ -81,23 +81,23 @@ class Link:
         """Seconds since the peer was last there; 0 while it is."""
         return 0.0 if self.connected else time.monotonic() - self._away_since
 
-    def add(self, leg: Leg) -> None:
-        """Carry this leg, too."""
-        self.legs.append(leg)
-        leg.draining = bool(self.draining)
+    def add(self, route: NodeRoute) -> None:
+        """Carry this route, too."""
+        self.routes.append(route)
+        route.draining = bool(self.draining)
         if self.connected:
-            self._control.append(leg.hello())
+            self._control.append(route.hello())
             self.wake()
 
-    def remove(self, leg: Leg) -> None:
-        """Carry this leg no longer."""
-        self.legs.remove(leg)
-        leg.disconnected()
+    def remove(self, route: NodeRoute) -> None:
+        """Carry this route no longer."""
+        self.routes.remove(route)
+        route.disconnected()
 
     @property
     def pending(self) -> int:
         """Events of all our outboxes that have not been sent for the first time."""
-        return sum(leg.outbox.pending for leg in self.legs)
+        return sum(route.outbox.pending for route in self.routes)
 
     def wake(self) -> None:
         """There is something to send."""
@@ -120,14 +120,14 @@ class Link:
         """Send what waits without gathering more, and ask for verdicts."""
         self._hurry = True
         if not self.held:
-            self._control += [leg.ask() for leg in self.legs if leg.opened]
+            self._control += [route.ask() for route in self.routes if route.opened]
         self.wake()
 
     def finish(self) -> None:
         """Tell the node that nothing more will come on any stream."""
         if not self.held:
             self._control += [
-                leg.end_of_stream() for leg in self.legs if leg.opened and leg.outbox.ends
+                route.end_of_stream() for route in self.routes if route.opened and route.routes.ends
             ]
         self._hurry = True
         self.wake()
@@ -141,7 +141,7 @@ class Link:
     def quiet(self) -> bool:
         """Whether every frame that may leave has been given to the socket."""
         busy = self._unsent is not None or self._control
-        return not busy and not any(leg.sendable for leg in self.legs)
+        return not busy and not any(route.sendable for route in self.routes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; what has no verdict then stays in the outboxes."""
@@ -158,12 +158,12 @@ class Link:
 
     def _changed(self, connected: bool) -> None:
         self._control.clear()
-        self._unsent = None  # the legs send it again
-        for leg in self.legs:
-            leg.disconnected()
+        self._unsent = None  # the routes send it again
+        for route in self.routes:
+            route.disconnected()
         if connected:
             self.draining = ""
-            self._control += [leg.hello() for leg in self.legs if not leg.outbox.error]
+            self._control += [route.hello() for route in self.routes if not route.outbox.error]
             self.wake()
         else:
             self._away_since = time.monotonic()
@@ -199,32 +199,32 @@ class Link:
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):
             self.draining = header.reason or "the node is stopping"
-            for leg in self.legs:
-                leg.draining = True
+            for route in self.routes:
+                route.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
             log.info("the node is stopping; what it has not taken waits for the next connection",
                      address=self.address)  # fmt: skip
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)
-                for leg in self.legs:
-                    if leg.outbox.answer is None:  # it was the hello; no other answer will come
-                        leg.outbox.error = leg.outbox.error or header.error
+                for route in self.routes:
+                    if route.outbox.answer is None:  # it was the hello; no other answer will come
+                        route.outbox.error = route.outbox.error or header.error
             if isinstance(header, wire.Hello):
                 answers = header.headers.get(wire.PRODUCER)
-                for leg in self._carried(header.stream, answers):
-                    leg.on_hello(header)
-                    self._coalescer.for_lanes(len(leg.lanes), self._queue_size)
+                for route in self._carried(header.stream, answers):
+                    route.on_hello(header)
+                    self._coalescer.for_lanes(len(route.lanes), self._queue_size)
             else:
-                for leg in self._carried(header.stream, header.producer):
-                    leg.on_verdict(header)
+                for route in self._carried(header.stream, header.producer):
+                    route.on_verdict(header)
 
-    def _carried(self, stream: str, producer: object) -> list[Leg]:
-        """The legs of a stream: those of a producer, or all of them where none is named."""
+    def _carried(self, stream: str, producer: object) -> list[NodeRoute]:
+        """The routes of a stream: those of a producer, or all of them where none is named."""
         return [
-            leg
-            for leg in self.legs
-            if leg.outbox.stream == stream and producer in (None, leg.outbox.producer)
+            route
+            for route in self.routes
+            if route.outbox.stream == stream and producer in (None, route.outbox.producer)
         ]
 
     # -- out ---------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ class Link:
             return 0
         if self.held:
             return None
-        if any(leg.asks for leg in self.legs):
+        if any(route.asks for route in self.routes):
             return 0
         before = self.pending
-        sendable = sum(leg.sendable for leg in self.legs)
+        sendable = sum(route.sendable for route in self.routes)
         if self.pending < before:
             self.on_news()  # events without a key were refused here, which made room
         if not sendable:
@@ -274,9 +274,9 @@ class Link:
         before = self.pending
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
-        room = min([_ENVELOPE_BYTES, *(leg.budget for leg in self.legs)])
-        for leg in self.legs if not self.held else ():
-            made = leg.frames(room, now_ms) if room > 0 else []
+        room = min([_ENVELOPE_BYTES, *(route.budget for route in self.routes)])
+        for route in self.routes if not self.held else ():
+            made = route.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
         left = before - self.pending

@@ -6,6 +6,8 @@ Rules
 - Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
   sources wait for the first consumer where one may come. What one has not ruled on when it goes is
   counted as shed, and what it was sent stays counted.
+- What a stage drops before it leaves is reported to who sends it, to ``on_dropped``, and counted:
+  in ``dropped`` what at least one consumer does not get, and not in ``sent`` what none gets.
 - Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
 """
 
@@ -14,24 +16,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from s4node.errors import EventError, WouldBlock
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
 from s4node.net.egress.sender_stage import Mark, Outgoing
 from s4node.stages.stage import Stage, StageStatistics
 
 _GONE = "its consumer has gone"
 
 
+class _Consumer(NamedTuple):
+    """Somebody who consumes the stream, and what leads there."""
+
+    emitter: Emitter
+    routes: Routes
+    outgoing: Outgoing
+
+
 class RemoteSender:
     """One output stream, to every app that consumes it.
 
-    ``on_room`` is called whenever room may have been made. ``awaited`` tells that consumers may
-    come later.
+    ``on_room`` is called whenever room may have been made, ``on_dropped`` with how many events
+    were dropped, and why. ``awaited`` tells that consumers may come later.
     """
 
     def __init__(
@@ -41,16 +52,19 @@ class RemoteSender:
         make_stage: Callable[[], Stage],
         on_room: Callable[[], None],
         on_refused: Callable[[Refusal], None],
+        on_dropped: Callable[[int, str], None],
         awaited: bool,
     ) -> None:
         self.stream = stream
         self.sent = 0
+        self.dropped = 0
         self.unheard = 0
-        self._routes: dict[str, tuple[Emitter, Outgoing]] = {}
+        self._consumers: dict[str, _Consumer] = {}
         self._gone: dict[str, StageStatistics] = {}  # what is counted of consumers that have gone
         self._make_stage = make_stage
         self._on_room = on_room
         self._on_refused = on_refused
+        self._on_dropped = on_dropped
         self._awaited = awaited
         self._lot = trio.lowlevel.ParkingLot()
         self._was_full = False
@@ -58,19 +72,20 @@ class RemoteSender:
     @property
     def consumers(self) -> tuple[str, ...]:
         """The names of those who consume the stream."""
-        return tuple(self._routes)
+        return tuple(self._consumers)
 
-    def connect(self, consumer: str, emitter: Emitter, outbox: Outbox) -> None:
+    def connect(self, consumer: str, emitter: Emitter, routes: Routes) -> None:
         """From now on ``consumer`` gets every event."""
-        self._routes[consumer] = emitter, Outgoing(self._make_stage(), outbox)
-        emitter.add(outbox)
+        outgoing = Outgoing(self._make_stage(), routes.outbox)
+        self._consumers[consumer] = _Consumer(emitter, routes, outgoing)
+        emitter.add(routes)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
         """``consumer`` gets nothing more; returns how many events it had not ruled on."""
         counted = self.statistics()[consumer]
-        emitter, outgoing = self._routes.pop(consumer)
-        emitter.remove(outgoing.outbox)
+        emitter, routes, outgoing = self._consumers.pop(consumer)
+        emitter.remove(routes)
         left = outgoing.unsettled
         shed = Counter(counted.shed)
         if left:
@@ -84,30 +99,40 @@ class RemoteSender:
     @property
     def emitters(self) -> dict[str, Emitter]:
         """What leads to each consumer."""
-        return {name: emitter for name, (emitter, _) in self._routes.items()}
+        return {name: emitter for name, (emitter, _, _) in self._consumers.items()}
 
     def passed_by(self, count: int) -> None:
         """So many events of tasks go another way to the same consumers."""
         self.sent += count
-        if not self._routes:
+        if not self._consumers:
             self.unheard += count
 
-    def extend(self, events: Sequence[Any], *, waits: bool = True) -> None:
-        """Take events from a task; ``full`` tells it to pause."""
-        self.sent += len(events)
-        if not self._routes:
-            self.unheard += len(events)
+    def extend(self, events: Sequence[Any]) -> int:
+        """Take events from a task or a source; ``full`` tells it to pause.
+
+        Returns how many of them were dropped: the newest.
+        """
+        count, most = len(events), 0
+        least = count if self._consumers else 0
+        if not self._consumers:
+            self.unheard += count
         now = trio.current_time()
-        for emitter, outgoing in self._routes.values():
-            outgoing.offer(events, now, waits=waits)
+        for emitter, _, outgoing in self._consumers.values():
+            dropped = outgoing.offer(events, now)
+            if dropped:
+                self._on_dropped(dropped, outgoing.stage.executor.reason)
+            least, most = min(least, dropped), max(most, dropped)
             emitter.wake()
+        self.sent += count - least
+        self.dropped += most
         if self.full:
             self._was_full = True
+        return most
 
     def pump(self, now: float) -> float | None:
         """Let leave what waits for a token; returns when to come back, or None."""
         dues = []
-        for emitter, outgoing in self._routes.values():
+        for emitter, _, outgoing in self._consumers.values():
             if outgoing.stage.depth:
                 if outgoing.pump(now):
                     emitter.wake()
@@ -119,24 +144,24 @@ class RemoteSender:
     @property
     def depth(self) -> int:
         """Events that wait for the slowest cluster."""
-        return max((outgoing.depth for _, outgoing in self._routes.values()), default=0)
+        return max((outgoing.depth for _, _, outgoing in self._consumers.values()), default=0)
 
     @property
     def full(self) -> bool:
         """Whether tasks and sources are to wait."""
-        return any(outgoing.holds for _, outgoing in self._routes.values())
+        return any(outgoing.holds for _, _, outgoing in self._consumers.values())
 
     holds = full
 
     @property
     def pressure(self) -> float:
         """How full the stage of the slowest cluster is; from 1 on, ``send`` waits."""
-        return max((outgoing.pressure for _, outgoing in self._routes.values()), default=0.0)
+        return max((outgoing.pressure for _, _, outgoing in self._consumers.values()), default=0.0)
 
     def statistics(self) -> dict[str, StageStatistics]:
         """The stage of each consumer, also of those that have gone."""
         found = dict(self._gone)
-        for name, (_, outgoing) in self._routes.items():
+        for name, (_, _, outgoing) in self._consumers.items():
             told, before = outgoing.statistics(), self._gone.get(name)
             if before is not None:
                 shed = dict(Counter(told.shed) + Counter(before.shed))
@@ -149,38 +174,39 @@ class RemoteSender:
         """Events without a verdict, by consumer; of those that have some, and take the stream."""
         return {
             name: outgoing.unsettled
-            for name, (_, outgoing) in self._routes.items()
+            for name, (_, _, outgoing) in self._consumers.items()
             if outgoing.unsettled and not outgoing.outbox.error
         }
 
     def marks(self) -> list[tuple[str, Mark]]:
         """A mark behind all that has been put so far, on the way to each consumer."""
         return [
-            (name, outgoing.mark()) for name, (_, outgoing) in self._routes.items()
+            (name, outgoing.mark()) for name, (_, _, outgoing) in self._consumers.items()
             if outgoing.unsettled
         ]  # fmt: skip
 
-    async def send(self, events: Sequence[Any]) -> None:
-        """Take events from a source once there is room."""
+    async def send(self, events: Sequence[Any]) -> int:
+        """Take events from a source once there is room; returns how many were dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.full or (self._awaited and not self._routes):
+        while self.full or (self._awaited and not self._consumers):
             self._was_full = True
             await self._lot.park()
-        self.extend(events)
+        dropped = self.extend(events)
         await trio.lowlevel.cancel_shielded_checkpoint()
+        return dropped
 
-    def send_nowait(self, events: Sequence[Any]) -> None:
-        """Take events from a source if there is room."""
+    def send_nowait(self, events: Sequence[Any]) -> int:
+        """Take events from a source if there is room; returns how many were dropped."""
         if self.full:
             raise WouldBlock(f"stream {self.stream!r}: {self.depth} events wait already")
-        if self._awaited and not self._routes:
+        if self._awaited and not self._consumers:
             raise WouldBlock(f"stream {self.stream!r}: nobody consumes it yet")
-        self.extend(events)
+        return self.extend(events)
 
     def news(self) -> None:
         """A link has heard from its node: report refusals, let waiters go on."""
-        for _, outgoing in self._routes.values():
-            for refusal in outgoing.outbox.take_refusals():
+        for _, _, outgoing in self._consumers.values():
+            for refusal in outgoing.outbox.refusals.take():
                 self._on_refused(refusal)
             if outgoing.outbox.error:
                 raise EventError(f"stream {self.stream!r}: {outgoing.outbox.error}")

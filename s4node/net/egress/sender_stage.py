@@ -5,7 +5,7 @@ Rules
   before them. What waits leaves in order, when there are tokens.
 - The stage's depth is what waits here and what the outbox has not sent for the first time; bytes of
   the latter are estimated by what some of them weigh.
-- Where the stream feeds itself nothing is dropped: what does not fit waits on disk.
+- Where the stage has an overflow nothing is dropped: what does not fit waits on disk.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class Outgoing:
         lane = self.outbox.lanes[partition]
         return bool(lane.pending or lane.kept or self._staged[partition])
 
-    def offer(
-        self, events: Sequence[Any], now: float, partition: int = -1, *, waits: bool = True
-    ) -> int:
-        """Take events; returns how many of them were dropped.
+    @property
+    def full(self) -> bool:
+        """Whether as many events or bytes are here as are meant to wait."""
+        return self.depth >= self.capacity or self.bytes >= self.max_bytes
 
-        ``waits`` tells that who puts them will wait when it is told to.
-        """
+    def offer(self, events: Sequence[Any], now: float, partition: int = -1) -> int:
+        """Take events; returns how many of them were dropped."""
         stage, count = self.stage, len(events)
         room = count
         if stage.overflow is None and not self._executor.withholds:
             size = footprint(events)
-            room = min(count, self._executor.room_for_put(self, count, size, now, waits=waits))
+            room = min(count, self._executor.room_for_put(self, count, size, now))
             if room < count:
                 stage.dropped(count - room, self._executor.reason)
                 events = events[:room]
@@ -146,7 +146,7 @@ class Outgoing:
             self.outbox.extend_lane(partition, events)
             return
         for cls in set(map(type, events)):
-            self.outbox.declare(cls)
+            self.outbox.types.declare(cls)
         self.outbox.extend(events)
 
 

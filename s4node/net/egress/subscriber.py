@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
 from s4node.net.wire import frame as wire
 
 
@@ -27,10 +29,11 @@ class Subscriber:
         self._queue_size = queue_size
         self._outbox = Outbox(hello.stream, node, types=types)
         self._outbox.open_lanes(1, "")
-        self._leg = self._outbox.leg(hello.peer)
-        self._outbox.assign([hello.peer], 0)
-        self._leg.hello()  # the node's answer says the same
-        self._leg.opened = True
+        routes = Routes(self._outbox)
+        self._route = routes.to(hello.peer)
+        routes.assign([hello.peer], 0)
+        self._route.hello()  # the node's answer says the same
+        self._route.opened = True
         for position in hello.positions[:1]:
             self._outbox.lanes[0].reopen(position)  # it keeps nothing yet
 
@@ -41,31 +44,31 @@ class Subscriber:
             room = 0
         taken = events if room >= len(events) else events[:room]
         for cls in set(map(type, taken)):
-            self._outbox.declare(cls)
+            self._outbox.types.declare(cls)
         self._outbox.extend_lane(0, taken)
         self._no_room += len(events) - len(taken)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
         """It has read on, and gives credit."""
-        self._leg.on_verdict(verdict)
+        self._route.on_verdict(verdict)
 
     @property
     def missed(self) -> int:
         """Events that it has not got and never will: no room for them, or no frame."""
-        return self._no_room + self._outbox.counts["unsent"]
+        return self._no_room + self._outbox.refusals.counts["unsent"]
 
     def take_unsendable(self) -> list[Refusal]:
         """What no frame could hold since the last call, and why."""
-        return [each for each in self._outbox.take_refusals() if each.unsent]
+        return [each for each in self._outbox.refusals.take() if each.unsent]
 
     @property
     def waits(self) -> bool:
         """Whether there is something to send now."""
-        return bool(self._leg.sendable) or self.missed != self._told
+        return bool(self._route.sendable) or self.missed != self._told
 
     def frames(self, budget: int, now_ms: int) -> list[bytes]:
         """What may leave now."""
-        out = self._leg.frames(budget, now_ms)
+        out = self._route.frames(budget, now_ms)
         if self.missed != self._told:
             self._told = self.missed
             headers = {wire.MISSED: self.missed}

@@ -20,70 +20,34 @@ Rules
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from s4node.errors import EventError, StateError, unspillable
+from s4node.errors import EventError, unspillable
 from s4node.events.schema import EventType, TypeDecl, class_of
+from s4node.net.egress.frame_builder import FrameBuilder
 from s4node.net.egress.lane import Kept, Lane
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.outbox_rows import (
+    RowKeys,
+    Rows,
+    fingerprints_in,
+    forget,
+    lanes_row,
+    life_of,
+    number_row,
+    read_events,
+    sort_rows,
+    type_row,
+)
+from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.unsendable import Unsent
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
-from s4node.state.rows import OUTBOX, Changes, task_row
+from s4node.state.rows import Changes
 
-_FRAME, _LANES, _LIFE, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"i", b"n", b"o", b"s", b"t"
-_FRAME_AT = struct.Struct(">IQI")  # partition, first, count
-_NEXT_AT = struct.Struct(">I")
-_OWN_AT = struct.Struct(">I")
-_SPILL_AT = struct.Struct(">Q")
 _SPILLED = 512
 """Events in a row of what was spilled, about."""
-
-_TYPE_AT = struct.Struct(">Q")
-
-_encode = msgspec.msgpack.Encoder().encode
-_number = msgspec.msgpack.Decoder(int).decode
-_lanes = msgspec.msgpack.Decoder(tuple[int, str]).decode
-_declaration = msgspec.msgpack.Decoder(TypeDecl).decode
-
-Rows = Iterable[tuple[bytes, bytes]]
-"""Rows of the table OUTBOX, without their prefix."""
-
-
-def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Rows by the way that they belong to."""
-    found: defaultdict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
-    for key, value in rows:
-        found[key[1 : key.index(b"\0")].decode()].append((key, value))
-    return found
-
-
-def life_of(rows: Rows) -> str:
-    """The life of the way that these are rows of; empty if it has only one."""
-    return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
-
-
-def forget(changes: Changes, rows: Rows) -> None:
-    """Have these rows gone with the next commit."""
-    for key, _ in rows:
-        changes.put(task_row(OUTBOX, key), None)
-
-
-def weight_of(rows: Rows) -> tuple[int, int]:
-    """How many events are in rows of a way, and the bytes that they take."""
-    events = size = 0
-    for key, value in rows:
-        if key[:1] in (_FRAME, _OWN):
-            header = _data_of(value).header
-            assert isinstance(header, wire.Data)
-            events += header.count
-            size += len(value)
-    return events, size
 
 
 class Dispatches:
@@ -108,7 +72,8 @@ class Dispatches:
         self.bytes = 0
         self.settled = False  # a receiver has committed some of it since somebody has looked
         self._changes = changes
-        self._way = way.encode() + b"\0"
+        self._way = way
+        self._keys = RowKeys(way)
         self._clock = clock
         self._read_row = read
         self._life = life
@@ -131,7 +96,7 @@ class Dispatches:
         self.unsent = Unsent()
         self._refusals: list[Refusal] = []  # of those who were to get events
         self._cuts_commit = False  # frames are being made of what the commit under way holds
-        outbox.on_refusal = self._refused
+        outbox.refusals.on_refusal = self._refused
         outbox.on_settled = self._settled
 
     # -- putting -----------------------------------------------------------------------------
@@ -141,19 +106,19 @@ class Dispatches:
         outbox = self.outbox
         outbox.extend_lane(partition, events)
         self._waiting.add(partition)
-        lane = outbox.lanes[partition]
-        if len(lane.pending) < outbox.max_frame_events:
+        lane, most = outbox.lanes[partition], outbox.builder.max_events
+        if len(lane.pending) < most:
             return
         taken = self._taken.pop(partition, 0)
         if taken:
             self._cut(lane, taken, of_commit=True)
-        while len(lane.pending) >= outbox.max_frame_events:
-            self._cut(lane, outbox.max_frame_events)
+        while len(lane.pending) >= most:
+            self._cut(lane, most)
 
     def send(self, events: Sequence[Any]) -> None:
         """Take events for whichever partitions they belong to."""
         for cls in set(map(type, events)):
-            self.outbox.declare(cls)
+            self.outbox.types.declare(cls)
         self.outbox.extend(events)
         self._route()
 
@@ -211,8 +176,8 @@ class Dispatches:
             self._saved = len(own)
             if self.outbox.answer is not None and not self._learned:
                 self._learned = True
-                answer = self.outbox.answer.partitions, self.outbox.answer.routing
-                self._changes.put(self._row(_LANES, b""), _encode(answer))
+                answer = self.outbox.answer
+                self._changes.put(self._keys.lanes, lanes_row(answer.partitions, answer.routing))
         self._spill()
         self.unsent.begin()
         lanes = self.outbox.lanes
@@ -233,7 +198,7 @@ class Dispatches:
             self._save_own()
             return True
         for index in range(self._own_at, self._own_rows):
-            self._changes.add(self._row(_OWN, _OWN_AT.pack(index)), None)
+            self._changes.add(self._keys.own(index), None)
         self._own_rows = self._own_at
         return False
 
@@ -275,15 +240,15 @@ class Dispatches:
         self._cuts_commit = of_commit
         while count > 0:
             before = len(lane.pending)
-            kept = self.outbox.cut(lane, min(count, self.outbox.max_frame_events), self._clock())
+            kept = self.outbox.cut(lane, min(count, self.outbox.builder.max_events), self._clock())
             count -= before - len(lane.pending)
             if kept is not None:
-                put(self._row(_FRAME, _frame_at(at, kept)), kept.data)
+                put(self._keys.frame(at, kept.first, kept.end), kept.data)
                 self._rows[at].append((kept.first, kept.end, len(kept.data)))
                 self.bytes += len(kept.data)
         self._cuts_commit = False
         self._declare(put)
-        put(self._row(_NEXT, _NEXT_AT.pack(at)), _encode(lane.next_number))
+        put(self._keys.next_number(at), number_row(lane.next_number))
         if of_commit:
             self._leaving[at] = lane.next_number
         else:
@@ -293,25 +258,25 @@ class Dispatches:
 
     def _save_own(self) -> None:
         outbox = self.outbox
-        share = self._own[: outbox.max_frame_events]
-        del self._own[: outbox.max_frame_events]
-        for events in _encoded(share, outbox):
+        share = self._own[: outbox.builder.max_events]
+        del self._own[: outbox.builder.max_events]
+        for events in _encoded(share, outbox.builder):
             if isinstance(events, EventError):
                 self.unsent.add_own(Refusal(outbox.stream, -1, -1, str(events), unsent=True))
                 continue
-            self._changes.add(self._row(_OWN, _OWN_AT.pack(self._own_at)), events)
+            self._changes.add(self._keys.own(self._own_at), events)
             self._own_at += 1
         self._declare(self._changes.add)
         self._own_rows = max(self._own_rows, self._own_at)
 
     def _declare(self, put: Callable[[bytes, bytes], None]) -> None:
         """Keep what the types of our frames are like."""
-        if len(self._declared) == len(self.outbox.known):
+        if len(self._declared) == len(self.outbox.types.known):
             return
-        for declared in self.outbox.declarations:
+        for declared in self.outbox.types.declarations:
             if declared.fingerprint not in self._declared:
                 self._declared.add(declared.fingerprint)
-                put(self._row(_TYPE, _TYPE_AT.pack(declared.fingerprint)), _encode(declared))
+                put(self._keys.type(declared.fingerprint), type_row(declared))
 
     def _settled(self, lane: Lane, _: int) -> None:
         """The owner of a partition has committed everything below ``upto``."""
@@ -319,8 +284,7 @@ class Dispatches:
         rows = self._rows[lane.partition]
         while rows and rows[0][1] <= lane.upto:
             first, end, size = rows.popleft()
-            at = _FRAME_AT.pack(lane.partition, first, end - first)
-            self._changes.put(self._row(_FRAME, at), None)
+            self._changes.put(self._keys.frame(lane.partition, first, end), None)
             self.bytes -= size
 
     # -- what finds no room in memory --------------------------------------------------------
@@ -337,10 +301,10 @@ class Dispatches:
             return
         index = self._spilled[-1][0] + 1 if self._spilled else 0
         try:
-            data = self.outbox.frame(0, self._tail)
+            data = self.outbox.builder.unnumbered(self._tail)
         except EventError as error:
             raise unspillable(self._app, self.outbox.stream, error) from error
-        self._changes.put(self._row(_SPILL, _SPILL_AT.pack(index)), data)
+        self._changes.put(self._keys.spilled(index), data)
         self._declare(self._changes.put)
         self._spilled.append((index, len(self._tail)))
         self._tail = []
@@ -350,7 +314,7 @@ class Dispatches:
         if not self._spilled:
             tail, self._tail = self._tail, []
             return tail
-        row = self._row(_SPILL, _SPILL_AT.pack(self._spilled.popleft()[0]))
+        row = self._keys.spilled(self._spilled.popleft()[0])
         data = self._changes.find(row, None) or self._read_row(row)
         assert isinstance(data, bytes), "a row of what was spilled is gone"
         self._changes.put(row, None)
@@ -374,25 +338,19 @@ class Dispatches:
         Raises StateError if that cannot be read any more.
         """
         rows = self._ours(rows)
-        kept, following, versions, own = self._sorted(rows)
-        self._versions = versions
-        if self._learned:
-            self._open_lanes(rows)
-        for partition, number in following.items():
-            frames = kept[partition]
+        saved = sort_rows(self._way, rows)
+        self._versions = saved.versions
+        self._spilled += saved.spilled
+        if saved.lanes is not None:
+            self._open_lanes(*saved.lanes)
+        for partition, number in saved.next_numbers.items():
+            frames = saved.frames[partition]
             self.outbox.restore(partition, frames, number)
-            for one in frames:
-                self._rows[partition].append((one.first, one.end, len(one.data)))
-                self.bytes += len(one.data)
-        self._own_rows = len(own)
-        self._know(versions)
-        events = list(self._read(own, versions))
-        self._keep_versions(versions, [one.data for frames in kept.values() for one in frames])
-        if self._learns:
-            self.outbox.extend(events)
-            self._saved = len(events)
-            return []
-        return events
+            self._know_rows(partition, frames)
+        self._know_types(saved.versions)
+        events = list(self._read(saved.own, saved.versions))
+        self._keep_versions(saved.versions, [f.data for fs in saved.frames.values() for f in fs])
+        return self._given_back(events, len(saved.own))
 
     def go_back(self, changes: Changes, rows: Rows) -> list[Any]:
         """Forget what no commit holds. Another set of changes begins, and ``rows`` are what is
@@ -406,17 +364,25 @@ class Dispatches:
         self._own.clear()
         self._saved = 0
         self.forget_spilled()
-        self._learned = False
         self.bytes = 0
-        kept, _, versions, own = self._sorted(rows)
-        for partition, frames in kept.items():
-            for one in frames:
-                self._rows[partition].append((one.first, one.end, len(one.data)))
-                self.bytes += len(one.data)
+        saved = sort_rows(self._way, rows)
+        self._learned = saved.lanes is not None
+        self._spilled += saved.spilled
+        for partition, frames in saved.frames.items():
+            self._know_rows(partition, frames)
             self._settled(self.outbox.lanes[partition], 0)
-        self._own_rows = len(own)
-        self._declared &= versions.keys()
-        events = list(self._read(own, versions))
+        self._declared &= saved.versions.keys()
+        return self._given_back(list(self._read(saved.own, saved.versions)), len(saved.own))
+
+    def _know_rows(self, partition: int, frames: Sequence[Kept]) -> None:
+        for one in frames:
+            self._rows[partition].append((one.first, one.end, len(one.data)))
+            self.bytes += len(one.data)
+
+    def _given_back(self, events: list[Any], rows: int) -> list[Any]:
+        """What the task had put for itself, of so many rows; or nothing, where that waits for the
+        partitions to be known."""
+        self._own_rows = rows
         if self._learns:
             self.outbox.extend(events)
             self._saved = len(events)
@@ -429,113 +395,56 @@ class Dispatches:
         if life_of(rows) == self._life:
             return rows
         forget(self._changes, rows)
-        self._changes.put(self._row(_LIFE, b""), self._life.encode())
+        self._changes.put(self._keys.life, self._life.encode())
         return ()
 
-    def _open_lanes(self, rows: Rows) -> None:
+    def _open_lanes(self, partitions: int, routing: str) -> None:
         """Have the lanes that were learned in an earlier life."""
-        for key, value in rows:
-            if key[:1] == _LANES:
-                partitions, routing = _lanes(value)
-                problem = self.outbox.take_answer(
-                    wire.Hello("", "", self.outbox.stream, partitions=partitions, routing=routing)
-                )
-                assert not problem, problem
+        self._learned = True
+        problem = self.outbox.take_answer(
+            wire.Hello("", "", self.outbox.stream, partitions=partitions, routing=routing)
+        )
+        assert not problem, problem
 
-    def _sorted(
-        self, rows: Rows
-    ) -> tuple[defaultdict[int, list[Kept]], dict[int, int], dict[int, TypeDecl], list[bytes]]:
-        """Frames by partition, the next number of each, types, and own rows."""
-        start = 1 + len(self._way)
-        kept: defaultdict[int, list[Kept]] = defaultdict(list)
-        following: dict[int, int] = {}
-        versions: dict[int, TypeDecl] = {}
-        own: list[bytes] = []
-        for key, value in rows:
-            kind, at = key[:1], key[start:]
-            if kind == _FRAME:
-                partition, first, count = _FRAME_AT.unpack(at)
-                kept[partition].append(Kept(first, first + count, value))
-            elif kind == _NEXT:
-                following[_NEXT_AT.unpack(at)[0]] = _number(value)
-            elif kind == _TYPE:
-                versions[_TYPE_AT.unpack(at)[0]] = _declaration(value)
-            elif kind == _OWN:
-                own.append(value)
-            elif kind == _SPILL:
-                header = _data_of(value).header
-                assert isinstance(header, wire.Data)
-                self._spilled.append((_SPILL_AT.unpack(at)[0], header.count))
-            elif kind == _LANES:
-                self._learned = True
-        return kept, following, versions, own
-
-    def _know(self, versions: dict[int, TypeDecl]) -> None:
+    def _know_types(self, versions: dict[int, TypeDecl]) -> None:
         """Know the classes of events that are saved, also where the stream declares none and has
         learned them from what was put."""
-        known = {EventType(cls).name for cls in self.outbox.known}
+        known = {EventType(cls).name for cls in self.outbox.types.known}
         for declared in versions.values():
             cls = None if declared.name in known else class_of(declared)
             if cls is not None:
-                self.outbox.declare(cls)
+                self.outbox.types.declare(cls)
 
     def _keep_versions(self, versions: dict[int, TypeDecl], frames: Sequence[bytes]) -> None:
         """Know the types of an earlier life for as long as there are frames of them."""
-        ours = {declared.fingerprint for declared in self.outbox.declarations}
+        ours = {declared.fingerprint for declared in self.outbox.types.declarations}
         self._declared = versions.keys() & ours
         others = versions.keys() - ours
         if not others:
             return
-        used = {
-            section.fingerprint
-            for data in frames
-            for section in _data_of(data).header.sections  # type: ignore[union-attr]
-        }
-        self.outbox.versions = {each: versions[each] for each in others & used}
+        used = fingerprints_in(frames)
+        self.outbox.types.versions = {each: versions[each] for each in others & used}
         if self._spilled:  # which of them those are of is not known before they are read
             return
         for each in others - used:
-            self._changes.put(self._row(_TYPE, _TYPE_AT.pack(each)), None)
+            self._changes.put(self._keys.type(each), None)
 
     def _read(self, rows: Sequence[bytes], versions: dict[int, TypeDecl]) -> Iterator[Any]:
-        """The events of own rows, in order."""
-        readers: dict[int, EventType] = {}
-        by_name = {}
-        for cls in self.outbox.known:
-            kind = EventType(cls)
-            readers[kind.fingerprint] = by_name[kind.name] = kind
-        for fingerprint, declared in versions.items():
-            ours = by_name.get(declared.name)
-            if ours is not None and ours.refusal_of(declared) is None:
-                readers.setdefault(fingerprint, ours)
-        decoder = FrameDecoder(readers)
-        for data in rows:
-            frame = _data_of(data)
-            assert isinstance(frame.header, wire.Data)
-            events, refusals = decoder.decode(frame.header, frame.body)
-            if refusals:
-                raise StateError(
-                    f"saved events of stream {self.outbox.stream!r} cannot be read: "
-                    f"{refusals[0][1]}; run the program that wrote them until it stops in order"
-                )
-            yield from events
+        return read_events(self.outbox.stream, rows, self.outbox.types.known, versions)
 
     def rows(self) -> Iterator[bytes]:
         """All rows that there may be, to be forgotten."""
         for partition, rows in self._rows.items():
             for first, end, _ in rows:
-                yield self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
+                yield self._keys.frame(partition, first, end)
         for lane in self.outbox.lanes:
-            yield self._row(_NEXT, _NEXT_AT.pack(lane.partition))
+            yield self._keys.next_number(lane.partition)
         for index in range(self._own_rows):
-            yield self._row(_OWN, _OWN_AT.pack(index))
-        for fingerprint in self._declared | self.outbox.versions.keys():
-            yield self._row(_TYPE, _TYPE_AT.pack(fingerprint))
-        yield self._row(_LANES, b"")
-        yield self._row(_LIFE, b"")
-
-    def _row(self, kind: bytes, at: bytes) -> bytes:
-        return task_row(OUTBOX, kind + self._way + at)
+            yield self._keys.own(index)
+        for fingerprint in self._declared | self.outbox.types.versions.keys():
+            yield self._keys.type(fingerprint)
+        yield self._keys.lanes
+        yield self._keys.life
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
@@ -550,27 +459,16 @@ class Dispatches:
         assert self.bytes == size
 
 
-def _frame_at(partition: int, kept: Kept) -> bytes:
-    return _FRAME_AT.pack(partition, kept.first, kept.end - kept.first)
-
-
-def _data_of(data: bytes) -> wire.Frame:
-    (frame,) = wire.read_envelope(wire.envelope([data]), len(data))
-    if not isinstance(frame, wire.Frame):
-        raise StateError(f"a saved frame cannot be read: {frame.reason}")
-    return frame
-
-
-def _encoded(events: list[Any], outbox: Outbox) -> Iterator[bytes | EventError]:
+def _encoded(events: list[Any], builder: FrameBuilder) -> Iterator[bytes | EventError]:
     """Events as frames, and why one cannot be in any."""
     if not events:
         return
     try:
-        yield outbox.frame(0, events)
+        yield builder.unnumbered(events)
     except EventError as error:
         if len(events) == 1:
             yield error
             return
         half = len(events) // 2
-        yield from _encoded(events[:half], outbox)
-        yield from _encoded(events[half:], outbox)
+        yield from _encoded(events[:half], builder)
+        yield from _encoded(events[half:], builder)

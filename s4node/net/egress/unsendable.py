@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from s4node.net.egress.outbox import Refusal
+from s4node.net.egress.refusal import Refusal
 
 
 class Unsent:

@@ -1,1 +1,12 @@
-"""The receiving side: listener, admission, ports."""
+"""The receiving side: accepts peers, admits their frames, and acknowledges them.
+
+``listener`` has the sockets. ``admission`` decides by a frame's header whether it may enter, and
+what its producer is told; ``producer_lane`` holds how far one producer has come.
+``durable_admission`` does the same where numbers are part of commits.
+
+It may touch ``net.transport``, ``net.wire``, ``stages``, ``offsets``, ``events``, ``config``,
+``logger`` and ``errors``. Only ``listener`` uses sockets, clocks and trio; all other modules are
+pure.
+
+Begin with ``listener`` to see how bytes come in; begin with ``admission`` for the rules.
+"""

@@ -108,7 +108,7 @@ class DurableLane(ProducerLane):
         self.expected = self.committed
         self.asked = -1
         self.wanted = self.held = False
-        self.unprocessed = [one for one in self.unprocessed if one.number < self.committed]
+        self.untold.forget_from(self.committed)
         self.gap_first = -1
 
     def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
@@ -125,8 +125,7 @@ class DurableLane(ProducerLane):
     def kept(self, seen_ms: int) -> KeptProducer:
         """As of now, for a commit."""
         told = [one for _, exceptions in self.unheard or () for one in exceptions]
-        untold = [(one.number, one.count, one.reason, one.shed) for one in told + self.unprocessed]
-        return KeptProducer(self.safe, self.fence, seen_ms, tuple(untold))
+        return KeptProducer(self.safe, self.fence, seen_ms, (*told, *self.untold))
 
     def resume(self, kept: KeptProducer) -> None:
         """Go on from what was kept."""
@@ -147,6 +146,14 @@ class DurableReceipt(Pieces):
         super().__init__(first, end)
         self.lane, self.skip = lane, skip
         self._life = lane.life
+
+    def cut(self, number: int) -> DurableReceipt:
+        """The receipt of the events from this number on; this one is for those below it."""
+        assert isinstance(self.lane, DurableLane)
+        rest = DurableReceipt(self.lane, number, self.end, 0)
+        rest._life = self._life
+        self.end = number
+        return rest
 
     @property
     def _counts(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Protocol
 import trio
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import ProducerLane
@@ -32,7 +32,7 @@ from s4node.net.transport.log_throttle import Seldom
 from s4node.net.transport.pair_socket import PairSocket, host_and_port
 from s4node.net.wire import frame as wire
 
-log = get_logger("s4node.listener")
+log = get_logger("s4node.net")
 
 _DRAIN_SECONDS = 0.002
 _MAX_ANSWER_BYTES = 4 << 20
@@ -150,7 +150,7 @@ class Connection:
         self.pressing |= dict.fromkeys(later)  # they go with the next envelope
         if not self._send([*self.answers, *verdicts]):
             for lane in told:
-                lane.untold()
+                lane.not_told()
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0

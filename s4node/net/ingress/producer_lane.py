@@ -12,16 +12,13 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
 
 from s4node.events.event import LIVE, Receipt
 from s4node.net.wire import frame as wire
 from s4node.offsets.low_watermark import LowWatermark
-
-if TYPE_CHECKING:
-    from s4node.net.ingress.admission import StreamAdmission
 
 MAX_EXCEPTIONS = 256
 """Ranges told in a verdict, refused and shed together; the rest follow in the next."""
@@ -40,12 +37,11 @@ def origin_of(stream: str, partition: int, producer: str) -> str:
     return f"{stream}[{partition}]@{producer}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Unprocessed:
+class Unprocessed(NamedTuple):
     """Numbers that were not processed: ``count`` from ``number`` on."""
 
     number: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts the fields
     reason: str
     shed: bool = False
 
@@ -58,6 +54,108 @@ class Unprocessed:
     def told(self) -> tuple[int, int, str]:
         """As it stands in a ruling."""
         return self.number, self.count, self.reason
+
+
+class Untold:
+    """What a producer is yet to be told of, the lowest number first.
+
+    Numbers in a row that have one reason are one range. Most come in order, and the last range
+    grows in place; the others are a heap, so a verdict costs what it tells, whatever else waits.
+    """
+
+    __slots__ = ("_heap", "_last")
+
+    def __init__(self, ranges: Iterable[Unprocessed] = ()) -> None:
+        self._heap = list(ranges)
+        heapify(self._heap)
+        self._last: Unprocessed | None = None
+
+    def add(self, new: Unprocessed) -> None:
+        """Tell the producer of this range, too."""
+        last = self._last
+        if last is None:
+            self._last = new
+        elif _goes_on(last, new):
+            self._last = last._replace(count=last.count + new.count)
+        else:
+            heappush(self._heap, last)
+            self._last = new
+
+    def take(self, most: int) -> list[Unprocessed]:
+        """The lowest ranges, in order; they are told now."""
+        heap, taken = self._heap, list[Unprocessed]()
+        if self._last is not None:
+            heappush(heap, self._last)
+            self._last = None
+        while heap:
+            if taken and _goes_on(taken[-1], heap[0]):
+                last = taken.pop()
+                taken.append(last._replace(count=last.count + heappop(heap).count))
+            elif len(taken) < most:
+                taken.append(heappop(heap))
+            else:
+                break
+        return taken
+
+    def put_back(self, ranges: Iterable[Unprocessed]) -> None:
+        """They were not told after all."""
+        for one in ranges:
+            heappush(self._heap, one)
+
+    def forget_from(self, number: int) -> None:
+        """This number and those behind it were undone, and will come again."""
+        self._heap = [
+            one._replace(count=min(one.end, number) - one.number)
+            for one in self
+            if one.number < number
+        ]
+        heapify(self._heap)
+        self._last = None
+
+    @property
+    def first(self) -> int | None:
+        """The lowest number; None where there is none."""
+        heap, last = self._heap, self._last
+        if last is None:
+            return heap[0].number if heap else None
+        return min(heap[0].number, last.number) if heap else last.number
+
+    def __iter__(self) -> Iterator[Unprocessed]:
+        yield from self._heap
+        if self._last is not None:
+            yield self._last
+
+    def __len__(self) -> int:
+        """How many ranges."""
+        return len(self._heap) + (self._last is not None)
+
+
+def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
+    return last.end == new.number and last.reason == new.reason and last.shed == new.shed
+
+
+class LaneOwner(Protocol):
+    """What admits a stream's events, as its lanes know it."""
+
+    stream: str
+    refused: int
+    shed: int
+
+    def touched(self, lane: ProducerLane) -> None:
+        """There is something to tell this lane's producer."""
+        ...
+
+    def share(self, lane: ProducerLane) -> int:
+        """Events that this lane may have under way."""
+        ...
+
+    def withholds(self, lane: ProducerLane) -> bool:
+        """Whether the lane's producer waits for what is processed."""
+        ...
+
+    def new_limit(self, lane: ProducerLane) -> int:
+        """How far the lane may send now."""
+        ...
 
 
 class ProducerLane:
@@ -85,12 +183,12 @@ class ProducerLane:
         "told_limit",
         "told_upto",
         "unheard",
-        "unprocessed",
+        "untold",
         "urgent",
         "weight",
     )
 
-    def __init__(self, admission: StreamAdmission, producer: str, partition: int, start: int):
+    def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
         self.admission = admission
         self.producer = producer
         self.partition = partition
@@ -99,7 +197,7 @@ class ProducerLane:
         self.limit = start
         self._low = LowWatermark(start)
         self.connection: Hashable | None = None
-        self.unprocessed: list[Unprocessed] = []
+        self.untold = Untold()
         self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
         self._ruled: list[Unprocessed] = []
         self._before = (start, start, start, start)
@@ -143,27 +241,22 @@ class ProducerLane:
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """The producer will be told that these were not processed."""
-        self.unprocessed.append(Unprocessed(number, count, shortened(reason)))
+        self.untold.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
         self.admission.touched(self)
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """The producer will be told that these were dropped."""
-        last = self.unprocessed[-1] if self.unprocessed else None
-        if last is not None and (last.end, last.reason, last.shed) == (number, reason, True):
-            self.unprocessed[-1] = replace(last, count=last.count + count)
-        else:
-            self.unprocessed.append(Unprocessed(number, count, shortened(reason), True))
+        self.untold.add(Unprocessed(number, count, shortened(reason), True))
         self.admission.shed += count
         self.admission.touched(self)
 
     @property
     def upto(self) -> int:
         """Everything below is settled, and its refusals have been told."""
-        if self.unprocessed:
-            return min(self.settled, min(self.unprocessed).number)
-        return self.settled
+        first = self.untold.first
+        return self.settled if first is None else min(self.settled, first)
 
     def told(self) -> None:
         """The producer knows ``upto`` and ``limit`` as they are now."""
@@ -183,17 +276,16 @@ class ProducerLane:
         if self.asked <= self.settled:
             self.asked = -1
         outcome = wire.ADMITTED
-        if self.unprocessed:
-            exceptions = sorted(self.unprocessed)
-            self._ruled, self.unprocessed = exceptions[:MAX_EXCEPTIONS], exceptions[MAX_EXCEPTIONS:]
+        if self.untold:
+            self._ruled = self.untold.take(MAX_EXCEPTIONS)
             outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
             if self.unheard is None:
                 self.unheard = deque()
             self.unheard.append((self.told_limit, self._ruled))
-            self.urgent = bool(self.unprocessed) or self.gap_untold
+            self.urgent = bool(self.untold) or self.gap_untold
         elif self.gap_untold:
             outcome, self.gap_untold = wire.EXPECTED, False
-        if not self.unprocessed:  # more credit only when all refusals so far have been told
+        if not self.untold:  # more credit only when all refusals so far have been told
             self.limit = self.admission.new_limit(self)
         self.told()
         return wire.Ruling(
@@ -207,13 +299,13 @@ class ProducerLane:
             tuple(one.told for one in self._ruled if one.shed),
         )
 
-    def untold(self) -> None:
+    def not_told(self) -> None:
         """The last ruling could not be sent: the next one says all of it again."""
         self.limit, self.told_upto, self.told_limit, self.press_at = self._before
         self.urgent = True
         if self._ruled and self.unheard:
             self.unheard.pop()
-            self.unprocessed = [*self._ruled, *self.unprocessed]
+            self.untold.put_back(self._ruled)
         self.gap_untold = self.gap_told and not self.held
 
     def heard(self, end: int) -> None:
@@ -234,15 +326,15 @@ class ProducerLane:
     def reopened(self, upto: int) -> None:
         """The producer is back and has heard everything below ``upto``: tell it the rest again."""
         told = [
-            replace(one, number=max(one.number, upto), count=one.end - max(one.number, upto))
+            one._replace(number=max(one.number, upto), count=one.end - max(one.number, upto))
             for _, exceptions in self.unheard or ()
             for one in exceptions
             if one.end > upto
         ]
         self.unheard = None
-        self.unprocessed = [*told, *self.unprocessed]
+        self.untold.put_back(told)
         self.gap_told = self.gap_untold = self.held = False
-        self.urgent = bool(self.unprocessed)
+        self.urgent = bool(self.untold)
 
     @property
     def pressing(self) -> bool:
@@ -259,6 +351,10 @@ class LaneReceipt(Receipt, Protocol):
     skip: int
     parts: int
 
+    def cut(self, number: int) -> LaneReceipt:
+        """The receipt of the events from this number on; this one is for those below it."""
+        ...
+
 
 class FrameReceipt:
     """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
@@ -268,6 +364,12 @@ class FrameReceipt:
     def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
         self.lane, self.first, self.end, self.skip = lane, first, end, skip
         self.parts = 1
+
+    def cut(self, number: int) -> FrameReceipt:
+        """The receipt of the events from this number on; this one is for those below it."""
+        rest = FrameReceipt(self.lane, number, self.end, 0)
+        self.end = number
+        return rest
 
     def done(self) -> None:
         """One part is fully processed; with the last the frame is."""

@@ -1,7 +1,8 @@
 """What comes from an address that was dialled: good frames, and a line of log for a bad one.
 
 Rules
-- A bad frame is told as :mod:`s4node.net.transport.peer_answers` says, and the reading goes on behind it.
+- A bad frame is told as :mod:`s4node.net.transport.peer_answers` says, and the reading goes on
+  behind it.
 - A good frame tells the socket that its peer answers.
 """
 

@@ -7,6 +7,11 @@ Rules
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
+
+_first_of, _end_of = itemgetter(0), itemgetter(1)
+
 
 class Excepted:
     """The numbers told of so far, as ranges ``[first, end)`` in order, none touching another."""
@@ -24,9 +29,9 @@ class Excepted:
             self.ranges.append((first, end))
             return [(first, end)]
         new: list[tuple[int, int]] = []
-        before = [one for one in self.ranges if one[1] < first]
-        after = [one for one in self.ranges if one[0] > end]
-        touching = self.ranges[len(before) : len(self.ranges) - len(after)]
+        begin = bisect_left(self.ranges, first, key=_end_of)
+        behind = bisect_right(self.ranges, end, begin, key=_first_of)
+        touching = self.ranges[begin:behind]
         at = first
         for start, stop in touching:
             if at < start:
@@ -38,14 +43,16 @@ class Excepted:
             min([first, *(start for start, _ in touching)]),
             max([end, *(stop for _, stop in touching)]),
         )
-        self.ranges = [*before, merged, *after]
+        self.ranges[begin:behind] = [merged]
         return new
 
     def settle(self, upto: int) -> None:
         """Everything below ``upto`` is settled."""
         ranges = self.ranges
         if ranges and ranges[0][0] < upto:
-            self.ranges = [(max(first, upto), end) for first, end in ranges if end > upto]
+            del ranges[: bisect_right(ranges, upto, key=_end_of)]
+            if ranges and ranges[0][0] < upto:
+                ranges[0] = upto, ranges[0][1]
 
     def __len__(self) -> int:
         """How many numbers."""

@@ -22,7 +22,7 @@ import pynng
 import trio
 
 from s4node.errors import ConfigError, S4Error, StageBroken
-from s4node.net.transport import fork_guard as forked
+from s4node.net.transport import fork_guard
 
 _AGAIN = int(pynng.lib.NNG_EAGAIN)
 _NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
@@ -59,7 +59,7 @@ class PairSocket:
     """
 
     def __init__(self, max_bytes: int, on_change: Callable[[bool], None]) -> None:
-        forked.use()
+        fork_guard.use()
         self._socket = pynng.Pair0(
             recv_buffer_size=_BUFFERED_ENVELOPES,
             send_buffer_size=_BUFFERED_ENVELOPES,

@@ -2,16 +2,17 @@
 
 Rules
 - One decode call a section, and most frames have one. Only when that fails is a section taken
-  apart, and then only the culprits are refused: the others keep their places.
+  apart, and then only the events that do not decode are refused: the others keep their places.
+- Taking apart takes its time, so it goes by as many events as are asked for.
 - Whoever has the types gives a reader for each fingerprint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from s4node.events.schema import Refusals, TypeReader, raw_events
+from s4node.events.schema import Refusals, TypeReader, raws_in
 from s4node.net.wire import frame as wire
 
 
@@ -25,55 +26,111 @@ class FrameDecoder:
 
     def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
         """The frame's events in order (None where refused), and what did not decode."""
-        try:
-            return self._decode(data, body)
-        except Exception as error:
-            reason = f"the frame's body does not decode: {error}"
-            return [None] * data.count, [(index, reason) for index in range(data.count)]
+        events = self.at_once(data, body)
+        return (events, []) if events is not None else self.apart(data, body).take(data.count)
 
-    def _decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
+    def at_once(self, data: wire.Data, body: memoryview) -> list[Any] | None:
+        """All events in one call; None where the frame has to be taken apart."""
         if len(data.sections) == 1 and data.encoding == wire.MSGPACK:
             reader = self._readers.get(data.sections[0].fingerprint)
             if reader is not None:
                 try:
                     events = reader.decode(body)
-                except Exception:
-                    events = []  # the slow path below finds the culprits
+                except Exception:  # an event class that checks itself may raise anything
+                    return None
                 if len(events) == data.count:
-                    return events, []
-        decoded: list[tuple[list[Any], Refusals]] = []
-        at = 0
-        for section in data.sections:
-            decoded.append(self._section(data, section, body[at : at + section.size]))
-            at += section.size
-        if len(decoded) == 1:
-            return decoded[0]
-        merged: list[Any] = []
-        refusals: Refusals = []
-        cursors = [0] * len(decoded)
-        reasons = [dict(refused) for _, refused in decoded]
-        for index, which in enumerate(data.order):
-            at, cursors[which] = cursors[which], cursors[which] + 1
-            merged.append(decoded[which][0][at])
-            if at in reasons[which]:
-                refusals.append((index, reasons[which][at]))
-        return merged, refusals
+                    return events
+        return None
 
-    def _section(
-        self, data: wire.Data, section: wire.Section, body: memoryview
-    ) -> tuple[list[Any], Refusals]:
-        reader = self._readers.get(section.fingerprint)
-        reason = f"no event type of fingerprint {section.fingerprint} was declared in a hello"
-        if reader is not None:
-            try:
-                json = data.encoding == wire.JSON
-                events, refusals = reader.decode_json(body) if json else reader.decode_slowly(body)
-                if len(events) == section.count:
-                    return events, refusals
-                reason = f"a section announces {section.count} events and holds {len(events)}"
-            except Exception as error:
-                reason = f"a section does not decode: {error}"
-        return [None] * section.count, [(index, reason) for index in range(section.count)]
+    def apart(self, data: wire.Data, body: memoryview) -> Apart:
+        """The frame, to be decoded a few events at a time."""
+        return Apart(self._readers, data, body)
+
+
+class _Section:
+    """One section of a frame that is taken apart, and how far."""
+
+    __slots__ = ("_at", "_json", "_raws", "_reader", "_reason")
+
+    def __init__(
+        self, reader: TypeReader | None, section: wire.Section, body: memoryview, *, json: bool
+    ) -> None:
+        self._at = 0
+        self._json = json
+        self._reader = reader
+        self._raws: Sequence[Any] = ()
+        self._reason = f"no event type of fingerprint {section.fingerprint} was declared in a hello"
+        if reader is None:
+            return
+        try:
+            self._raws = raws_in(body, json=json)
+        except Exception as error:
+            self._reason = f"a section does not decode: {error}"
+        else:
+            self._reason = ""
+            if len(self._raws) != section.count:
+                self._reason = (
+                    f"a section announces {section.count} events and holds {len(self._raws)}"
+                )
+
+    def skip(self, count: int) -> None:
+        self._at += count
+
+    def take(self, count: int) -> tuple[list[Any], Refusals]:
+        """The next events, and which of them did not decode."""
+        first, self._at = self._at, self._at + count
+        if self._reader is None or self._reason:
+            return [None] * count, [(index, self._reason) for index in range(count)]
+        return self._reader.read(self._raws[first : self._at], json=self._json)
+
+
+class Apart:
+    """A frame that is decoded a few events at a time."""
+
+    __slots__ = ("_at", "_order", "_sections")
+
+    def __init__(
+        self, readers: Mapping[int, TypeReader], data: wire.Data, body: memoryview
+    ) -> None:
+        self._at = 0
+        self._order = data.order
+        self._sections: list[_Section] = []
+        begin, json = 0, data.encoding == wire.JSON
+        for section in data.sections:
+            end = begin + section.size
+            reader = readers.get(section.fingerprint)
+            self._sections.append(_Section(reader, section, body[begin:end], json=json))
+            begin = end
+
+    def skip(self, count: int) -> None:
+        """Leave the next events out."""
+        if len(self._sections) == 1:
+            self._sections[0].skip(count)
+        else:
+            for which, section in enumerate(self._sections):
+                section.skip(self._order.count(which, self._at, self._at + count))
+        self._at += count
+
+    def take(self, count: int) -> tuple[list[Any], Refusals]:
+        """The next events in order (None where refused), and by their index in the frame which of
+        them did not decode."""
+        at, self._at = self._at, self._at + count
+        if len(self._sections) == 1:
+            events, refusals = self._sections[0].take(count)
+            return events, [(at + index, reason) for index, reason in refusals] if at else refusals
+        order = self._order[at : self._at]
+        shares = [section.take(order.count(which)) for which, section in enumerate(self._sections)]
+        merged: list[Any] = []
+        found: Refusals = []
+        cursors = [0] * len(shares)
+        reasons = [dict(refused) for _, refused in shares]
+        for index, which in enumerate(order):
+            cursor = cursors[which]
+            cursors[which] += 1
+            merged.append(shares[which][0][cursor])
+            if cursor in reasons[which]:
+                found.append((at + index, reasons[which][cursor]))
+        return merged, found
 
 
 def raws_of(data: wire.Data, body: memoryview) -> list[bytes]:
@@ -82,7 +139,8 @@ def raws_of(data: wire.Data, body: memoryview) -> list[bytes]:
     at = 0
     for section in data.sections:
         try:
-            found = raw_events(body[at : at + section.size], json=data.encoding == wire.JSON)
+            raws = raws_in(body[at : at + section.size], json=data.encoding == wire.JSON)
+            found = [bytes(raw) for raw in raws]
         except Exception:
             found = []
         shares.append(found if len(found) == section.count else [b""] * section.count)

@@ -116,6 +116,9 @@ FAULT = "fault"
 
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
+MAX_QUESTIONS = 64
+"""Questions of one connection that may wait for an answer at a time; a node refuses more."""
+
 MAX_NUMBER = (1 << 62) - 1
 """The highest number of an event: every sum of two numbers still fits into a header."""
 
@@ -149,7 +152,7 @@ class Hello(_Header, tag=0, frozen=True):
 
     ``peer`` is the producer's id or the node's name, ``incarnation`` changes with every start of
     the peer's process. ``types`` are the event types that will travel (producer) or that the
-    stream takes (node). ``routing`` names hasher and key finder, as in ``crc32:user``; empty where
+    stream takes (node). ``routing`` names hasher and key finder, as in ``crc32m:user``; empty where
     the sender does not route by key. A node's ends in ``:`` if the stream has no key, in ``:?`` if
     its key has no name, and a KeyFinder's name begins with ``@``. ``error`` says why a node turns
     the stream down.

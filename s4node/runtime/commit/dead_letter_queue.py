@@ -29,7 +29,7 @@ from s4node.runtime.task.poison.poison_events import Place
 if TYPE_CHECKING:
     from s4node.runtime.task.task import Task
 
-log = get_logger("s4node.inputs")
+log = get_logger("s4node.runtime")
 
 Keep = Callable[[GenericEvent], Awaitable[None]]
 """Keeps a dead letter; returns when it is safe."""
@@ -146,8 +146,8 @@ class Rejects:
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._waiting += 1
-        assert task.isolation is not None
-        task.isolation.culprits.unsafe += 1
+        assert task.failures.isolation is not None
+        task.failures.isolation.culprits.unsafe += 1
         self._nursery.start_soon(self._bury, task, what, receipt)
 
     async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
@@ -155,9 +155,9 @@ class Rejects:
         await self._keep(what)
         if receipt is not None:
             receipt.release(what.offset)
-        assert task.isolation is not None
-        task.isolation.culprits.unsafe -= 1
-        if not task.letters_wait:
+        assert task.failures.isolation is not None
+        task.failures.isolation.culprits.unsafe -= 1
+        if not task.failures.letters_wait:
             self._wake(task.partition)
         self._waiting -= 1
         self._room.unpark_all()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from s4node.app.app import App
 from s4node.app.stream import OutputStream
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError, EventKills, NotSaveable, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.logger import get_logger
@@ -33,7 +33,7 @@ from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.poison_events import KILLS, LeftOut, Place, fault_of, place_of
 from s4node.runtime.task.task import Task
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
 
@@ -89,8 +89,8 @@ class Recovery:
                       reason=fault.reason,
                       exc_info=error.__cause__ if fault.trace else None)  # fmt: skip
         self.counts[batch.stream] += 1
-        assert task.isolation is not None
-        task.isolation.culprits.add(place, fault)
+        assert task.failures.isolation is not None
+        task.failures.isolation.culprits.add(place, fault)
         return True
 
     def searches(self, task: Task, error: NotSaveable) -> None:
@@ -122,8 +122,8 @@ class Recovery:
                 letter.put("app", task.app.name)
                 letter.put("task", task.name)
                 letter.freeze()
-                assert task.isolation is not None
-                task.isolation.tell(batch, one, self._letters)
+                assert task.failures.isolation is not None
+                task.failures.isolation.tell(batch, one, self._letters)
             else:
                 self._rejects.bury(task, place, letter)
 

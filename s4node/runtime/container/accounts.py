@@ -9,33 +9,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import trio
 
+from s4node.app.app import App
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
+from s4node.net.ingress.listener import Listener
+from s4node.runtime.container.durable_parts import Replay
 from s4node.runtime.container.metrics import snapshots_of
+from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
 from s4node.runtime.task.statistics import ContainerStatistics
 from s4node.stages.stage import StageStatistics
 
-if TYPE_CHECKING:
-    from s4node.runtime.container.container import Container
-
 
 class Accounts:
-    """Those of ``container``; there are none before it has its parts."""
+    """Those of the container ``node``; there are none before its parts are made."""
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
-        self._reporters = reporters_of(container.config)
+    def __init__(self, app: App, config: Config, node: str, listener: Listener) -> None:
+        self._app, self._config, self._node = app, config, node
+        self._listener = listener
+        self._reporters = reporters_of(config)
         self._process = ProcessUse()
         self._made_at = time.monotonic()
         self._started_after = 0.0
+        self._parts: Parts
+        self._replay: Replay | None
+
+    def made(self, parts: Parts, replay: Replay | None) -> None:
+        """The parts are made, which are asked from now on."""
+        self._parts, self._replay = parts, replay
 
     def started(self) -> None:
         """The container has started."""
@@ -48,47 +56,48 @@ class Accounts:
             reporting = Reporting(
                 reporters,
                 self.metrics,
-                interval=self._container.config[settings.METRICS_INTERVAL],
-                job=self._container.app.name,
-                container=self._container.node,
+                interval=self._config[settings.METRICS_INTERVAL],
+                job=self._app.name,
+                container=self._node,
             )
             await nursery.start(reporting.run)
 
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
-        of = self._container
-        inputs = of.inputs.statistics(of.members.passed_on() if of.members is not None else {})
+        parts, replay = self._parts, self._replay
+        members, ports = parts.members, parts.inputs.ports
+        inputs = parts.inputs.statistics(members.passed_on() if members is not None else {})
         return ContainerStatistics(
-            tuple(task.statistics() for task in of.tasks.values()),
-            {name: inputs[name].admitted for name in of.ports},
-            {name: inputs[name].refused for name in of.ports},
-            {name: sender.sent for name, sender in of.senders.items()},
-            dict(of.listener.counts),
+            tuple(task.statistics() for task in self._parts.partitions.tasks.values()),
+            {name: inputs[name].admitted for name in ports},
+            {name: inputs[name].refused for name in ports},
+            {name: sender.sent for name, sender in self._parts.outputs.senders.items()},
+            dict(self._listener.counts),
             tuple(self._stages()),
             inputs,
-            replay=of.replay.statistics() if of.replay is not None else None,
-            outboxes=tuple(of.exchange.statistics()) if of.exchange is not None else (),
-            turns=of.loop.turns,
-            utilization=of.loop.utilization,
+            replay=replay.statistics() if replay is not None else None,
+            outboxes=tuple(replay.exchange.statistics()) if replay is not None else (),
+            turns=parts.loop.turns,
+            utilization=parts.loop.utilization,
             started_after=self._started_after,
-            threads=of.config[settings.THREAD_POOL_SIZE],
-            grades=grades_of(of.app, of.config),
-            unsendable={stage: dict(each) for stage, each in of.refusals.unsendable.items()},
+            threads=self._config[settings.THREAD_POOL_SIZE],
+            grades=grades_of(self._app, self._config),
+            unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
+            dropped={name: sender.dropped for name, sender in parts.outputs.senders.items()},
         )
 
     def metrics(self) -> list[MetricsSnapshot]:
         """The values of the container and its tasks, and those that tasks measure themselves."""
-        of = self._container
-        own = [task.metrics.snapshot() for task in of.tasks.values() if task.metrics is not None]
-        return [*snapshots_of(of.node, self.statistics(), self._process.take()), *own]
+        tasks = self._parts.partitions.tasks.values()
+        own = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
+        return [*snapshots_of(self._node, self.statistics(), self._process.take()), *own]
 
     def _stages(self) -> Iterator[StageStatistics]:
-        of = self._container
-        yield from of.inputs.stages()
-        for task in of.tasks.values():
+        yield from self._parts.inputs.stages()
+        for task in self._parts.partitions.tasks.values():
             for stage in task.backlog.stages.values():
                 yield stage.statistics()
-        if of.members is not None:
-            yield from of.members.statistics()
-        for sender in of.senders.values():
+        if self._parts.members is not None:
+            yield from self._parts.members.statistics()
+        for sender in self._parts.outputs.senders.values():
             yield from sender.statistics().values()

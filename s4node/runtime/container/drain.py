@@ -23,7 +23,7 @@ from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import Outputs
 from s4node.runtime.task.task import Task
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 _SILENCE_SECONDS = 2.0
 """How long a stop may take before it says what it waits for."""

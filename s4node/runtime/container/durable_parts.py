@@ -3,6 +3,8 @@
 Rules
 - It is there only where the app has inputs that can be read again, or durable streams. The systems
   are asked for the partitions of each before anything is made; later they run beside the container.
+- A stream that the log of this process lacks is created, as the app declares it. Other systems are
+  asked only, for they may belong to others.
 - The progress of a task is claimed before the task starts, and its inputs are read after it has: so
   the task may say where to begin. Startpoints are given to tasks before any is claimed.
 - Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
@@ -11,27 +13,31 @@ Rules
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import trio
 
 from s4node.app.app import App
+from s4node.app.graph import rule_of
 from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
-from s4node.config.settings import Config
-from s4node.errors import ConfigError, StartpointError
+from s4node.config.config import Config
+from s4node.errors import ConfigError, StartpointError, UnknownStream
 from s4node.events.event import LIVE, GenericEvent
-from s4node.events.keys import Partitioner, crc32, hasher_named
+from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import Presence
 from s4node.offsets.startpoint import Oldest, Startpoint
 from s4node.offsets.startpoint_fan_out import Request
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.commit.committer import Committer, folder_of
+from s4node.runtime.commit.committer import Committer, folder_of, job_before
 from s4node.runtime.commit.dead_letter_queue import Rejects
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
+from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import AppKind, JobModel
@@ -43,11 +49,12 @@ from s4node.runtime.outputs.output_streams import Outputs
 from s4node.runtime.task.statistics import ReplayStatistics
 from s4node.runtime.task.task import Task
 from s4node.state.checkpoint_policy import Policy
-from s4node.state.remote_backup import depot_of
+from s4node.state.remote_job import depot_of
+from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 
 class Replay:
@@ -67,11 +74,13 @@ class Replay:
         self.recovery: Recovery
         self._app = app
         self._config = config
+        self._own_log = own_log
         self._outputs: Outputs
         self._partitions: Partitions
         self._model: JobModel
         self._startpoints: Startpoints
         self._presence: Presence
+        self._letter_partitions = 0  # of the stream of a system that dead letters go to
         self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
 
     @classmethod
@@ -85,20 +94,46 @@ class Replay:
         if not streams and not durable_of(app, config):
             return None
         replay = cls(app, config, own_log)
-        named = [(stream.system, stream.name) for stream in streams]
-        for system, _ in named:
-            replay.systems[system]  # raises where there is none
+        for stream in streams:
+            replay.systems[stream.system]  # raises where there is none
         letters = replay._letters()
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
                 nursery.start_soon(watch, each)
-            for system, stream in named:
-                replay.counts[system, stream] = await replay.systems[system].partitions(stream)
+            for stream in streams:
+                rule = rule_of(stream)
+                key = rule.name if rule is not None else ""
+                count = await replay._partitions_of(stream.system, stream.name, key)
+                replay.counts[stream.system, stream.name] = count
             if letters is not None:
-                await replay.systems[letters[0]].partitions(letters[1])
+                replay._letter_partitions = await replay._partitions_of(*letters)
             nursery.cancel_scope.cancel()
         return replay
+
+    async def _partitions_of(self, system: str, stream: str, key: str = "") -> int:
+        """How many partitions a stream has; one that our own log lacks is created."""
+        home, wanted = self.systems[system], self._app.partitions
+        if not isinstance(home, EmbeddedLog) or home.address != self._own_log:
+            return await home.partitions(stream)
+        try:
+            count = await home.partitions(stream)
+        except UnknownStream:
+            await home.create(stream, wanted, key=key)
+            log.info("a stream is created in the log of this node", stream=f"{system}.{stream}",
+                     partitions=wanted, key=key)  # fmt: skip
+            return wanted
+        if count != wanted:
+            log.info("a stream of the log of this node has another number of partitions than the "
+                     "app declares, and keeps it", stream=f"{system}.{stream}", partitions=count,
+                     declared=wanted)  # fmt: skip
+        return count
+
+    async def before(self, name: str) -> JobGuard | None:
+        """What the job was like that goes on under ``name``; None for a new one."""
+        config = self._config
+        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        return await trio.to_thread.run_sync(job_before, folder, depot_of(config, folder))
 
     def _letters(self) -> tuple[str, str] | None:
         """Where dead letters go, where that is a stream of a system; raises ConfigError."""
@@ -156,17 +191,21 @@ class Replay:
             counts=self.counts,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
             name=name,
+            grown=model.facts.grown,
         )
         folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
         self._presence = Presence(folder)
         self._startpoints = Startpoints(folder, model.tasks, config, name)
         self.committer = Committer(
             folder,
-            self.consumers.progress,
-            self._startpoints.consumed,
-            producers,
+            CommitContext(
+                self.consumers.progress,
+                self._startpoints.consumed,
+                producers,
+                exchange=self.exchange,
+                timeout=config[settings.COMMIT_TIMEOUT],
+            ),
             hasher=hasher_named(config[settings.HASHER]),
-            timeout=config[settings.COMMIT_TIMEOUT],
             sync=config[settings.STATE_SYNC] == "full",
             changes_bytes=config[settings.STATE_CHANGES_BYTES],
             depot=depot_of(config, folder),
@@ -175,7 +214,6 @@ class Replay:
                 config[settings.STATE_CHECKPOINTS],
                 config[settings.STATE_CHECKPOINT_AGE],
             ),
-            exchange=self.exchange,
             wake=partitions.wake,
         )
         self.recovery = Recovery(
@@ -214,11 +252,14 @@ class Replay:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    async def claim(self, tasks: Iterable[Task], origin: str, epochs: Sequence[int]) -> None:
+    async def claim(self, tasks: Collection[Task], origin: str, epochs: Sequence[int]) -> None:
         """Become the one who writes the progress of these tasks, which start next."""
         async with trio.open_nursery() as nursery:
             for task in tasks:
                 nursery.start_soon(self._claim, task, origin, epochs[task.partition])
+        for task in tasks:  # not before it is known of all what feeds them
+            if task.rests:
+                task.requests.finished(task)
 
     async def _claim(self, task: Task, origin: str, epoch: int) -> None:
         model = self._model.tasks[task.partition]
@@ -227,12 +268,17 @@ class Replay:
         startpoints = await self._startpoints.of(model.name, kept.consumed)
         self.committer.forget(task.partition, kept.consumed)
         self._kept[task.partition] = kept, startpoints
+        if self.committer.is_done(task):
+            if task.may_rest and not startpoints and kept.offsets.keys() >= set(model.ssps):
+                task.rests = True
+            else:
+                self.committer.begin_anew(task)
         self.consumers.add(task, model.ssps)
 
     def _attach(self, task: Task) -> None:
         task.on_commit = self.committer.commit
-        task.awaited = self.committer.awaited
-        task.isolate(self.recovery)
+        task.awaited = partial(self.committer.awaited, task)
+        task.failures.isolate(self.recovery)
 
     async def replaced(self, old: Task) -> Task:
         """Make a task in the place of one that has failed, as of its last commit; it is not started
@@ -242,8 +288,8 @@ class Replay:
         self._attach(new)
         new.succeed(old)
         self.committer.go_back(new)
-        assert new.isolation is not None
-        new.isolation.culprits.going_back({
+        assert new.failures.isolation is not None
+        new.failures.isolation.culprits.going_back({
             str(ssp): progress.committed
             for ssp, progress in self.consumers.progress[old.partition].items()
             if progress.committed is not None
@@ -258,9 +304,11 @@ class Replay:
 
     async def read(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of these tasks, which have started."""
+        kept = [(task, self._kept.pop(task.partition)) for task in tasks]
         gained = [
-            Gained(task, self._model.tasks[task.partition].ssps, *self._kept.pop(task.partition))
-            for task in tasks
+            Gained(task, self._model.tasks[task.partition].ssps, *known)
+            for task, known in kept
+            if not task.rests
         ]
         for each in gained:
             await self._check_wishes(each.task, each.ssps)
@@ -295,6 +343,13 @@ class Replay:
         """Return when all is written of those of these tasks of which nothing runs."""
         await self.committer.finish([task for task in tasks if task.on_commit is not None])
 
+    async def end_run(self) -> None:
+        """The tasks have ended the container, and all is committed: perhaps the job has ended."""
+        live = bool(live_of(self._app))
+        await self.committer.end_run([
+            task.name for task in self._model.tasks if live or task.ssps
+        ])  # fmt: skip
+
     async def _keep(self, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
         name = self._config[settings.DEAD_LETTERS]
@@ -305,7 +360,7 @@ class Replay:
             return
         system, _, rest = name.partition(".")
         home = self.systems[system]
-        partition = letter.partition % await home.partitions(rest)
+        partition = letter.partition % self._letter_partitions
         if hasattr(home, "append_once"):
             await home.append_once(rest, partition, letter, self._letter_name(letter))
         else:  # a system of one's own may be without; then a crash may have it there twice
@@ -316,7 +371,7 @@ class Replay:
         cluster = self._config[settings.CLUSTER_NAME]
         place = f"{letter.origin}:{letter.offset}"
         if letter.offset < 0:
-            place += f" {crc32(letter.raw):08x}"
+            place += f" {zlib.crc32(letter.raw):08x}"
         return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.net.ingress.listener import Connection, Listener, no_log
 from s4node.net.wire import frame as wire

@@ -16,7 +16,7 @@ from typing import Any
 from s4node.app import graph
 from s4node.app.app import AdapterApp, App
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import (
     GraphError,
     LifecycleError,

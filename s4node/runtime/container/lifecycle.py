@@ -22,9 +22,8 @@ from typing import Any
 
 import trio
 
-from s4node.config import plugins as own
-from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config import plugins, settings
+from s4node.config.config import Config
 from s4node.errors import (
     ConfigError,
     ContainerStopped,
@@ -35,7 +34,7 @@ from s4node.errors import (
 )
 from s4node.logger import get_logger
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 
 class Step(Enum):
@@ -94,7 +93,7 @@ def listeners_of(config: Config) -> list[object]:
     setting, what = settings.LIFECYCLE_LISTENERS.name, "listener"
     found = []
     for named in config[settings.LIFECYCLE_LISTENERS]:
-        listener = own.made(named, setting, what, config.matching(settings.APP_PARAMETER))
+        listener = plugins.made(named, setting, what, config.matching(settings.APP_PARAMETER))
         if not any(callable(getattr(listener, method, None)) for method in _METHODS):
             raise ConfigError(
                 f"{what} {named!r} of {setting} hears of nothing; give it one of "

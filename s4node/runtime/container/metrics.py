@@ -145,6 +145,8 @@ def _producers(statistics: ContainerStatistics) -> dict[str, Value]:
     return {
         "sends": sum(statistics.sent.values()),
         **{f"{stream}-sends": count for stream, count in statistics.sent.items()},
+        "messages-dropped": sum(statistics.dropped.values()),
+        **{f"{stream}-messages-dropped": count for stream, count in statistics.dropped.items()},
         "outbox-messages": sum(depths.values()),
         "outbox-bytes": sum(each.bytes for each in statistics.outboxes),
         **{f"{stream}-outbox-messages": depth for stream, depth in depths.items()},

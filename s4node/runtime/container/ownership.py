@@ -6,6 +6,7 @@ Rules
   inputs are read then. One that fails goes back to its last commit, and begins anew.
 - Where tasks keep what they do, a member with more partitions than its share hands some over: it
   stops with one after the other, and another goes on from its last commit.
+- A task that is done rests, whoever has it: it is not started, and its inputs are not read.
 - A member that has lost a partition while it ran it stops: two owners would count twice.
 """
 
@@ -35,7 +36,7 @@ from s4node.runtime.outputs.output_streams import Outputs
 from s4node.runtime.outputs.subscribers import Readers
 from s4node.runtime.task.task import Task
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 _FAREWELL_SECONDS = 1.0
 """How long the last words to producers may take."""
@@ -177,7 +178,8 @@ class Ownership:
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
-            await self._start(task)
+            if not task.rests:
+                await self._start(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
             if self._replay is not None:
@@ -221,7 +223,8 @@ class Ownership:
             self._loop.wake(task)
             await self._replay.consumers.wait(partial(self._may_leave, task))
         await self._replay.release(task)
-        await self._close(task)
+        if not task.rests:
+            await self._close(task)
         self._partitions.remove(task)
         # not before what waits in the task, some of it in its rows
         self._replay.exchange.leave(task)

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -19,7 +19,6 @@ from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
-from s4node.logger import get_logger
 from s4node.metrics.registry import MetricsRegistry
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
@@ -35,9 +34,8 @@ from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
+from s4node.stages.executors import SENDER, STREAM
 from s4node.stages.stage import Stage
-
-log = get_logger("s4node.container")
 
 
 class Partitions:
@@ -58,6 +56,7 @@ class Partitions:
         exchange: Exchange | None,
         settings: TaskSettings,
         choosers: ChooserSettings,
+        on_dropped: Callable[[str, str, int, str], None],
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -72,7 +71,7 @@ class Partitions:
         self._settings = settings
         self._choosers = choosers
         self._parallel = pipeline.parallel()
-        self._warned: set[str] = set()
+        self._on_dropped = on_dropped
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -207,38 +206,36 @@ class Partitions:
             assert self._members is not None
             self._members.forward(batch)
 
-    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> None:
+    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Events that the app itself has put, for one of the tasks, here or with another member.
 
-        Whoever has put them, a source or a task, keeps nothing.
+        Whoever has put them, a source or a task, keeps nothing. Returns how many were dropped.
         """
         task = self.tasks.get(partition)
         if task is None or self._is_behind(stream, partition):
             assert self._members is not None
-            self._dropped(stream, self._members.put(stream, partition, events, waits=waits))
-            return
+            dropped = self._members.put(stream, partition, events, waits=waits)
+            if dropped:
+                reason = self._members.ways[stream].stage.executor.reason
+                self._on_dropped(SENDER, stream, dropped, reason)
+            return dropped
         stage = task.backlog.stages[stream]
-        size = footprint(events)
+        size, dropped = footprint(events), 0
         if stage.overflow is None and not stage.executor.withholds:
             now = trio.current_time()
-            room = stage.executor.room_for_put(stage, len(events), size, now, waits=waits)
+            room = stage.executor.room_for_put(stage, len(events), size, now)
             if room < len(events):
-                stage.dropped(len(events) - room, stage.executor.reason)
-                self._dropped(stream, len(events) - room)
+                dropped = len(events) - room
+                stage.dropped(dropped, stage.executor.reason)
+                self._on_dropped(STREAM, stream, dropped, stage.executor.reason)
                 size = size * room // len(events)
                 events = events[:room]
                 if not events:
-                    return
+                    return dropped
         task.backlog.offer(EventBatch(stream, partition, events, weight=size))
         self._loop.add(task)
         self._pipeline.watch(stream, partition, stage)
-
-    def _dropped(self, stream: str, count: int) -> None:
-        """Events of our own were dropped; they are counted in their stage."""
-        if count and stream not in self._warned:
-            self._warned.add(stream)
-            log.warning("events that the app has put were dropped; further ones are only counted",
-                        stream=stream, events=count)  # fmt: skip
+        return dropped
 
     def _is_carried(self, stream: str, partition: int) -> bool:
         """Whether earlier events of producers for a partition of ours are still on their way over
@@ -260,7 +257,7 @@ class Partitions:
             if self._exchange is not None:
                 self._exchange.send(task, stream.name, events)
                 return
-            sender.extend(events, waits=bool(source))
+            sender.extend(events)
             self._pipeline.watch(stream.name, "sender", sender)
             return
         exchange = self._exchange
@@ -280,13 +277,17 @@ class Partitions:
             return here
         return max(here, self._members.ways[stream].pressure)
 
-    def carry(self, stream: Stream, events: list[Any], turn: int) -> None:
-        """Take what a source has sent; ``turn`` spreads what has no key over the partitions."""
+    def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
+        """Take what a source has sent; ``turn`` spreads what has no key over the partitions.
+
+        Returns how many events were dropped.
+        """
         homes = list(self.tasks) or [0]
         home = homes[turn % len(homes)]
-        for partition, share in self._dispatch.shares(stream, events, home):
-            self._put(stream.name, partition, share)
+        shares = self._dispatch.shares(stream, events, home)
+        dropped = sum(self._put(stream.name, partition, share) for partition, share in shares)
         self._loop.nudge()
+        return dropped
 
 
 class _Inner:
@@ -302,19 +303,19 @@ class _Inner:
         """How full the fullest partition's stage is."""
         return self._partitions.pressure(self._stream.name)
 
-    async def send(self, events: Sequence[Any]) -> None:
-        """Take events once there is room."""
+    async def send(self, events: Sequence[Any]) -> int:
+        """Take events once there is room; returns how many were dropped."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
             await self._partitions.turned.park()
-        self._put(events)
+        return self._put(events)
 
-    def send_nowait(self, events: Sequence[Any]) -> None:
-        """Take events if there is room."""
+    def send_nowait(self, events: Sequence[Any]) -> int:
+        """Take events if there is room; returns how many were dropped."""
         if self.pressure >= 1:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
-        self._put(events)
+        return self._put(events)
 
-    def _put(self, events: Sequence[Any]) -> None:
+    def _put(self, events: Sequence[Any]) -> int:
         self._turn += 1
-        self._partitions.carry(self._stream, list(events), self._turn)
+        return self._partitions.carry(self._stream, list(events), self._turn)

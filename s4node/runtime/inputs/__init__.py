@@ -1,1 +1,13 @@
-"""Which tasks there are, and what feeds them."""
+"""Which tasks there are, and what feeds them.
+
+``job_model`` computes the tasks, from the inputs that ``binding`` finds and the groups of
+``grouper``. ``port`` brings the frames of producers to tasks. ``system_consumers`` reads what can
+be read again; ``starting_offsets`` says where.
+
+It may touch ``runtime.commit``, ``runtime.task``, ``systems``, ``net``, ``offsets``, ``stages``,
+``app``, ``events``, ``config``, ``failpoints``, ``logger`` and ``errors``. ``ports``,
+``starting_offsets``, ``startpoints`` and ``system_consumers`` use systems, files or trio; all other
+modules are pure.
+
+Begin with ``job_model`` for which tasks there are, with ``port`` for the way of an event.
+"""

@@ -17,8 +17,8 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.app.stream_task import TaskApp
 from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.kinds import is_name
-from s4node.config.settings import Config
 from s4node.errors import ConfigError
 from s4node.events.event import GenericEvent
 

@@ -15,8 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from s4node.config import plugins as own
-from s4node.config import settings
+from s4node.config import plugins, settings
 from s4node.errors import ConfigError, described, is_signal
 from s4node.offsets.system import SystemStreamPartition
 
@@ -67,8 +66,8 @@ def grouper_named(name: str) -> SystemStreamPartitionGrouper:
     """The grouper that the setting names; raises ConfigError if it cannot be had."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
-    made: SystemStreamPartitionGrouper = own.made(name, settings.GROUPER.name, "grouper")
-    own.lacking(made, ("group",), name, settings.GROUPER.name, "grouper")
+    made: SystemStreamPartitionGrouper = plugins.made(name, settings.GROUPER.name, "grouper")
+    plugins.lacking(made, ("group",), name, settings.GROUPER.name, "grouper")
     return made
 
 

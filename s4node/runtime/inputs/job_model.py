@@ -5,6 +5,9 @@ Rules
 - By partition there are as many tasks as ``s4.cluster.partitions``, or as the largest input has
   partitions; task n is "Partition n", and has no inputs of its own where no input has a
   partition n.
+- A job that goes on keeps its number of tasks where an input with a key gets more partitions: task
+  n reads partition n as before, and the new ones are shared out. Events go to the task of their
+  key, whatever partition they come from.
 - Other groupers make one task of each group. They are refused where something finds its task by
   partition number: keys (a key belongs to one of the partitions), streams inside the app (which
   have one partition a task), and live inputs (producers choose among the partitions).
@@ -18,9 +21,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.events.keys import KEY_GROUPS
+from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.inputs.broadcast import partitions_of
 from s4node.runtime.inputs.grouper import BY_PARTITION, grouped
@@ -49,13 +53,15 @@ class JobFacts:
     ``counts`` are the partitions of the inputs by ``system.stream``, but for those of which only
     broadcast partitions are read. The streams ``rerouted`` may get more partitions, for their
     events go to the task of their key whatever partition they come from. Any other change moves
-    keys to other tasks than have their state.
+    keys to other tasks than have their state. ``grown`` is how many partitions those had at first
+    that have got more.
     """
 
     tasks: int
     grouper: str
     counts: Mapping[str, int] = field(default_factory=dict)
     rerouted: frozenset[str] = frozenset()
+    grown: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,16 @@ class AppKind:
 
 
 def model_of(
-    config: Config, kind: AppKind, inputs: Collection[StreamName], counts: Mapping[StreamName, int]
+    config: Config,
+    kind: AppKind,
+    inputs: Collection[StreamName],
+    counts: Mapping[StreamName, int],
+    before: JobGuard | None = None,
 ) -> JobModel:
     """The model of an app that reads the replayable streams ``inputs``.
 
-    ``counts`` has the number of partitions of these and of the broadcast streams. Raises
+    ``counts`` has the number of partitions of these and of the broadcast streams; ``before`` is
+    what the job was like that it goes on from. Raises
     ConfigError with what is wrong with the settings.
     """
     broadcast = partitions_of(config[settings.BROADCAST_INPUTS], counts)
@@ -95,7 +106,8 @@ def model_of(
     ).difference(broadcast)
     grouper = config[settings.GROUPER]
     if grouper == BY_PARTITION:
-        groups = _by_partition(config[settings.CLUSTER_PARTITIONS], own)
+        had = before.tasks if before is not None and before.grouper == grouper else 0
+        groups = _by_partition(config[settings.CLUSTER_PARTITIONS], own, kind.keyed, had)
     else:
         _check_kind(grouper, kind)
         groups = grouped(grouper, own)
@@ -115,24 +127,30 @@ def model_of(
         for index, (name, ssps) in enumerate(groups.items())
     )
     read = sorted({(ssp.system, ssp.stream) for ssp in own})
+    partitions = {f"{system}.{stream}": counts[system, stream] for system, stream in read}
     facts = JobFacts(
         len(tasks),
         grouper,
-        {f"{system}.{stream}": counts[system, stream] for system, stream in read},
+        partitions,
         frozenset(f"{system}.{stream}" for system, stream in read if stream in kind.keyed),
+        before.grown_to(partitions) if before is not None else {},
     )
     return JobModel(tasks, facts)
 
 
 def _by_partition(
-    least: int, ssps: Collection[SystemStreamPartition]
+    least: int, ssps: Collection[SystemStreamPartition], keyed: Collection[str], had: int
 ) -> Mapping[str, Sequence[SystemStreamPartition]]:
     """The groups by partition; numbers that no input has are tasks as well, so that task n has
-    partition n."""
-    groups = grouped(BY_PARTITION, ssps)
-    tasks = max([least, *(ssp.partition + 1 for ssp in ssps)])
-    names = (f"Partition {number}" for number in range(tasks))
-    return {name: groups.get(name, ()) for name in names}
+    partition n. A job that ``had`` so many tasks gets no more for ``keyed`` inputs."""
+    added = {ssp for ssp in ssps if had and ssp.stream in keyed and ssp.partition >= had}
+    first = [ssp for ssp in ssps if ssp not in added]
+    groups = {name: list(members) for name, members in grouped(BY_PARTITION, first).items()}
+    tasks = max([least, had if added else 0, *(ssp.partition + 1 for ssp in first)])
+    names = [f"Partition {number}" for number in range(tasks)]
+    for ssp in added:
+        groups.setdefault(names[ssp.partition % had], []).append(ssp)
+    return {name: tuple(sorted(groups.get(name, ()))) for name in names}
 
 
 def _check_kind(grouper: str, kind: AppKind) -> None:

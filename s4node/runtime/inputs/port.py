@@ -7,20 +7,23 @@ Rules
   not hold on to what came beside it.
 - A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
   came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
-  decoding fails, the culprits are found and refused; the others go on.
+  decoding fails, the frame is taken apart: events that do not decode are refused, the others go on.
+  That takes long, so it goes piece by piece, and others have their turn between two pieces.
 - What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
   in a frame, the number to go on at must be able to pass it with the events behind it.
 - A port takes frames for the partitions that its container owns.
 - An event counts as admitted where its partition is. So of a frame with events of other tasks only
   the task's own count, and not before it is known which they are.
 - A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
-  same key, each event is decoded and hashed at once and goes to its own partition. On a durable
+  same key, each event is decoded and hashed on arrival and goes to its own partition. On a durable
   stream it is the task of the partition that sends on what is not its own.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -36,11 +39,14 @@ from s4node.net.ingress.durable_admission import DurableAdmission, DurableReceip
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
-from s4node.stages.stage import Gauge, Stage
+from s4node.net.wire.decoder import Apart, FrameDecoder
+from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
 """About what a frame that waits takes up beside its body."""
+
+PIECE = 512
+"""Events of a frame that are taken apart in one go: about 3 ms, where none of them decodes."""
 
 MAX_VERSIONS = 4096
 """Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
@@ -52,7 +58,7 @@ MAX_DECLARED = 64
 class FrameBatch(EventBatch):
     """The admitted events of a data frame, not yet decoded."""
 
-    __slots__ = ("_body", "_data", "_port", "frame")
+    __slots__ = ("_apart", "_body", "_data", "_port", "frame")
 
     def __init__(
         self, port: InputPort, data: wire.Data, body: memoryview, frame: LaneReceipt
@@ -68,7 +74,12 @@ class FrameBatch(EventBatch):
         self.bytes = len(body) + FRAME_BYTES
         self.receipt = self.frame = frame
         self._port, self._data, self._body = port, data, body
+        self._apart: Apart | None = None  # there where it does not decode in one call
         port.admission.deserializer.came(self.size, self.bytes)
+
+    def precedes(self, other: EventBatch) -> bool:
+        """Return True for a later frame of the same producer."""
+        return isinstance(other, FrameBatch) and other.frame.lane is self.frame.lane
 
     def discard(self) -> None:
         """It will not be processed: the producer sends it again."""
@@ -76,23 +87,48 @@ class FrameBatch(EventBatch):
             self._body = _NOTHING
             self._port.admission.deserializer.went(self.size, self.bytes)
 
-    def load(self) -> None:
-        """Decode; events that do not decode are refused and left out."""
-        events, refusals = self._port.decoder.decode(self._data, self._body)
+    def load(self) -> EventBatch | None:
+        """Decode; events that do not decode are refused and left out. Returns the rest of a frame
+        that is taken apart."""
+        rest = None
+        decoder, skip = self._port.decoder, self.frame.skip
+        if self._apart is None:
+            events = decoder.at_once(self._data, self._body)
+            if events is not None:  # what comes behind ours was shed
+                self._left(events if self.size == len(events) else events[skip : skip + self.size])
+                return None
+            self._apart = decoder.apart(self._data, self._body)
+            self._apart.skip(skip)
+        if self.size > PIECE:
+            rest = self._cut()
+        events, refusals = self._apart.take(self.size)
+        self._apart = None
+        if not refusals:
+            self._left(events)
+            return rest
+        first, base = self._data.first, self.first
+        reasons = {first + index: reason for index, reason in refusals}
+        numbers = [n for n in range(base, base + self.size) if n not in reasons]
+        self._left([events[number - base] for number in numbers])
+        self.numbers = numbers
+        self.receipt = self.frame.without(reasons, numbers)
+        return rest
+
+    def _left(self, events: list[Any]) -> None:
+        """It is decoded, and has left the deserializer."""
+        self.events = events
         self._body = _NOTHING
         self._port.admission.deserializer.went(self.size, self.bytes)
-        skip = self.frame.skip
-        end = skip + self.size  # what comes behind was shed
-        if not refusals:
-            self.events = events if self.size == len(events) else events[skip:end]
-            return
-        first = self._data.first
-        bad = dict(refusals)
-        good = [index for index in range(skip, end) if index not in bad]
-        self.events = [events[index] for index in good]
-        self.numbers = [first + index for index in good]
-        reasons = {first + index: reason for index, reason in refusals if skip <= index < end}
-        self.receipt = self.frame.without(reasons, self.numbers)
+
+    def _cut(self) -> FrameBatch:
+        """What is behind the first piece, as a batch of its own; that piece stays."""
+        rest = copy(self)
+        rest.receipt = rest.frame = self.frame.cut(self.first + PIECE)
+        rest.first += PIECE
+        rest.size -= PIECE
+        rest.bytes -= self.bytes * PIECE // self.size
+        self.size, self.bytes = PIECE, self.bytes - rest.bytes
+        return rest
 
 
 class MixedFrameBatch(FrameBatch):
@@ -100,9 +136,9 @@ class MixedFrameBatch(FrameBatch):
 
     __slots__ = ()
 
-    def load(self) -> None:
+    def load(self) -> EventBatch | None:
         """Decode, and keep what is the task's own."""
-        super().load()
+        rest = super().load()
         port, whole = self._port, self.frame
         assert isinstance(whole, DurableReceipt)
         assert port.partition_of is not None
@@ -118,6 +154,7 @@ class MixedFrameBatch(FrameBatch):
         port.redispatched += len(found.strays)
         port.uncounted -= self.size - len(found.strays)
         self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))
+        return rest
 
 
 _NOTHING = memoryview(b"")
@@ -168,6 +205,7 @@ class InputPort:
         if deserializer is not None:
             self.admission.deserializer = deserializer
         self.redispatched = 0
+        self._unsorted: deque[FrameBatch] = deque()  # events of each are for several partitions
         self.forwarded = 0
         self.uncounted = 0  # admitted for other tasks, which count them, or nobody knows for whom
         self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
@@ -325,8 +363,21 @@ class InputPort:
             self.uncounted += admitted.end - admitted.first
             self._deliver(MixedFrameBatch(self, data, body, admitted))
         else:
-            self._redispatch(FrameBatch(self, data, body, admitted), now)
+            self._unsorted.append(FrameBatch(self, data, body, admitted))
+            if len(self._unsorted) == 1:
+                self.sort_out(now)
         return ""
+
+    def sort_out(self, now: float) -> bool:
+        """Send a piece of what waits to the partitions of its events; True if more waits."""
+        if self._unsorted:
+            batch = self._unsorted.popleft()
+            rest = batch.load()
+            if rest is not None:
+                assert isinstance(rest, FrameBatch)
+                put_back(self._unsorted, rest)
+            self._redispatch(batch, now)
+        return bool(self._unsorted)
 
     @property
     def partition_of(self) -> Callable[[Any], int] | None:
@@ -335,9 +386,8 @@ class InputPort:
         return None if find is None else lambda event: memo[find(event)]
 
     def _redispatch(self, batch: FrameBatch, now: float) -> None:
-        """Send each event of a frame to its own partition; done when all parts are."""
+        """Send each event to its own partition; the batch is done when all parts are."""
         assert self._find is not None
-        batch.load()
         events, receipt = batch.events, batch.frame
         lane = receipt.lane
         numbers = batch.numbers or list(range(batch.first, batch.first + len(events)))

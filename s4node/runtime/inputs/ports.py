@@ -19,7 +19,7 @@ import trio
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.events.event import EventBatch
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
@@ -32,7 +32,7 @@ from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.task.statistics import InputStatistics
 from s4node.stages.stage import Gauge, Stage, StageStatistics
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 Send = Callable[[str, int, int, list[Any]], None]
 """Puts events on a stream: from the task of a partition, to that of another."""
@@ -233,11 +233,16 @@ class Inputs:
         for port in self._all:
             port.admission.released()
 
-    def tick(self, now: float) -> None:
-        """Between two turns: let go on who was held back, forget who is long gone."""
+    def tick(self, now: float) -> float | None:
+        """Between two turns: let go on who was held back, forget who is long gone, sort out a
+        piece of what came for several partitions; returns when the next is due."""
+        due = None
         for port in self._all:
             port.admission.released()
             port.admission.tick(now, self._expiry)
+            if port.sort_out(now):
+                due = now
+        return due
 
     # -- statistics --------------------------------------------------------------------------
 
@@ -261,9 +266,12 @@ class Inputs:
 
 
 def close(ports: Iterable[InputPort]) -> None:
-    """Admit nothing more; the producers keep it."""
+    """Admit nothing more; the producers keep it. What has come goes to its tasks."""
+    now = trio.current_time()
     for port in ports:
         port.closed = True
+        while port.sort_out(now):
+            pass
 
 
 def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:

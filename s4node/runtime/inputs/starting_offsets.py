@@ -3,16 +3,19 @@
 Rules
 - First what the task's ``init`` said; then the startpoint that was asked for; then the checkpoint;
   then what the settings say. Whoever reads knows why it is there.
+- A partition that an input has got since the job began is read from its oldest event.
 - What lies outside of what an input has is no place: it ends the start, saying what to set. Only
   where retention has removed what comes next, a setting may have the rest read; that is counted.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import CheckpointError, InputLost, StartpointError
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import Oldest, Startpoint, Upcoming, describe
@@ -20,7 +23,7 @@ from s4node.offsets.startpoint_fan_out import Request
 from s4node.offsets.system import System, SystemStreamPartition
 from s4node.runtime.inputs.startpoints import deleting, setting
 
-log = get_logger("s4node.inputs")
+log = get_logger("s4node.runtime")
 
 
 class Known(NamedTuple):
@@ -34,9 +37,10 @@ class Known(NamedTuple):
 
 class Starts:
     """Those of the job that is kept under ``name``; ``lost`` counts events that retention took, by
-    ``system.stream``."""
+    ``system.stream``. ``grown`` has how many partitions inputs had at first that have more."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, grown: Mapping[str, int]) -> None:
+        self._grown = grown
         self.lost: dict[str, int] = {}
         self._config = config
         self._name = name
@@ -55,6 +59,8 @@ class Starts:
         reset = self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
         if known.kept is not None and not reset:
             return await self._checkpointed(system, ssp, known.kept), "checkpoint"
+        if not reset and ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf):
+            return await system.resolve(ssp, Oldest()), "a new partition"
         word = default_offset(self._config, ssp.system, ssp.stream)
         if word == "newest":
             bounds = await system.bounds(ssp)

@@ -18,7 +18,7 @@ from typing import TypeVar
 import trio
 
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import StartpointError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -29,7 +29,7 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.job_model import TaskModel
 
-log = get_logger("s4node.inputs")
+log = get_logger("s4node.runtime")
 
 R = TypeVar("R")
 E = TypeVar("E")

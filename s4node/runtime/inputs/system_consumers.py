@@ -1,16 +1,10 @@
 """The consumers of a container: they read its inputs and feed the stages of its tasks.
 
 Rules
-- One reader a partition of an input, whichever tasks read it; each of them has its own start, place
-  and progress. A new owner makes the reader begin anew, where the slowest place is.
 - A task that goes back has its old places again, also one that is fed no more, for it is about to
   be another container's: what it commits last must not be ahead of its state.
-- A reader is asked only while there is room with every task that its events may go to, so a slow
-  task bounds what is kept for it.
 - Where an input goes on is told once a stream, and committed before the first event is read: a
   crash must not make another place of what was upcoming.
-- A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
-  are right already; of others the task that reads them sends on what is not its own.
 - Reading stops at once when the container stops; what was read goes to its tasks.
 """
 
@@ -26,49 +20,35 @@ import trio
 from s4node.app.graph import rule_of
 from s4node.app.stream import InputStream
 from s4node.config import settings
-from s4node.config.settings import Config
-from s4node.errors import InputLost, S4Error
-from s4node.events.event import EventBatch
+from s4node.config.config import Config
+from s4node.errors import S4Error
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request
-from s4node.offsets.system import (
-    EndOfStream,
-    InputBatch,
-    PartitionReader,
-    System,
-    SystemStreamPartition,
-)
+from s4node.offsets.system import System, SystemStreamPartition
 from s4node.runtime.commit.dead_letter_queue import Rejects
-from s4node.runtime.inputs.input_batches import MixedBatch, Reject, TaskBatch, refused
+from s4node.runtime.inputs.input_batches import refused
+from s4node.runtime.inputs.partition_feed import FedTasks, Keyed, PartitionFeed, Taker
 from s4node.runtime.inputs.starting_offsets import Known, Starts
 from s4node.runtime.task.chooser import Bootstrap
 from s4node.runtime.task.statistics import ProgressStatistics
 from s4node.runtime.task.task import Task
 from s4node.systems.registry import Systems
 
-log = get_logger("s4node.inputs")
+log = get_logger("s4node.runtime")
 
 _GRACE_SECONDS = 1.0
 """After how long a system that cannot be reached is told of."""
 
 
-class Tasks(Protocol):
-    """What consumers need of the container's tasks."""
+class Tasks(FedTasks, Protocol):
+    """What consumers need of the container's tasks, beside what feeds do."""
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         """Give a task that is to start a stage for one of its inputs."""
-        ...
-
-    def feed(self, task: Task, batch: EventBatch) -> None:
-        """Queue a batch with a task of this container."""
-        ...
-
-    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Put events that a task has read on the way to the task of their keys."""
         ...
 
     def wake(self, task: Task) -> None:
@@ -83,23 +63,6 @@ class Tasks(Protocol):
         """A task of this container has been given all that an input will ever hold."""
         ...
 
-    def full(self, task: Task, stream: str) -> bool:
-        """Whether so much of what a task has sent on waits that it is to read no more."""
-        ...
-
-
-class _Taker:
-    """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
-
-    def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
-        self.task = task
-        self.ssp = ssp
-        self.known = known
-        self.next = 0
-        self.told_end = False
-        self.progress: InputProgress
-        self.undecoded: Reject
-
 
 class Gained(NamedTuple):
     """A task that has started: what it reads, what is kept of it, and pending startpoints."""
@@ -110,24 +73,7 @@ class Gained(NamedTuple):
     startpoints: Mapping[SystemStreamPartition, Request]
 
 
-class _Feed:
-    """One partition of an input, and the tasks that read it."""
-
-    def __init__(self, ssp: SystemStreamPartition) -> None:
-        self.ssp = ssp
-        self.takers: dict[int, _Taker] = {}
-        self.scope = trio.CancelScope()
-        self.runs = False
-        self.ended = False
-        self.anew = False  # the reader is to begin where the slowest taker is
-        self.reader: PartitionReader | None = None
-
-    def stale(self) -> bool:
-        """Whether what was read is not to be given to the tasks any more."""
-        return self.anew
-
-
-def _is_kept(taker: _Taker) -> bool:
+def _is_kept(taker: Taker) -> bool:
     """Whether the task's checkpoint, or else its startpoint, has a place for the input."""
     return taker.progress.committed is not None or bool(taker.progress.startpoint)
 
@@ -136,7 +82,8 @@ class Consumers:
     """Reads the replayable ``streams`` of an app from ``systems`` for the tasks it is given.
 
     ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
-    ``progress`` is by task and partition.
+    ``progress`` is by task and partition; ``grown`` are the streams that have more partitions than
+    at first, of which no event is known to be in the partition of its key.
     """
 
     def __init__(
@@ -151,34 +98,35 @@ class Consumers:
         counts: Mapping[tuple[str, str], int],
         broadcast: Collection[SystemStreamPartition],
         name: str,
+        grown: Mapping[str, int],
     ) -> None:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
         self.rejects = rejects
-        self.starts = Starts(config, name)
+        self.starts = Starts(config, name, grown)
+        self.stopped = False
         self._config = config
         self._systems = systems
         self._tasks = tasks
         self._streams = {stream.name: stream for stream in streams}
         self._counts = counts
         self._broadcast = frozenset(broadcast)
-        self._feeds: dict[SystemStreamPartition, _Feed] = {}
+        self._feeds: dict[SystemStreamPartition, PartitionFeed] = {}
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
-        self._beginning: list[_Taker] = []
-        self._begun: dict[int, list[_Taker]] = {}  # by task; also those that are fed no more
+        self._beginning: list[Taker] = []
+        self._begun: dict[int, list[Taker]] = {}  # by task; also those that are fed no more
         self._reading = 0  # partitions, with those of which the reader is being closed
         self._scopes: set[trio.CancelScope] = set()
-        self._stopped = False
         self._quiet = trio.lowlevel.ParkingLot()
-        self._partition_of: dict[str, Callable[[Any], int]] = {}
-        self._routing: dict[str, str] = {}
+        self._keyed: dict[str, Keyed] = {}
         for stream in self._streams.values():
             rule = rule_of(stream)
             if rule is not None and partitioner.partitions > 1:
-                self._partition_of[stream.name] = _partition_finder(rule.finder(), partitioner)
-                hasher = config[settings.HASHER]
-                self._routing[stream.name] = f"{hasher}:{rule.name}" if rule.name else ""
-        self._partitions = partitioner.partitions
+                find = _partition_finder(rule.finder(), partitioner)
+                same = counts[stream.system, stream.name] == partitioner.partitions
+                routed = rule.name and same and f"{stream.system}.{stream.name}" not in grown
+                routing = f"{config[settings.HASHER]}:{rule.name}" if routed else ""
+                self._keyed[stream.name] = Keyed(find, routing)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -193,7 +141,7 @@ class Consumers:
 
     async def stop(self) -> None:
         """Read nothing more; returns when all that was read is with its tasks."""
-        self._stopped = True
+        self.stopped = True
         for scope in self._scopes:
             scope.cancel()
         while self._reading:
@@ -211,14 +159,14 @@ class Consumers:
         wishes: Callable[[Task], Mapping[SystemStreamPartition, Startpoint]],
     ) -> None:
         """Feed these tasks, which have started, with their partitions from where they go on."""
-        found: dict[tuple[str, str], list[_Taker]] = {}
+        found: dict[tuple[str, str], list[Taker]] = {}
         for task, ssps, kept, startpoints in gained:
             self.progress[task.partition] = {}
             self._begun[task.partition] = []
             starts = wishes(task)
             for ssp in ssps:
                 known = Known(starts.get(ssp), startpoints.get(ssp), kept.offsets.get(ssp))
-                taker = _Taker(task, ssp, known)
+                taker = Taker(task, ssp, known)
                 taker.undecoded = partial(self._undecoded, taker)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
@@ -228,14 +176,12 @@ class Consumers:
     async def leave(self, partition: int) -> None:
         """Feed the task of a partition no more; another container is about to."""
         await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
-        left = [feed for feed in self._feeds.values() if feed.takers.pop(partition, None)]
+        left = [feed for feed in self._feeds.values() if feed.leave(partition)]
         for feed in left:
-            feed.anew = True
-            feed.scope.cancel()
             if not feed.takers:
                 del self._feeds[feed.ssp]
         for feed in left:  # those who stay may have waited for the end of this one only
-            self._tell_ends(feed.ssp)
+            self.tell_ends(feed.ssp)
 
     def forget(self, partition: int) -> None:
         """Another container goes on with the task of a partition."""
@@ -258,22 +204,22 @@ class Consumers:
             self._want_kept(taker)
             feed = self._feeds.get(taker.ssp)
             if feed is not None and new.partition in feed.takers:
+                self._join(taker)
                 system = self._systems[taker.ssp.system]
-                self._join(taker, system)
                 self._nursery.start_soon(self._bootstrap_again, taker, system)
 
-    async def _bootstrap_again(self, taker: _Taker, system: System) -> None:
-        with self._until_stopped():
+    async def _bootstrap_again(self, taker: Taker, system: System) -> None:
+        with self.until_stopped():
             await self._bootstrap(taker, system)
 
-    def _progress_of(self, taker: _Taker) -> InputProgress:
+    def _progress_of(self, taker: Taker) -> InputProgress:
         return InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
 
-    async def _begin(self, takers: list[_Taker]) -> None:
+    async def _begin(self, takers: list[Taker]) -> None:
         """Find out where an input goes on, and read it from there."""
         system = self._systems[takers[0].ssp.system]
         origins: dict[str, list[str]] = {}
-        with self._until_stopped():
+        with self.until_stopped():
             for taker in takers:
                 ssp = taker.ssp
                 taker.next, why = await self.starts.of(system, ssp, taker.task.name, taker.known)
@@ -290,22 +236,22 @@ class Consumers:
                 self._begun[taker.task.partition].append(taker)
             await self._keep_begin(takers)
             for taker in takers:
-                self._join(taker, system)
+                self._join(taker)
                 await self._bootstrap(taker, system)
         self._beginning = [each for each in self._beginning if each not in takers]
         self.released()  # there may be no turn for long
 
-    async def _keep_begin(self, takers: list[_Taker]) -> None:
+    async def _keep_begin(self, takers: list[Taker]) -> None:
         """Return when it is committed where each of these begins."""
         for taker in takers:
             self._want_kept(taker)
         await self.wait(lambda: all(_is_kept(taker) for taker in takers))
 
-    def _want_kept(self, taker: _Taker) -> None:
+    def _want_kept(self, taker: Taker) -> None:
         if not _is_kept(taker):
             self._tasks.commit_soon(taker.task.partition)
 
-    async def _bootstrap(self, taker: _Taker, system: System) -> None:
+    async def _bootstrap(self, taker: Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""
         task, ssp, progress = taker.task, taker.ssp, taker.progress  # it may go back meanwhile
         bootstrap = task.backlog.bootstrap
@@ -328,23 +274,27 @@ class Consumers:
             log.info("bootstrapped: the other inputs go on", task=task.name)
         self._tasks.wake(task)
 
-    def _join(self, taker: _Taker, system: System) -> None:
-        feed = self._feeds.setdefault(taker.ssp, _Feed(taker.ssp))
-        feed.takers[taker.task.partition] = taker
-        feed.ended = False
-        feed.anew = True
-        if feed.runs:
-            feed.scope.cancel()  # it begins anew, where the newcomer does
-        else:
-            feed.runs = True
-            self._nursery.start_soon(self._consume, feed, system)
+    def _join(self, taker: Taker) -> None:
+        feed = self._feeds.get(taker.ssp)
+        if feed is None:
+            feed = self._feeds[taker.ssp] = self._feed_of(taker.ssp)
+        if feed.join(taker):
+            self._nursery.start_soon(self._consume, feed)
+
+    def _feed_of(self, ssp: SystemStreamPartition) -> PartitionFeed:
+        types = [kind.cls for kind in self._streams[ssp.stream].types]
+        system, keyed = self._systems[ssp.system], self._keyed_of(ssp)
+        return PartitionFeed(ssp, system, types, keyed, self._tasks, self)
+
+    def _keyed_of(self, ssp: SystemStreamPartition) -> Keyed | None:
+        return None if ssp in self._broadcast else self._keyed.get(ssp.stream)
 
     @contextmanager
-    def _until_stopped(self, scope: trio.CancelScope | None = None) -> Iterator[None]:
+    def until_stopped(self, scope: trio.CancelScope | None = None) -> Iterator[None]:
         """Cancelled when reading stops."""
         scope = scope or trio.CancelScope()
         self._scopes.add(scope)
-        if self._stopped:
+        if self.stopped:
             scope.cancel()
         try:
             with scope:
@@ -354,113 +304,19 @@ class Consumers:
 
     # -- reading -----------------------------------------------------------------------------
 
-    async def _consume(self, feed: _Feed, system: System) -> None:
-        """Read a partition for all its takers until its end, or until reading stops."""
-        types = [kind.cls for kind in self._streams[feed.ssp.stream].types]
-        reader: PartitionReader | None = None
+    async def _consume(self, feed: PartitionFeed) -> None:
         self._reading += 1
         try:
-            while not self._stopped and not feed.ended and feed.takers:
-                feed.scope = trio.CancelScope()
-                ended: EndOfStream | None = None
-                if feed.anew:
-                    await _close(reader)
-                    reader, feed.anew = None, False
-                with self._until_stopped(feed.scope):
-                    if reader is None and feed.takers:
-                        at = min(taker.next for taker in feed.takers.values())
-                        reader = feed.reader = await system.open(feed.ssp, at, types)
-                    if reader is not None and not feed.stale():  # takers come and go meanwhile
-                        ended = await self._read(feed, system, reader)
-                if ended is None:
-                    feed.anew = True
-                else:
-                    self._end(feed)
+            await feed.run()
         finally:
-            feed.runs = False  # who joins while this reader is closed has another one
-            await _close(reader)
             self._reading -= 1
             self._quiet.unpark_all()
 
-    async def _read(
-        self, feed: _Feed, system: System, reader: PartitionReader
-    ) -> EndOfStream | None:
-        """Give the tasks what is read, as there is room with all of them.
-
-        Returns the end of the partition, or None where the reader must begin anew.
-        """
-        tasks = [taker.task for taker in feed.takers.values()]
-        stages = [task.backlog.stages[feed.ssp] for task in tasks]
-        stream = feed.ssp.stream
-        keyed = stream in self._partition_of and feed.ssp not in self._broadcast
-        while True:
-            if any(stage.full for stage in stages):
-                await self.wait(lambda: all(stage.roomy for stage in stages))
-            if keyed and self._tasks.full(tasks[0], stream):
-                await self.wait(lambda: not self._tasks.full(tasks[0], stream))
-            if self.rejects.full:
-                await self.rejects.wait_room()
-            try:
-                batch = await reader.read()
-            except InputLost as error:
-                bounds = await system.bounds(feed.ssp)
-                oldest = self.starts.skipped(feed.ssp, reader.position, bounds.oldest, error)
-                for taker in feed.takers.values():
-                    if taker.next < oldest:
-                        taker.progress.complete(taker.next, oldest)
-                        taker.next = oldest
-                return None
-            if feed.stale():
-                return None
-            if isinstance(batch, EndOfStream):
-                return batch
-            if keyed and not self._is_routed(batch, feed.ssp):
-                self._give_mixed(feed, batch)
-            else:
-                self._give(feed, batch)
-
-    def _give_mixed(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue a batch with its task, which has to send on what is not its own."""
-        (taker,) = feed.takers.values()
-        task, stream, end = taker.task, batch.stream, batch.first + batch.size
-        if taker.next < end:
-            mine = MixedBatch(
-                batch, task.partition, taker.progress, taker.next, taker.undecoded,
-                self._partition_of[stream], partial(self._tasks.send, task, stream),
-            )  # fmt: skip
-            taker.next = end
-            self._tasks.feed(task, mine)
-
-    def _give(self, feed: _Feed, batch: InputBatch) -> None:
-        """Queue a batch with each of its tasks that has not had all of it."""
-        end = batch.first + batch.size
-        for taker in feed.takers.values():
-            if taker.next < end:
-                mine = TaskBatch(
-                    batch, taker.task.partition, taker.progress, taker.next, taker.undecoded
-                )
-                taker.next = end
-                self._tasks.feed(taker.task, mine)
-
-    def _is_routed(self, batch: InputBatch, ssp: SystemStreamPartition) -> bool:
-        """Whether each event is in the partition of its key, as we would find it."""
-        return (
-            batch.routing != ""
-            and batch.routing == self._routing[ssp.stream]
-            and self._counts[ssp.system, ssp.stream] == self._partitions
-        )
-
-    def _end(self, feed: _Feed) -> None:
-        """The partition has ended for good."""
-        feed.ended = True
-        log.info("input has ended", input=str(feed.ssp))
-        self._tell_ends(feed.ssp)
-
-    def _tell_ends(self, ssp: SystemStreamPartition) -> None:
+    def tell_ends(self, ssp: SystemStreamPartition) -> None:
         """Tell the tasks that have been given all. A task that gets events of its keys from all
         partitions of a stream hears of the end when all have ended that are read here."""
         over = [each for each in self._feeds.values() if each.ssp == ssp]
-        if ssp.stream in self._partition_of and ssp not in self._broadcast:
+        if self._keyed_of(ssp) is not None:
             over = [each for each in self._feeds.values() if each.ssp.stream == ssp.stream]
         if all(each.ended for each in over):
             for taker in [taker for each in over for taker in each.takers.values()]:
@@ -473,7 +329,7 @@ class Consumers:
         for task, inputs in self.progress.items():
             for ssp, progress in inputs.items():
                 feed = self._feeds.get(ssp)
-                lag = feed.reader.lag if feed is not None and feed.reader is not None else None
+                lag = None if feed is None else feed.lag
                 yield ProgressStatistics(names[task], *ssp, progress.safe, progress.committed, lag)
 
     # -- room --------------------------------------------------------------------------------
@@ -497,11 +353,11 @@ class Consumers:
     # -- what cannot be processed ------------------------------------------------------------
 
     def _undecoded(
-        self, taker: _Taker, receipt: InputReceipt, number: int, reason: str, event: Any
+        self, taker: Taker, receipt: InputReceipt, number: int, reason: str, event: Any
     ) -> None:
         self.rejects.reject(taker.task, receipt, number, reason, event, given=False)
 
-    def _refused(self, taker: _Taker, receipt: InputReceipt, number: int, reason: str) -> None:
+    def _refused(self, taker: Taker, receipt: InputReceipt, number: int, reason: str) -> None:
         event = refused(receipt, number)
         self.rejects.reject(taker.task, receipt, number, reason, event, given=True)
 
@@ -528,12 +384,6 @@ def _partition_finder(find: Callable[[Any], Any], partitioner: Partitioner) -> C
 
 def _name(ssp: SystemStreamPartition) -> str:
     return f"{ssp.system}.{ssp.stream}"
-
-
-async def _close(reader: PartitionReader | None) -> None:
-    if reader is not None:
-        with trio.CancelScope(shield=True):
-            await reader.aclose()
 
 
 async def watch(system: System) -> None:

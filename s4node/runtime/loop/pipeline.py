@@ -9,7 +9,8 @@ Rules
 - What can be known at the start to do nothing is told once: settings of streams that the app does
   not have, and handlers of PEs that nothing would call.
 - A stream that feeds itself is given a spill as soon as that is known, and it is said once. Until
-  then its stages are remembered, but for those that are gone.
+  then its stages are remembered, but for those that are gone. The way of a stream to other nodes is
+  given one when a timer has put more on it than it can hold.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any, Protocol
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
-from s4node.config import settings as keys
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.paths import full_path
-from s4node.config.settings import Config
 from s4node.logger import get_logger
 from s4node.runtime.loop.spill_file import Spill
 from s4node.stages.backpressure import Edges, Order
@@ -37,7 +38,7 @@ from s4node.stages.executors import (
 )
 from s4node.stages.stage import Gauge, Overflow, Stage
 
-log = get_logger("s4node.pipeline")
+log = get_logger("s4node.runtime")
 
 
 class Holder(Protocol):
@@ -123,15 +124,15 @@ class Pipeline:
         return {name: n for name in fed if (n := self.parallelism(name)) > 1}
 
     def _named(self, stage: str, stream: str, word: str) -> bool:
-        return stream in self._config.matching(keys.STAGE_KEYS[stage][word][1])
+        return stream in self._config.matching(settings.STAGE_KEYS[stage][word][1])
 
     def _key(self, stage: str, stream: str, word: str) -> str:
         """The key that says what is set for a stream."""
-        setting, pattern = keys.STAGE_KEYS[stage][word]
+        setting, pattern = settings.STAGE_KEYS[stage][word]
         return stream.join(pattern.ends) if self._named(stage, stream, word) else setting.name
 
     def _value(self, stage: str, stream: str, word: str) -> Any:
-        setting, pattern = keys.STAGE_KEYS[stage][word]
+        setting, pattern = settings.STAGE_KEYS[stage][word]
         return self._config.matching(pattern).get(stream, self._config[setting])
 
     def stages_of(self, partition: int) -> dict[str, Stage]:
@@ -161,7 +162,7 @@ class Pipeline:
         queue = Stage(self.settings(stage, stream), partition)
         self._queues.setdefault(stream, []).append(queue)
         if self.order.edges.group(stream):
-            self._attach(stream, queue)
+            self.spill(stream, queue)
         return queue
 
     def limits(self, stages: dict[str, Stage]) -> dict[str, tuple[Executor, ...]]:
@@ -212,7 +213,7 @@ class Pipeline:
         """Settings of streams that the app does not have: another app's, or misspelt."""
         strays = {
             pattern.name.replace("<stream>", stream): stream
-            for pattern in keys.STREAM_KEYS
+            for pattern in settings.STREAM_KEYS
             for stream in self._config.matching(pattern)
             if stream not in self._app.streams
         }
@@ -245,16 +246,17 @@ class Pipeline:
                         path=path, app=self._app.name)  # fmt: skip
             for stream in group:
                 for queue in self._queues.get(stream, ()):
-                    self._attach(stream, queue)
+                    self.spill(stream, queue)
 
-    def _attach(self, stream: str, queue: Stage) -> None:
+    def spill(self, stream: str, queue: Stage) -> None:
+        """From now on what a stage cannot hold waits on disk, unless its executor drops it."""
         if queue.overflow is not None or queue.executor.waits_from > 1:
             return
         if self.overflow_of is not None and queue.partition is not None:
             queue.overflow = self.overflow_of(stream, queue.partition)
         else:
-            named = self._config[keys.SPILL_FOLDER]
-            folder = full_path(named, keys.SPILL_FOLDER.name) if named else None
+            named = self._config[settings.SPILL_FOLDER]
+            folder = full_path(named, settings.SPILL_FOLDER.name) if named else None
             spill = Spill(self._app.name, self._app.streams[stream], folder)
             queue.overflow = spill
             self._spills.append(spill)

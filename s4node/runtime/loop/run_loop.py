@@ -152,6 +152,11 @@ class EventLoop:
         return self._requests.ending
 
     @property
+    def stopped_itself(self) -> bool:
+        """Whether the tasks have asked for the container's end."""
+        return self._requests.stopping
+
+    @property
     def utilization(self) -> float:
         """Which part of the time since it began the loop was in turns, from 0 to 1."""
         elapsed = time.perf_counter() - self._running_since

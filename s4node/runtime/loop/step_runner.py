@@ -28,13 +28,12 @@ from s4node.app.stream import emitted
 from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.processor import Flight, Mode
 
 if TYPE_CHECKING:
-    from s4node.runtime.task.in_flight import Flight
     from s4node.runtime.task.task import Task
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 R = TypeVar("R")
 
@@ -68,7 +67,7 @@ class Steps:
 
     def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
         """Hear of what callbacks end, in whatever thread."""
-        if task.flights is None:
+        if task.in_flight is None:
             return
 
         def arrived() -> None:
@@ -79,7 +78,7 @@ class Steps:
                 with suppress(trio.RunFinishedError):
                     token.run_sync_soon(self._wake, task, idempotent=True)
 
-        task.flights.on_arrival = arrived
+        task.in_flight.on_arrival = arrived
 
     def take(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
         """Take a step of at most so many events; returns how many it did at once."""
@@ -149,12 +148,12 @@ class Steps:
     def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
         """Begin what may begin."""
         begun = 0
-        flights = task.flights
-        assert flights is not None
-        while begun < limit and (flight := task.take_off()) is not None:
+        in_flight = task.in_flight
+        assert in_flight is not None
+        while begun < limit and (flight := in_flight.begin()) is not None:
             begun += 1
             if task.processor.style(flight.batch.stream) is Mode.CALLBACK:
-                task.processor.begin_one(flight, flights)
+                task.processor.begin_one(flight, in_flight.end_soon)
             else:
                 self._launched.append((task, flight))
                 spawn(self._fly)
@@ -184,12 +183,14 @@ class Steps:
                 if is_signal(raised):
                     raise
                 error = raised
-            await task.tidy(flight)
-            task.land(flight, error)
+            in_flight = task.in_flight
+            assert in_flight is not None
+            await in_flight.tidy(flight)
+            in_flight.end(flight, error)
             self._wake(task)
             if self._held() or task.next_op() is not Op.PROCESS:
                 return
-            following = task.take_off() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
+            following = in_flight.begin() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
             if following is None:
                 return
             self._launched.append((task, following))

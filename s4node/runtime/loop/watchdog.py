@@ -14,7 +14,7 @@ import traceback
 from s4node.logger import get_logger
 from s4node.runtime.loop.run_loop import EventLoop
 
-log = get_logger("s4node.watchdog")
+log = get_logger("s4node.runtime")
 
 
 class Watchdog:

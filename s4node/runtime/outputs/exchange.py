@@ -25,21 +25,17 @@ from typing import Any, NamedTuple, Protocol
 
 from s4node.app.app import App
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import EventError, S4Error
 from s4node.events.event import EventBatch, footprint
 from s4node.failpoints import passing
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
-from s4node.net.egress.outbox import Outbox, Refusal
-from s4node.net.egress.transactional_outbox import (
-    Dispatches,
-    Rows,
-    forget,
-    life_of,
-    ways_of,
-    weight_of,
-)
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
+from s4node.net.egress.transactional_outbox import Dispatches
 from s4node.net.wire import frame as wire
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
@@ -94,8 +90,11 @@ class Unclaimed(NamedTuple):
 class Way:
     """What a task has put on a stream for others; tasks wait where it is full."""
 
-    def __init__(self, dispatches: Dispatches, bound: int, emitter: Emitter) -> None:
+    def __init__(
+        self, dispatches: Dispatches, routes: Routes, bound: int, emitter: Emitter
+    ) -> None:
         self.dispatches = dispatches
+        self.routes = routes
         self.emitter = emitter
         self._bound = bound
 
@@ -267,14 +266,14 @@ class Exchange:
         outbox = Outbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{lives}",
-            self._incarnation,
             key=self._app.streams[stream].key if consumer else None,
             types=[kind.cls for kind in self._app.streams[stream].types],
-            headers=fence if consumer else {**fence, wire.CLUSTER: cluster},
             max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
             max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
             committed=True,
         )
+        headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
+        routes = Routes(outbox, self._incarnation, headers=headers)
         emitter = self.emitter
         if consumer:
             emitter = self._outputs.senders[stream].emitters[consumer]
@@ -287,11 +286,11 @@ class Exchange:
         if own:
             side.left[stream] = own
             side.own_rows = True
-        way = side.ways[name] = Way(dispatches, self._bound, emitter)
-        emitter.add(outbox)
+        way = side.ways[name] = Way(dispatches, routes, self._bound, emitter)
+        emitter.add(routes)
         owners, epoch = self._owners
         if owners and not consumer:
-            emitter.assign(outbox, owners, epoch)
+            emitter.assign(routes, owners, epoch)
         return way
 
     def consumer(self, stream: str, consumer: str) -> None:
@@ -309,14 +308,14 @@ class Exchange:
 
     def _close(self, side: _Side, name: str, way: Way) -> None:
         """Nothing more is sent on a way, and nobody waits for it."""
-        way.emitter.remove(way.dispatches.outbox)
+        way.emitter.remove(way.routes)
         self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int) -> None:
         """Lead the ways to where the partitions are now."""
         self._owners = owners, epoch
-        for outbox in list(self.emitter.outboxes):
-            self.emitter.assign(outbox, owners, epoch)
+        for routes in list(self.emitter.carried):
+            self.emitter.assign(routes, owners, epoch)
 
     # -- events on their way -----------------------------------------------------------------
 
@@ -360,7 +359,7 @@ class Exchange:
     def moving(self) -> bool:
         """Whether something waits or is under way that somebody could take now."""
         return any(
-            _is_near(way.emitter, lane)
+            _is_near(way, lane)
             for way in self._all()
             if not way.dispatches.idle
             for lane in way.dispatches.outbox.lanes
@@ -475,9 +474,10 @@ def _moved(task: Task) -> int:
     return task.processed + task.sent
 
 
-def _is_near(emitter: Emitter, lane: Lane) -> bool:
+def _is_near(way: Way, lane: Lane) -> bool:
     """Whether the owner of a lane is there, or may come in a moment."""
-    if lane.open or lane.leg is None:
+    route = way.routes.of(lane)
+    if lane.open or route is None:
         return lane.open
-    link = emitter.links.get(lane.leg.address)
+    link = way.emitter.links.get(route.address)
     return link is not None and link.away < _MOMENT

@@ -20,12 +20,14 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.cluster.coordination.view import View
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.forwarder import Forwarder, PassedOn
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
 from s4node.net.egress.sender_stage import Outgoing
 from s4node.net.wire import frame as wire
 from s4node.runtime.loop.pipeline import Pipeline
@@ -72,6 +74,7 @@ class Members:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
         self.ways: dict[str, Outgoing] = {}
         self._forwarders: dict[str, Forwarder] = {}
+        self._routed: list[tuple[Outgoing | Forwarder, Routes]] = []
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
@@ -81,35 +84,37 @@ class Members:
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
-                self.ways[stream.name] = Outgoing(stage, self._outbox(stream, self._producer))
+                routes = self._routes(stream, self._producer)
+                way = self.ways[stream.name] = Outgoing(stage, routes.outbox)
+                self._routed.append((way, routes))
             if isinstance(stream, InputStream):
-                outbox = self._outbox(stream, f"{self._producer}-{_CARRIER}")
-                self._forwarders[stream.name] = Forwarder(outbox)
+                routes = self._routes(stream, f"{self._producer}-{_CARRIER}")
+                carrier = self._forwarders[stream.name] = Forwarder(routes.outbox)
+                self._routed.append((carrier, routes))
 
-    def _outbox(self, stream: Stream, producer: str) -> Outbox:
-        """One that carries ``stream`` to the partitions of the other members."""
+    def _routes(self, stream: Stream, producer: str) -> Routes:
+        """Those by which ``stream`` gets to the partitions of the other members."""
         outbox = Outbox(
             stream.name,
             producer,
-            self._incarnation,
             types=[kind.cls for kind in stream.types],
-            headers={wire.CLUSTER: self._config[settings.CLUSTER_NAME]},
             max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
             max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
         )
         outbox.open_lanes(self._partitions, wire.ROUTED)
-        self.emitter.add(outbox)
-        return outbox
+        headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
+        routes = Routes(outbox, self._incarnation, headers=headers)
+        self.emitter.add(routes)
+        return routes
 
     def assign(self, view: View, ours: Collection[int]) -> None:
         """Lead the ways to where the partitions are now; ``ours`` are run here."""
-        ways: list[Outgoing | Forwarder] = [*self.ways.values(), *self._forwarders.values()]
-        for way in ways:
+        for way, routes in self._routed:
             owners = [
                 "" if partition in ours and not way.behind(partition) else owner
                 for partition, owner in enumerate(view.owners)
             ]
-            self.emitter.assign(way.outbox, owners, view.epoch)
+            self.emitter.assign(routes, owners, view.epoch)
 
     # -- events on their way -----------------------------------------------------------------
 
@@ -135,9 +140,14 @@ class Members:
         self.emitter.wake()
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool) -> int:
-        """Take what the app has put; returns how many events were dropped for lack of room."""
+        """Take what the app has put; returns how many events were dropped for lack of room.
+
+        Where it was put by what never ``waits``, such as a timer, it may be much more than fits.
+        """
         way = self.ways[stream]
-        dropped = way.offer(events, trio.current_time(), partition, waits=waits)
+        if not waits and way.full:
+            self._pipeline.spill(stream, way.stage)
+        dropped = way.offer(events, trio.current_time(), partition)
         self._pipeline.watch(stream, "sender", way)
         self.emitter.wake()
         return dropped
@@ -160,9 +170,10 @@ class Members:
     def heard(self) -> None:
         """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
         for way in self.ways.values():
-            for refusal in way.outbox.take_refusals():
+            for refusal in way.outbox.refusals.take():
                 self._on_refused(SENDER, refusal)
-        for outbox in self.emitter.outboxes:
+        for routes in self.emitter.carried:
+            outbox = routes.outbox
             if outbox.error:
                 raise S4Error(f"stream {outbox.stream!r} to the other members: {outbox.error}")
 

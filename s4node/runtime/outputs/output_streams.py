@@ -21,16 +21,18 @@ from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.stream_directory import Consumers
 from s4node.cluster.coordination.topology import Topology
 from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox import Outbox, Refusal
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.remote_sender import RemoteSender
+from s4node.net.egress.routes import Routes
 from s4node.net.egress.sender_stage import Mark
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.stages.executors import REMOTE_SENDER
 
-log = get_logger("s4node.container")
+log = get_logger("s4node.runtime")
 
 
 class Owed(NamedTuple):
@@ -45,7 +47,8 @@ class Outputs:
     """A remote sender for each output stream of ``app``.
 
     ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
-    heard, ``on_refused`` with a stage and what was not taken behind it.
+    heard, ``on_refused`` with a stage and what was not taken behind it, ``on_dropped`` with a
+    stage, a stream, how many events were dropped there, and why.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Outputs:
         on_room: Callable[[], None],
         on_news: Callable[[], None],
         on_refused: Callable[[str, Refusal], None],
+        on_dropped: Callable[[str, str, int, str], None],
     ) -> None:
         self.senders: dict[str, RemoteSender] = {}
         self._app = app
@@ -72,6 +76,7 @@ class Outputs:
         self._on_room = on_room
         self._on_news = on_news
         self._on_refused = on_refused
+        self._on_dropped = on_dropped
         self._emitters: dict[str, Emitter] = {}
         self._found: set[str] = set()  # consumers that the cluster told of
         self._news = trio.lowlevel.ParkingLot()
@@ -87,12 +92,13 @@ class Outputs:
             make_stage=partial(self._pipeline.sender, stream.name, remote=True),
             on_room=self._on_room,
             on_refused=partial(self._on_refused, REMOTE_SENDER),
+            on_dropped=partial(self._on_dropped, REMOTE_SENDER, stream.name),
             awaited=self._awaited,
         )
         for cluster, address in Topology(self._config).consumers(stream.name).items():
             if cluster not in self._emitters:
                 self._emitters[cluster] = self._emitter([address])
-            sender.connect(cluster, self._emitters[cluster], self._outbox(stream))
+            sender.connect(cluster, self._emitters[cluster], self._routes(stream))
         if not sender.consumers and not self._awaited:
             log.warning("nobody consumes an output stream; its events go nowhere",
                         stream=stream.name,
@@ -106,16 +112,16 @@ class Outputs:
             on_news=self._on_news,
         )
 
-    def _outbox(self, stream: Stream) -> Outbox:
-        return Outbox(
+    def _routes(self, stream: Stream) -> Routes:
+        outbox = Outbox(
             stream.name,
             self._producer,
-            self._incarnation,
             key=stream.key,
             types=[kind.cls for kind in stream.types],
             max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
             max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
         )
+        return Routes(outbox, self._incarnation)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Connect to the consumers, and in this nursery to those that come later."""
@@ -144,7 +150,7 @@ class Outputs:
             else:
                 emitter.seeds(consumer.members)
             if name not in sender.consumers:
-                sender.connect(name, emitter, self._outbox(self._app.streams[stream]))
+                sender.connect(name, emitter, self._routes(self._app.streams[stream]))
                 self.on_consumer(stream, name)
                 log.info("an app consumes a stream", stream=stream, consumer=name)
 

@@ -16,7 +16,7 @@ from typing import Any
 from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
 from s4node.errors import StartpointError
-from s4node.net.egress.outbox import Refusal
+from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.subscriber import Subscriber
 from s4node.net.ingress.listener import Connection
 from s4node.net.wire import frame as wire

@@ -2,9 +2,11 @@
 
 Rules
 - Each source of batches, a stream or an input that can be read again, has a stage. The stage offers
-  its next batch to a chooser; what the choosers give is at hand until all of it has passed.
+  its next batch to a chooser; what the choosers give is at hand.
 - Internal streams go before inputs. A source that is held, because a stage it leads to is full or
   because its rate is used up, stops no other: its batch is put aside, where it stopped.
+- After each step the batch at hand is put aside if other sources have one, and the choosers say
+  what is next. A source that is alone keeps its batch at hand until all of it has passed.
 - What is given back comes again, to whoever has the task then. What was taken apart by key is not
   given back, for its parts are with several tasks.
 """
@@ -18,7 +20,7 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.events.event import EventBatch
 from s4node.offsets.system import InputBatch
-from s4node.runtime.task.chooser import Bootstrap, MessageChooser, RoundRobin, resets_of
+from s4node.runtime.task.chooser import Bootstrap, MessageChooser, RoundRobin, batching_of
 from s4node.stages.executors import UNLIMITED, Executor
 from s4node.stages.stage import Overflow, Stage
 
@@ -57,11 +59,13 @@ class Backlog:
         self.on_load: Callable[[EventBatch], None] | None = None
         self._clock = clock
         self._held = held
-        self._live = any(isinstance(s, InputStream) and s.is_live for s in fed)
+        self.is_live = any(isinstance(s, InputStream) and s.is_live for s in fed)
         self._fed = [s.name for s in fed]
         self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
         self._inner_chooser: MessageChooser[Any] = RoundRobin()
         self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
+        self._batching = batching_of(self._outer_chooser)
+        self._began = 0  # where the batch at hand was when it was chosen
         self._offered: dict[Any, EventBatch] = {}  # taken from their stages
         self._loaded: dict[Any, EventBatch] = {}  # those that were chosen, maybe to be put aside
         self._unended: set[Hashable] = set()  # inputs that can be read again
@@ -86,12 +90,12 @@ class Backlog:
     @property
     def fed(self) -> bool:
         """Whether there is anything from outside that the task could wait for."""
-        return self._live or bool(self.replayable)
+        return self.is_live or bool(self.replayable)
 
     @property
     def inputs_ended(self) -> bool:
         """Whether nothing more can come from outside."""
-        return bool(self.replayable) and not self._live and not self._unended
+        return bool(self.replayable) and not self.is_live and not self._unended
 
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into the stage of its source; the caller wakes the loop."""
@@ -131,13 +135,44 @@ class Backlog:
         if batch is not None:
             if self.may(batch.source):
                 return True
-            self.at_hand = None  # the others go on meanwhile
-            self._chooser(batch.source).update(batch.source, batch)
+            self.put_aside()  # the others go on meanwhile
         return self._take(self.may)
 
+    def put_aside(self) -> None:
+        """Offer what is left of the batch at hand again: the choosers say what is next."""
+        batch = self.at_hand
+        assert batch is not None
+        self.at_hand = None
+        self._chooser(batch.source).update(batch.source, batch)
+
+    def turn_over(self, events: int) -> bool:
+        """Whether others wait, and so many events of the batch at hand have gone meanwhile."""
+        batch = self.at_hand
+        assert batch is not None
+        if len(self._offered) < 2:
+            return False
+        return batch.at - self._began >= events or self._left_of_turn(batch) <= 0
+
+    def limit(self, events: int) -> int:
+        """How many events of the batch at hand a step of so many may take; one at least."""
+        batch = self.at_hand
+        assert batch is not None
+        if batch.source in self.rates:
+            events = min(events, self.allowance(batch.source))
+        if len(self._offered) > 1:
+            events = min(events, self._left_of_turn(batch))
+        return max(1, events)
+
+    def _left_of_turn(self, batch: EventBatch) -> int:
+        if self._batching is None or batch.source in self.inner:
+            return UNLIMITED
+        return self._batching.left
+
     def choose_of(self, stream: str) -> bool:
-        """Have another batch of a stream at hand, as long as nothing else waits."""
-        if self.at_hand is not None or any(self._stream_of[s] != stream for s in self._offered):
+        """Have another batch of a stream at hand, as long as nothing else may go."""
+        if self.at_hand is not None or any(
+            self._stream_of[s] != stream and self.may(s) for s in self._offered
+        ):
             return False
         return self._take(lambda s: self._stream_of[s] == stream and self.may(s))
 
@@ -152,10 +187,12 @@ class Backlog:
                 continue  # it was given back
             if not batch.at and self._loaded.get(source) is not batch:
                 self._loaded[source] = batch
-                batch.load()
+                rest = batch.load()
+                if rest is not None:
+                    self.stages[source].put_back(rest)
                 if self.on_load is not None:
                     self.on_load(batch)
-            self.at_hand = batch
+            self.at_hand, self._began = batch, batch.at
             return True
         return False
 
@@ -180,8 +217,8 @@ class Backlog:
         return allowed
 
     def passed(self, count: int) -> None:
-        """So many events of the batch at hand are done; behind its last one acknowledge it, and
-        let the next be offered."""
+        """A step has ended: so many events of the batch at hand are done. Behind its last one
+        acknowledge it, and let the next be offered."""
         batch = self.at_hand
         assert batch is not None
         for executor in self.rates.get(batch.source, ()):
@@ -194,6 +231,8 @@ class Backlog:
                 batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
             if self._given_back and _is_whole(batch):
                 self._abandon(batch)
+            elif len(self._offered) > 1:
+                self.put_aside()
             return
         self.stages[batch.source].passed(batch.size - before, batch.bytes)
         self.at_hand = None
@@ -229,6 +268,10 @@ class Backlog:
         for stage in self.stages.values():
             stage.clear()
 
+    def offers(self, source: Any) -> bool:
+        """Whether a source has something to process, now or when it may go."""
+        return source in self._offered
+
     # -- for those who look ------------------------------------------------------------------
 
     @property
@@ -259,7 +302,7 @@ class Backlog:
     @property
     def batch_resets(self) -> int:
         """How often a chooser that batches let others have their turn."""
-        return resets_of(self._outer_chooser)
+        return 0 if self._batching is None else self._batching.resets
 
     @property
     def lagging(self) -> dict[str, int]:

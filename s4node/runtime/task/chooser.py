@@ -1,8 +1,9 @@
 """Message choosers: which of a task's inputs goes next. Pure.
 
 Rules
-- An input has at most one batch with the chooser; it offers the next when that one is used up. A
-  batch that must be put aside is offered again, with what is left of it.
+- An input has at most one batch with the chooser; it offers the next when that one is used up.
+- A choice is for one step. If other inputs wait after it, the chooser is asked again, and what is
+  left of the batch is offered again. So a large batch keeps nobody waiting for longer than a step.
 - A chooser gives every batch it was offered exactly once, and those of inputs that may not go now
   later.
 - Choosers are composed from the inside: round robin (or one's own) in each tier of priority,
@@ -17,11 +18,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from s4node.config import plugins as own
-from s4node.config import settings
-from s4node.config.settings import Config
+from s4node.config import plugins, settings
+from s4node.config.config import Config
 from s4node.errors import ConfigError, S4Error
 from s4node.events.event import EventBatch
 from s4node.offsets.system import Bounds, SystemStreamPartition
@@ -111,7 +111,7 @@ class TieredPriority(Generic[I]):
 
 
 class Batching(Generic[I]):
-    """Stays with an input, while it has batches, until ``size`` of its events were chosen."""
+    """Stays with an input, while it has batches, until ``size`` of its events have gone."""
 
     def __init__(self, wrapped: MessageChooser[I], size: int) -> None:
         self.resets = 0
@@ -119,14 +119,24 @@ class Batching(Generic[I]):
         self._size = size
         self._source: I | None = None
         self._kept: EventBatch | None = None
-        self._left = 0
+        self._chosen: EventBatch | None = None
+        self._end = 0  # where the turn of the source ends in the batch that was chosen
+
+    @property
+    def left(self) -> int:
+        """How many more events of the batch that was chosen last belong to its source's turn."""
+        return 0 if self._chosen is None else self._end - self._chosen.at
 
     def update(self, source: I, batch: EventBatch) -> None:
         """``source`` offers a batch."""
-        if self._left > 0 and source == self._source:
-            self._kept = batch
-        else:
-            self._wrapped.update(source, batch)
+        if source == self._source:
+            left = self.left
+            if left > 0:
+                self._kept, self._chosen, self._end = batch, batch, batch.at + left
+                return
+            self.resets += 1
+            self._source = self._chosen = None
+        self._wrapped.update(source, batch)
 
     def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
         """The next batch of the same input, or what is chosen behind it."""
@@ -134,20 +144,14 @@ class Batching(Generic[I]):
         if kept is not None and source is not None:
             self._kept = None
             if may is None or may(source):
-                self._took(kept)
                 return source, kept
             self._wrapped.update(source, kept)
-        self._source, self._left = None, 0  # others have their turn, and so has this one after them
+        self._source = self._chosen = None  # others have their turn, and this one after them
         chosen = self._wrapped.choose(may)
         if chosen is not None:
-            self._source, self._left = chosen[0], self._size
-            self._took(chosen[1])
+            self._source, self._chosen = chosen
+            self._end = self._chosen.at + self._size
         return chosen
-
-    def _took(self, batch: EventBatch) -> None:
-        self._left -= batch.size - batch.at
-        if self._left <= 0:
-            self.resets += 1
 
     def __len__(self) -> int:
         """How many batches are here."""
@@ -295,13 +299,11 @@ class Checked(Generic[I]):
         return len(self._here)
 
 
-def resets_of(chooser: object) -> int:
-    """How often the batching in a composed chooser, if there is any, let others have their turn."""
-    while chooser is not None:
-        if isinstance(chooser, Batching):
-            return chooser.resets
+def batching_of(chooser: object) -> Batching[Any] | None:
+    """The batching in a composed chooser, if there is any."""
+    while chooser is not None and not isinstance(chooser, Batching):
         chooser = getattr(chooser, "_wrapped", None)
-    return 0
+    return chooser
 
 
 # --- as configured -------------------------------------------------------------------------------
@@ -362,8 +364,8 @@ class ChooserSettings:
             if self.named == "round-robin":
                 return RoundRobin()
             setting, what = settings.CHOOSER.name, "chooser"
-            mine = own.made(self.named, setting, what, parameters)
-            own.lacking(mine, ("update", "choose", "__len__"), self.named, setting, what)
+            mine = plugins.made(self.named, setting, what, parameters)
+            plugins.lacking(mine, ("update", "choose", "__len__"), self.named, setting, what)
             return Checked(mine, self.named)
 
         tiers = any(self.priorities.values())

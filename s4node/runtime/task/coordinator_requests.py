@@ -5,6 +5,8 @@ Rules
 - A shutdown of one task is its word that it is done, and cannot be taken back; the task goes on
   meanwhile. When all tasks have given it, or one asks for all, the container stops, once. A task
   that nothing feeds has nothing to say to that.
+- That a task is done is part of its next commit. Another container that takes such a task over
+  keeps it at rest: nothing of it is called again.
 - A commit that was requested is made before the container stops: a task that drains commits.
 - A task is told of the end of its inputs by itself; where tasks send to each other, all are told
   together, when nothing is left anywhere, nor on its way.
@@ -13,10 +15,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from s4node.runtime.task.task import Task
+from s4node.runtime.task.backlog import Backlog
+from s4node.runtime.task.gate import Gate
 
 
 class Asked:
@@ -53,7 +55,29 @@ class Asked:
         return found
 
 
-class Requests:
+class Asking(Protocol):
+    """What is known here of a task."""
+
+    name: str
+    gate: Gate
+    backlog: Backlog
+    requests: Requests[Any]
+    done: bool
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more can come from outside, and nothing is left to do."""
+        ...
+
+    def want_commit(self) -> None:
+        """Commit as soon as it may be; the caller wakes the loop."""
+        ...
+
+
+T = TypeVar("T", bound=Asking)
+
+
+class Requests(Generic[T]):
     """The requests of a container's tasks. ``on_shutdown`` is called once, if ever.
 
     ``wake(task)`` is called when a request gives a task something to do. ``arrived`` says whether
@@ -63,39 +87,41 @@ class Requests:
     def __init__(
         self,
         on_shutdown: Callable[[], None],
-        wake: Callable[[Task], None],
+        wake: Callable[[T], None],
         arrived: Callable[[], bool] = lambda: True,
     ) -> None:
         self.stopping = False
         self.ending = False  # inputs have ended of tasks that are to be told together
-        self._tasks: list[Task] = []
+        self._tasks: list[T] = []
         self._wake = wake
         self._on_shutdown = on_shutdown
         self._arrived = arrived
         self._finished: set[str] = set()
 
-    def add(self, task: Task) -> None:
+    def add(self, task: T) -> None:
         """Here is one more task."""
         self._tasks.append(task)
         task.requests = self
 
-    def remove(self, task: Task) -> None:
+    def remove(self, task: T) -> None:
         """Another takes its place; what it has said stays said."""
         self._tasks.remove(task)
 
-    def take(self, task: Task, asked: Asked) -> None:
+    def take(self, task: T, asked: Asked) -> None:
         """A task's requests take effect."""
         if asked.commit_this:
             for each in self._tasks if asked.commit_all else [task]:
                 each.want_commit()
                 self._wake(each)
         if asked.shutdown_this:
-            self.finished(task)
-        if asked.shutdown_all:
+            for each in self._tasks if asked.shutdown_all else [task]:
+                self.finished(each)
+        if asked.shutdown_all:  # of tasks that nothing feeds, too
             self._stop()
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: T) -> None:
         """A task has said that it is done, or its inputs have ended."""
+        task.done = True
         self._finished.add(task.name)
         if all(each.name in self._finished for each in self._tasks if each.backlog.fed):
             self._stop()

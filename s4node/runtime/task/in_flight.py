@@ -3,87 +3,55 @@
 Rules
 - At most ``limit`` are outstanding. In the order of arrival each begins when there is a place; in
   the order of keys one waits for those of its key that came before it, and stops no other.
-- Events are looked at ahead of their turn only to find other keys.
+- Events are looked at ahead of their turn only to find other keys; none while a commit is due.
 - A batch that is put aside and comes back is the same load: it is done when all of it has ended.
-- An event ends when it is told to, once, from whatever thread; it lands in the loop's thread.
-- What is read from an input that can be read again is released in the order in which it came.
+- An event ends when it is told to, once, from whatever thread; what comes of that is done in the
+  loop's thread.
+- What it has put is handed on when it ends.
+- What is read from an input that can be read again is released in the order in which it came. What
+  was asked for at an event takes effect when it is released.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
+from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.ordered_release import Release
+from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.failures import Failures
+from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.processor import Flight, Load, Mode, Processor
+from s4node.runtime.task.timers import Timetable
 from s4node.stages.key_order import KeyOrder
 
 _AHEAD = 4
 """Events looked at for each that may be outstanding, to find other keys."""
 
-
-class Load:
-    """A batch of which events were looked at; so many have not ended, and are not released."""
-
-    __slots__ = ("batch", "left", "release", "unreleased")
-
-    def __init__(self, batch: EventBatch, release: Release[Flight] | None) -> None:
-        self.batch = batch
-        self.left = self.unreleased = len(batch.events) - batch.at
-        self.release = release
+_COUNTED = (Pieces, PartReceipt)
+"""Receipts of events whose places are part of commits."""
 
 
-class Flight:
-    """One event. ``put`` is what it has put on streams, ``asked`` what it asks for."""
-
-    __slots__ = ("asked", "began", "event", "index", "key", "load", "place", "put", "slot")
-
-    def __init__(self, load: Load, index: int, streams: int) -> None:
-        self.load = load
-        self.index = index
-        self.event = load.batch.events[index]
-        self.key: Hashable = None
-        self.place: Hashable = self
-        self.slot = -1  # where it is told that the event is under way
-        self.began = 0.0
-        self.put: list[list[Any]] = [[] for _ in range(streams)]
-        self.asked = Asked()
-
-    @property
-    def batch(self) -> EventBatch:
-        """The batch that it is of."""
-        return self.load.batch
-
-    @property
-    def position(self) -> str:
-        """Where the event is, in words."""
-        return self.load.batch.position(self.index)
+_EMPTY = 512
+"""Events of batches in which none decodes, after which a look ends: it takes time to load them."""
 
 
 class Flights:
-    """The events of one task that were looked at and have not ended.
-
-    ``landed(flight, error)`` may be called from any thread; what came so is given by ``arrivals``.
-    """
+    """The events of one task that were looked at and have not ended: their order."""
 
     def __init__(self, limit: int, streams: int) -> None:
         self.order: KeyOrder[Flight] = KeyOrder(limit)
-        self.stream: str | None = None  # the only one whose events may be outstanding now
-        self.on_arrival: Callable[[], None] = lambda: None
         self._streams = streams
         self._load: Load | None = None
         self._aside: dict[Hashable, Load] = {}  # by source, one at most each
         self._begun: dict[Flight, None] = {}
         self._looked: dict[Flight, None] = {}  # and not ended
-        self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
         self._releases: dict[Hashable, Release[Flight]] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether some event that was looked at has not ended."""
-        return bool(self.order.outstanding or self.order.waiting)
 
     def wants(self, by_key: bool) -> bool:
         """Whether to look at another event."""
@@ -141,18 +109,241 @@ class Flights:
         """The event that began first of those that are outstanding."""
         return next(iter(self._begun), None)
 
-    def landed(self, flight: Flight, error: BaseException | None) -> None:
-        """An event has ended, in whatever thread."""
-        self._arrived.append((flight, error))
-        self.on_arrival()
-
-    def arrivals(self) -> Iterator[tuple[Flight, BaseException | None]]:
-        """What has ended in whatever thread since the last time."""
-        while self._arrived:
-            yield self._arrived.popleft()
-
     def resume(self) -> Iterator[Flight]:
         """A commit has been taken; what is released by that."""
         for release in self._releases.values():
             if release.stopped:
                 yield from release.resume()
+
+
+class InFlight:
+    """Begins and ends the ``flights`` of a task.
+
+    ``modes`` say how the events of each stream are run. ``clock`` is read where callbacks have a
+    timeout. ``done(flight)`` is called with each event that is done, ``ask`` with what was asked
+    for at events that are released. ``whole`` says that what the task does is part of its commits,
+    so they leave no event out. ``on_arrival`` is called when an event has ended, in whatever
+    thread.
+    """
+
+    def __init__(
+        self,
+        flights: Flights,
+        *,
+        gate: Gate,
+        backlog: Backlog,
+        processor: Processor,
+        timetable: Timetable,
+        failures: Failures[Any],
+        modes: Mapping[str, Mode],
+        clock: Callable[[], float] | None,
+        done: Callable[[Flight], None],
+        ask: Callable[[Asked], None],
+    ) -> None:
+        self.whole = False
+        self.on_arrival: Callable[[], None] = lambda: None
+        self._flights = flights
+        self._order = flights.order
+        self._gate = gate
+        self._backlog = backlog
+        self._processor = processor
+        self._timetable = timetable
+        self._failures = failures
+        self._modes = modes
+        self._clock = clock
+        self._done = done
+        self._ask = ask
+        self._stream: str | None = None  # the only one whose events may be outstanding now
+        self._looks_again = False  # at further events, when others have had their turn
+        self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
+
+    # -- what may begin ----------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether some event that was looked at has not ended."""
+        return bool(self._order.outstanding or self._order.waiting)
+
+    @property
+    def ready(self) -> bool:
+        """Whether an event that was looked at may begin now."""
+        return self._order.ready
+
+    @property
+    def closing(self) -> bool:
+        """Whether a commit waits for events that were looked at: those behind them may be done."""
+        return self.whole and self._gate.commit_due and self._order.waiting > 0
+
+    def own(self) -> Iterator[tuple[str, list[Any]]]:
+        """The events that came from nowhere but the app itself, by stream."""
+        for flight in self._flights.unended:
+            if flight.batch.receipt is None:
+                yield flight.batch.stream, [flight.event]
+
+    def choose(self) -> bool:
+        """Have an event that may be processed, if there is one; also one that is not run beside
+        others."""
+        order, backlog = self._order, self._backlog
+        if not (order.outstanding or order.waiting):
+            self._stream = None
+            if not backlog.choose():
+                return False
+            assert backlog.at_hand is not None
+            stream = backlog.at_hand.stream
+            if self._modes[stream] is not Mode.TOGETHER:
+                return True
+            order.limit = self._processor.limit(stream)
+            self._stream = None if self._processor.mixes() else stream
+        self._looks_again = False
+        self._look()
+        return order.ready or self._looks_again
+
+    def _look(self) -> None:
+        """Look at further events: those that may begin, and ahead of them to find other keys.
+
+        At none while a commit is due: it may have to wait for all that were looked at, and would
+        wait for as long as there are events.
+        """
+        flights, backlog, stream = self._flights, self._backlog, self._stream
+        by_key = self._processor.by_key()
+        turn = 1 if stream is None else self._order.limit * _AHEAD
+        empty = 0
+        while not self._gate.commit_due and flights.wants(by_key):
+            batch = backlog.at_hand
+            if batch is not None and backlog.turn_over(turn):
+                backlog.put_aside()
+                batch = None
+            if batch is None or not backlog.may(batch.source):
+                if not (backlog.choose() if stream is None else backlog.choose_of(stream)):
+                    return
+                continue
+            if batch.at < len(batch.events):
+                flight = flights.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
+                self._processor.place(flight)
+                flights.add(flight)
+                batch.at += 1
+                for executor in backlog.rates.get(batch.source, ()):
+                    executor.left(1)
+            elif not batch.events:
+                backlog.stages[batch.source].passed(batch.size, batch.bytes)
+                if batch.receipt is not None:
+                    batch.receipt.done()
+            if batch.at >= len(batch.events):
+                backlog.at_hand = None
+                backlog.update(batch.source)
+                empty += 0 if batch.events else batch.size
+                if empty >= _EMPTY and backlog.offers(batch.source):
+                    self._looks_again = True
+                    return
+
+    # -- from the begin to the end -----------------------------------------------------------
+
+    def begin(self) -> Flight | None:
+        """Begin the next event beside those that are outstanding, if one may begin."""
+        flight = self._flights.begin(0.0 if self._clock is None else self._clock())
+        if flight is not None:
+            self._gate.begin(Op.PROCESS)
+            self._timetable.event_begins()
+            isolation, processor = self._failures.isolation, self._processor
+            if isolation is not None:
+                flight.slot = isolation.begins_one(flight.batch, flight.index)
+            processor.begins(flight)
+            if isolation is not None and isolation.examination.looks:
+                processor.check(flight.batch.stream, flight.event)
+        return flight
+
+    def end_soon(self, flight: Flight, error: BaseException | None) -> None:
+        """An event has ended, in whatever thread."""
+        self._arrived.append((flight, error))
+        self.on_arrival()
+
+    def end_arrived(self) -> None:
+        """End what has ended in whatever thread since the last time; raises what stops the app."""
+        while self._arrived:
+            self.end(*self._arrived.popleft())
+
+    async def tidy(self, flight: Flight) -> None:
+        """A handler has returned, and its event is about to end: apply the bounds of what is in
+        memory, if nothing else is left to do or too much is there."""
+        if self._failures.left_by(flight.batch, flight.index) is not None:
+            return  # it goes back for this; what cannot be saved stays where it is looked for
+        order, processor = self._order, self._processor
+        alone = False
+        while not alone:  # others may end meanwhile, and leave it to this one
+            alone = order.outstanding == 1 and not order.waiting
+            if not alone and not processor.crowded(len(order.keys)):
+                return
+            processor.ended(flight)  # for what leaves memory is saved as of now
+            await processor.tidy(None if alone else order.keys)
+
+    def end(self, flight: Flight, error: BaseException | None = None) -> None:
+        """An event has ended; raises what stops the app."""
+        flights, load, failures = self._flights, flight.load, self._failures
+        batch, isolation = load.batch, failures.isolation
+        failure = None
+        if error is None and not failures.broken:
+            failure = failures.left_by(batch, flight.index)
+        if isolation is not None:
+            isolation.ended_one(batch, flight.index, flight.slot)
+        if error is not None:
+            try:
+                self._processor.failed(batch, error, flight.index)
+            except ProcessingError as found:
+                failure = found
+        if failure is not None:
+            failures.go_back(failure)
+        failures.check_changes()
+        if failures.broken:
+            flight.put.clear()
+            flights.end(flight)
+            self._gate.end(Op.PROCESS)
+            failures.rest()
+            return
+        self._processor.ended(flight)
+        if isolation is not None and isolation.pulls(1):
+            self._gate.commit_due = True
+        self._done(flight)
+        flight.put.clear()
+        flights.end(flight)
+        self._gate.end(Op.PROCESS)
+        stage = self._backlog.stages[batch.source]
+        if load.left:
+            stage.passed(1)
+        else:
+            stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
+        if load.release is None:
+            if not load.left and batch.receipt is not None:
+                batch.receipt.done()
+            if flight.asked.any:
+                self._ask(flight.asked)
+            return
+        stops = flight.asked.commit_this and not self.whole
+        self._release(load.release.complete(flight, stops))
+
+    # -- what is released --------------------------------------------------------------------
+
+    def commit_ended(self) -> None:
+        """A commit has ended: what has waited for it is released, and is of the next one."""
+        behind = list(self._flights.resume())
+        self._gate.uncommitted |= bool(behind)
+        self._release(behind)
+
+    def release_all(self) -> None:
+        """Release all that waits for a commit, without one."""
+        while behind := list(self._flights.resume()):
+            self._release(behind)
+
+    def _release(self, flights: Iterable[Flight]) -> None:
+        """Tell the inputs of what is released, and heed what was asked for there."""
+        for flight in flights:
+            load = flight.load
+            receipt = load.batch.receipt
+            assert receipt is not None
+            load.unreleased -= 1
+            if load.unreleased:
+                number = load.batch.number(flight.index)
+                receipt.passed(number, number + 1)
+            else:
+                receipt.done()
+            if flight.asked.any:
+                self._ask(flight.asked)

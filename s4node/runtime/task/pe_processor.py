@@ -6,7 +6,7 @@ Rules
 - The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put;
   those of a parallel stream when no handler is left, and before that to the keys that have none.
 - Where they are kept, instances are read from the store before or while their events are processed,
-  those of a slice at once; see kept.
+  those of a slice at once; see ``pe_state``.
 - Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
 """
 
@@ -23,15 +23,14 @@ from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.stream import OutputStream, emitted
+from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import culprit, key_failure
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.in_flight import Flight, Flights
 from s4node.runtime.task.pe_state import KeptElements, State
-from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.processor import EndEvent, Flight, Mode
 
 
 @dataclass
@@ -142,7 +141,7 @@ class Elements:
         run = self._plans[batch.stream].run
         if self._kept is not None:
             self._kept.before(batch.stream, events)
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         try:
             it = iter(events)
             handled.set((self._name, batch, it, len(events)))
@@ -158,7 +157,7 @@ class Elements:
             self._trim(self._trimmed)
         finally:
             handled.set(None)
-            emitted.reset(token)
+            end_put(token)
         return len(events)
 
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
@@ -166,7 +165,7 @@ class Elements:
         run = self._plans[batch.stream].run
         if self._kept is not None:
             self._kept.before(batch.stream, events)
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         try:
             it = iter(events)
             handled.set((self._name, batch, it, len(events)))
@@ -182,7 +181,7 @@ class Elements:
             await self.tidy()
         finally:
             handled.set(None)
-            emitted.reset(token)
+            end_put(token)
         return len(events)
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
@@ -291,7 +290,7 @@ class Elements:
         handled.set((self._name, flight.batch, None, flight.index))
         await self._plans[flight.batch.stream].run(iter([flight.event]))
 
-    def begin_one(self, flight: Flight, flights: Flights) -> None:
+    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
         """PEs know no callbacks."""
         raise NotImplementedError
 
@@ -313,7 +312,7 @@ class Elements:
         """
         if op is not Op.TIMER:
             return True
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         self._step_began = self._clock()
         try:
             for timer, instance in self._take_timed(limit):
@@ -327,14 +326,14 @@ class Elements:
                 self._trim(self._trimmed)
         finally:
             self._timed_for = self._spent
-            emitted.reset(token)
+            end_put(token)
         return self._timing is None
 
     async def run_async(self, op: Op, limit: int) -> bool:
         """As run, where some ``on_time`` or ``on_remove`` is ``async``."""
         if op is not Op.TIMER:
             return True
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         self._step_began = self._clock()
         try:
             for timer, instance in self._take_timed(limit):
@@ -350,7 +349,7 @@ class Elements:
                 await self.tidy()
         finally:
             self._timed_for = self._spent
-            emitted.reset(token)
+            end_put(token)
         return self._timing is None
 
     def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
@@ -406,7 +405,7 @@ class Elements:
 
     async def start(self) -> None:
         """Call ``on_create`` of the singletons."""
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         resumed = self._kept.resumed if self._kept is not None else ()
         try:
             for name, instances in self.instances.items():
@@ -424,7 +423,7 @@ class Elements:
                             raise
                         raise self._hook_failed("on_create", error, singleton) from error
         finally:
-            emitted.reset(token)
+            end_put(token)
 
     async def close(self) -> None:
         """PEs are not told of the end."""

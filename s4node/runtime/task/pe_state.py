@@ -7,7 +7,7 @@ Rules
   an event is for all instances, that is done before.
 - What a trigger has counted for a key is kept with the key's instance, and since when: time goes on
   while an instance is not in memory, and while there is no process.
-- The saved state says by which version of the class it was saved; see pe/codec.
+- The saved state says by which version of the class it was saved; see ``app.pe_codec``.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
+from s4node.offsets.ordered_release import Release
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.in_flight import Flight, Flights
 from s4node.runtime.task.pe_state import State
 
 
@@ -29,6 +29,49 @@ class Mode(Enum):
     THREAD = "in a thread"
     TOGETHER = "event by event, several outstanding"
     CALLBACK = "begun on the loop, ended by a callback"
+
+
+class Load:
+    """A batch of which events were looked at; so many have not ended, and are not released."""
+
+    __slots__ = ("batch", "left", "release", "unreleased")
+
+    def __init__(self, batch: EventBatch, release: Release[Flight] | None) -> None:
+        self.batch = batch
+        self.left = self.unreleased = len(batch.events) - batch.at
+        self.release = release
+
+
+class Flight:
+    """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
+    asks for."""
+
+    __slots__ = ("asked", "began", "event", "index", "key", "load", "place", "put", "slot")
+
+    def __init__(self, load: Load, index: int, streams: int) -> None:
+        self.load = load
+        self.index = index
+        self.event = load.batch.events[index]
+        self.key: Hashable = None
+        self.place: Hashable = self
+        self.slot = -1  # where it is told that the event is under way
+        self.began = 0.0
+        self.put: list[list[Any]] = [[] for _ in range(streams)]
+        self.asked = Asked()
+
+    @property
+    def batch(self) -> EventBatch:
+        """The batch that it is of."""
+        return self.load.batch
+
+    @property
+    def position(self) -> str:
+        """Where the event is, in words."""
+        return self.load.batch.position(self.index)
+
+
+EndEvent = Callable[[Flight, BaseException | None], None]
+"""Ends an event that was begun, from whatever thread, with the error at which it has failed."""
 
 
 class Processor(Protocol):
@@ -136,8 +179,8 @@ class Processor(Protocol):
         """As process_one, where something is awaited."""
         ...
 
-    def begin_one(self, flight: Flight, flights: Flights) -> None:
-        """Begin one event that a callback ends."""
+    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
+        """Begin one event that a callback ends, by ``end_event``."""
         ...
 
     def crowded(self, in_use: int) -> bool:

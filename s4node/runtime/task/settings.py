@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from s4node.config import settings as keys
-from s4node.config.settings import Config
+from s4node.config import settings
+from s4node.config.config import Config
 
 DURABLE_COMMIT = 1.0
 """Seconds between commits where others wait for them and nothing is set."""
@@ -31,17 +31,17 @@ class TaskSettings:
     @classmethod
     def of(cls, config: Config, *, exchanging: bool = False) -> TaskSettings:
         """As configured. An interval between commits that is set is that of all of them."""
-        chosen = config.origin(keys.TASK_COMMIT_MS) != "default"
-        ignored = config[keys.TASK_IGNORED_EXCEPTIONS]
+        chosen = config.origin(settings.TASK_COMMIT_MS) != "default"
+        ignored = config[settings.TASK_IGNORED_EXCEPTIONS]
         return cls(
-            config[keys.TASK_MAX_CONCURRENCY],
-            config[keys.TASK_ORDER] == "key",
-            config[keys.TASK_WINDOW_MS],
-            config[keys.TASK_COMMIT_MS],
+            config[settings.TASK_MAX_CONCURRENCY],
+            config[settings.TASK_ORDER] == "key",
+            config[settings.TASK_WINDOW_MS],
+            config[settings.TASK_COMMIT_MS],
             0.0 if chosen else DURABLE_COMMIT,
-            config[keys.TASK_ASYNC_COMMIT],
-            config[keys.TASK_CALLBACK_TIMEOUT_MS],
+            config[settings.TASK_ASYNC_COMMIT],
+            config[settings.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),
-            config[keys.THREAD_POOL_SIZE],
+            config[settings.THREAD_POOL_SIZE],
             exchanging,
         )

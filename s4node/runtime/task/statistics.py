@@ -118,7 +118,7 @@ class ContainerStatistics:
     many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
     ``grades`` say of each stream what is promised: fast or durable. ``outboxes`` are there where
     tasks keep state. ``unsendable`` counts events that could not be sent, by the stage that they
-    were to leave by and by stream.
+    were to leave by and by stream; ``dropped`` those that the stages of output streams dropped.
     """
 
     tasks: tuple[TaskStatistics, ...]
@@ -136,6 +136,7 @@ class ContainerStatistics:
     grades: dict[str, str] = field(default_factory=dict)
     outboxes: tuple[OutboxStatistics, ...] = ()
     unsendable: dict[str, dict[str, int]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
 
     @property
     def processed(self) -> int:

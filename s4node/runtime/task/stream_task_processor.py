@@ -15,20 +15,18 @@ import heapq
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from operator import length_hint
 from typing import Any
 
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import Instances
-from s4node.app.stream import OutputStream, Stream, emitted
+from s4node.app.stream import OutputStream, begin_put, emitted, end_put
 from s4node.app.stream_task import Envelope, TaskApp
 from s4node.errors import (
     CallbackError,
     GraphError,
     ProcessingError,
-    S4Error,
     TaskError,
     described,
     is_signal,
@@ -36,120 +34,16 @@ from s4node.errors import (
 from s4node.events.event import LIVE, EventBatch, handled
 from s4node.events.routing import key_failure
 from s4node.metrics.registry import MetricsRegistry
-from s4node.offsets.startpoint import Startpoint, startpoint_of
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.in_flight import Flight, Flights
 from s4node.runtime.task.pe_state import State
-from s4node.runtime.task.processor import Mode
+from s4node.runtime.task.processor import EndEvent, Flight, Mode
 from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.task_context import Context, EventCallback, StreamCollector, Timers
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 _METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
-
-
-class StreamCollector:
-    """Puts what a task sends where it is handed on from."""
-
-    __slots__ = ("_put", "_streams")
-
-    def __init__(self, app: TaskApp, put: list[list[Any]]) -> None:
-        self._streams: Mapping[str, Stream] = app.streams
-        self._put = put
-
-    def send(self, stream: str, event: Any) -> None:
-        """Put an event on one of the app's streams."""
-        try:
-            found = self._streams[stream]
-        except KeyError:
-            known = ", ".join(self._streams) or "none"
-            raise GraphError(
-                f"no stream {stream!r}; the app has {known}. Declare it with create_output_stream"
-            ) from None
-        try:
-            found.put_into(self._put, event)
-        except IndexError:
-            raise S4Error(
-                f"an event for stream {stream!r} was sent when the one that led to it had ended; "
-                f"send before you call the callback"
-            ) from None
-
-
-class EventCallback:
-    """Ends one event, once, from any thread."""
-
-    __slots__ = ("_flight", "_flights", "_task", "_times")
-
-    def __init__(self, flight: Flight, flights: Flights, task: str) -> None:
-        self._flight = flight
-        self._flights = flights
-        self._task = task
-        self._times = count()
-
-    def complete(self) -> None:
-        """The event is fully processed."""
-        self._end(None)
-
-    def failure(self, error: BaseException) -> None:
-        """The event cannot be processed."""
-        self._end(error if isinstance(error, BaseException) else S4Error(str(error)))
-
-    def _end(self, error: BaseException | None) -> None:
-        if next(self._times):  # counting is one step of the interpreter
-            error = CallbackError(
-                f"task {self._task!r} has ended the event at {self._flight.position} twice; call "
-                f"complete() or failure() once for each event"
-            )
-        self._flights.landed(self._flight, error)
-
-
-class Context:
-    """What a task is told in ``init``: its place, and what it may have of its container."""
-
-    def __init__(
-        self,
-        name: str,
-        partition: int,
-        inputs: Sequence[SystemStreamPartition],
-        clock: Callable[[], float],
-        metrics: MetricsRegistry,
-    ) -> None:
-        self.task_name = name
-        self.partition = partition
-        self.system_stream_partitions = tuple(inputs)
-        self.metrics = metrics
-        self.starts: dict[SystemStreamPartition, Startpoint] = {}
-        self.stores: dict[str, Any] = {}
-        self._clock = clock
-        self._timers: list[tuple[float, int, Callable[..., Any]]] = []
-        self._numbers = count()
-
-    def store(self, name: str) -> Any:
-        """A key-value store of the task, by the name under which the app declares it."""
-        found = self.stores.get(name)
-        if found is None:
-            raise KeyError(
-                f"task {self.task_name!r} has no store {name!r}; it has "
-                f"{', '.join(self.stores) or 'none'}. Declare it with create_store, and read from "
-                f"an input that can be read again"
-            )
-        return found
-
-    def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
-        """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
-        the task is outstanding. It may be ``async``."""
-        if graph.is_generator(callback):
-            raise GraphError(
-                f"the timer {callback!r} contains yield, so a call of it would run none of it; "
-                f"write it without, and send with collector.send(stream, event)"
-            )
-        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
-
-    def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
-        """Begin to read an input of this task at an offset, or another Startpoint, whatever was
-        saved; the container checks it when ``init`` has ended."""
-        self.starts[SystemStreamPartition(*ssp)] = startpoint_of(offset)
 
 
 class StreamTaskProcessor:
@@ -179,7 +73,8 @@ class StreamTaskProcessor:
         self.refused = 0
         self.ignored: Counter[str] = Counter()  # by the class's name
         self.metrics = metrics or MetricsRegistry(name)
-        self.context = Context(name, partition, inputs, clock, self.metrics)
+        self._timers: Timers = []
+        self.context = Context(name, partition, inputs, clock, self.metrics, self._timers)
         self._app = app
         self._name = name
         self._clock = clock
@@ -187,7 +82,6 @@ class StreamTaskProcessor:
         self._concurrency = settings.concurrency
         self._by_key = settings.by_key
         self._threaded = settings.threads > 0
-        self._collector = StreamCollector(app, self.put)
         self._finders: dict[str, Callable[[Any], Any] | None] = {
             stream.name: graph.finder_of(stream) if stream.key is not None else None
             for stream in app.streams.values()
@@ -247,7 +141,7 @@ class StreamTaskProcessor:
             if self._threaded:
                 return Mode.THREAD if self._slices else Mode.TOGETHER
             return Mode.LOOP
-        timers = self.context._timers
+        timers = self._timers
         hook = timers[0][2] if op is Op.TIMER and timers else self._hooks.get(op)
         if inspect.iscoroutinefunction(hook):
             return Mode.AWAIT
@@ -278,14 +172,15 @@ class StreamTaskProcessor:
 
     def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events up to the first at which something is asked for."""
-        process, collector, asked = self._process, self._collector, self.asked
+        process, asked = self._process, self.asked
         assert process is not None
         envelopes = self._envelopes(batch, events)
         if envelopes is None:
             return 1  # refused
         it = iter(envelopes)
         handled.set((self._name, batch, it, len(envelopes)))
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
+        collector = self._collector()
         try:
             while True:
                 try:
@@ -304,19 +199,20 @@ class StreamTaskProcessor:
                         break
         finally:
             handled.set(None)
-            emitted.reset(token)
+            end_put(token)
         return _behind(it, envelopes)
 
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
         """As process, where ``process`` is ``async``."""
-        process, collector, asked = self._process, self._collector, self.asked
+        process, asked = self._process, self.asked
         assert process is not None
         envelopes = self._envelopes(batch, events)
         if envelopes is None:
             return 1
         it = iter(envelopes)
         handled.set((self._name, batch, it, len(envelopes)))
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
+        collector = self._collector()
         try:
             while True:
                 try:
@@ -333,8 +229,12 @@ class StreamTaskProcessor:
                         break
         finally:
             handled.set(None)
-            emitted.reset(token)
+            end_put(token)
         return _behind(it, envelopes)
+
+    def _collector(self) -> StreamCollector:
+        """One that puts until what runs now has ended."""
+        return StreamCollector(self._app, emitted.get())
 
     def _envelopes(self, batch: EventBatch, events: list[Any]) -> list[Envelope] | None:
         """The events from ``batch.at`` on as the task gets them, up to one without a key.
@@ -458,11 +358,11 @@ class StreamTaskProcessor:
     def ended(self, flight: Flight) -> None:
         """Nothing is left behind."""
 
-    def begin_one(self, flight: Flight, flights: Flights) -> None:
+    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
         """Begin one event; its callback ends it."""
         assert self._begin is not None
         collector = StreamCollector(self._app, flight.put)
-        callback = EventCallback(flight, flights, self._name)
+        callback = EventCallback(flight, end_event, self._name)
         token = emitted.set(flight.put)
         handled.set((self._name, flight.batch, None, flight.index))
         try:
@@ -487,40 +387,40 @@ class StreamTaskProcessor:
     @property
     def timed(self) -> bool:
         """Whether something is scheduled."""
-        return bool(self.context._timers)
+        return bool(self._timers)
 
     @property
     def next_due(self) -> float | None:
         """When the next timer is due; None if there is none."""
-        timers = self.context._timers
+        timers = self._timers
         return timers[0][0] if timers else None
 
     def run(self, op: Op, _limit: int) -> bool:
         """Call a hook of the task, or one timer; False if further timers are due."""
         for name, hook in self._hook(op):
-            token = emitted.set(self.put)
+            token = begin_put(self.put)
             try:
-                self._check(hook(self._collector, self.asked))
+                self._check(hook(self._collector(), self.asked))
             except BaseException as error:
                 if is_signal(error):
                     raise
                 self._hook_failed(op, name, error)
             finally:
-                emitted.reset(token)
+                end_put(token)
         return op is not Op.TIMER or not self._timer_is_due()
 
     async def run_async(self, op: Op, _limit: int) -> bool:
         """As run, where the hook is ``async``."""
         for name, hook in self._hook(op):
-            token = emitted.set(self.put)
+            token = begin_put(self.put)
             try:
-                await hook(self._collector, self.asked)
+                await hook(self._collector(), self.asked)
             except BaseException as error:
                 if is_signal(error):
                     raise
                 self._hook_failed(op, name, error)
             finally:
-                emitted.reset(token)
+                end_put(token)
         return op is not Op.TIMER or not self._timer_is_due()
 
     def _hook(self, op: Op) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -530,7 +430,7 @@ class StreamTaskProcessor:
             if hook is not None:
                 yield _HOOKS[op], hook
         elif self._timer_is_due():
-            yield "timer", heapq.heappop(self.context._timers)[2]
+            yield "timer", heapq.heappop(self._timers)[2]
 
     def _timer_is_due(self) -> bool:
         due = self.next_due
@@ -554,7 +454,7 @@ class StreamTaskProcessor:
         hook = getattr(self.task, name, None)
         if hook is None:
             return
-        token = emitted.set(self.put)
+        token = begin_put(self.put)
         try:
             result = hook(*arguments)
             if inspect.isawaitable(result):
@@ -564,7 +464,7 @@ class StreamTaskProcessor:
                 raise
             raise self._blame(name, error) from error
         finally:
-            emitted.reset(token)
+            end_put(token)
 
 
 def processor_of(

@@ -9,34 +9,29 @@ Rules
   it has been told to its input when a commit is taken; unless what the task does is part of its
   commits: then events of which a later one may be done are done first, and the commit covers all.
 - A task that drains begins nothing more of what can be read again, and works off the rest.
-- A task that has failed at an event, and is to go back for it, begins nothing more; what is
-  outstanding ends, and counts for nothing. Then another takes its place.
-- After that it keeps a short leash: it commits after one event, two, four and so on, so that a
-  further failure goes back no further than the task has come since the last.
-- A commit waits until the letters of events that were left out are safe.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
-from s4node.errors import NotSaveable, ProcessingError
+from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
-from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
-from s4node.runtime.task.coordinator_requests import Requests
+from s4node.runtime.task.coordinator_requests import Asked, Requests
+from s4node.runtime.task.failures import Failures
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.in_flight import Flight, Flights
-from s4node.runtime.task.isolation import Isolation, Recovery
+from s4node.runtime.task.in_flight import Flights, InFlight
 from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import Elements
-from s4node.runtime.task.processor import Mode, Processor
+from s4node.runtime.task.processor import Flight, Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.statistics import TaskStatistics
 from s4node.runtime.task.timers import Timetable
@@ -59,8 +54,9 @@ class Task:
     ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
     says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
     the app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
-    whether it has; ``awaited(task)`` is whether others wait for that. ``starts`` is where its
-    inputs begin, by its own wish. Without an ``isolation`` a failure at an event stops the app.
+    whether it has; ``awaited()`` is whether others wait for that. ``starts`` is where its inputs
+    begin, by its own wish. ``in_flight`` is there where events of some stream are outstanding
+    together.
     """
 
     def __init__(
@@ -96,12 +92,10 @@ class Task:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], bool | None] | None = None
-        self.awaited: Callable[[Task], bool] = lambda _: False
-        self.isolation: Isolation | None = None
-        self.broken = False  # it has failed at an event, and another will take its place
-        self._retired = False
-        self._begins = False  # it takes the place of such a one, and has not started
-        self.requests: Requests
+        self.awaited: Callable[[], bool] = lambda: False
+        self.requests: Requests[Task]
+        self.done = False  # it has said so, or was told of the end of its inputs
+        self.rests = False  # it was done before it came here: nothing of it is called
         self.slow_window = False  # a window has taken longer than the time between two
         self._clock = clock
         self._deliver = deliver
@@ -114,34 +108,42 @@ class Task:
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
         self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
         self._slicing = False
+        self._retired = False
         self._changes: Changes | None = None
         self._changes_bytes = 0
         self.whole = False  # what it does is part of its commits, so they leave no event out
-        self.flights: Flights | None = None
+        self.failures = Failures(self, app.name, self.gate, self.backlog, self.processor)
+        flights = None
         if Mode.TOGETHER in self._modes.values():
-            self.flights = Flights(settings.concurrency, len(self._streams))
-        self.timetable = Timetable(self, clock())
+            flights = Flights(settings.concurrency, len(self._streams))
+        self.timetable = Timetable(self, clock(), None if flights is None else flights.oldest)
+        self.in_flight: InFlight | None = None
+        if flights is not None:
+            self.in_flight = InFlight(
+                flights,
+                gate=self.gate,
+                backlog=self.backlog,
+                processor=self.processor,
+                timetable=self.timetable,
+                failures=self.failures,
+                modes=self._modes,
+                clock=clock if settings.callback_timeout else None,
+                done=self._done,
+                ask=self._ask,
+            )
 
     # -- feeding -----------------------------------------------------------------------------
 
     def keep(self, state: TaskState, changes_bytes: int) -> None:
         """Keep what is to outlive the process in ``state``, before the start; commit early when
         its changes take so many bytes."""
-        self._changes = state.changes
+        self._changes = self.failures.changes = state.changes
         self._changes_bytes = changes_bytes
         self.processor.keep(state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self.whole = puts or bool(state.stores or state.instances)
-
-    def isolate(self, recovery: Recovery) -> None:
-        """Go back for events at which it fails; before the start."""
-        self.isolation = Isolation(self, recovery)
-        self.backlog.on_load = self.isolation.loaded
-
-    @property
-    def letters_wait(self) -> bool:
-        """Whether dead letters of it are not safe yet."""
-        return self.isolation is not None and self.isolation.culprits.unsafe > 0
+        if self.in_flight is not None:
+            self.in_flight.whole = self.whole
 
     def ended(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
@@ -152,15 +154,20 @@ class Task:
             self.requests.ending = True
 
     @property
+    def may_rest(self) -> bool:
+        """Whether nobody gives it events but the inputs that it reads."""
+        return self._alone and not self.backlog.is_live
+
+    @property
     def busy(self) -> bool:
         """Whether something of it is under way, or may be done behind something that is not."""
         under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
-        return bool(under_way or self.letters_wait or self.broken)
+        return bool(under_way or self.failures.letters_wait or self.failures.broken)
 
     @property
     def _looked_ahead(self) -> bool:
         """Whether events were looked at that have not ended: those behind them may have."""
-        return self.flights is not None and self.flights.busy
+        return self.in_flight is not None and self.in_flight.busy
 
     @property
     def at_end(self) -> bool:
@@ -187,10 +194,8 @@ class Task:
     def own(self) -> dict[str, list[Any]]:
         """The events that wait here and came from nowhere but the app itself, by stream."""
         found: dict[str, list[Any]] = {}
-        for flight in self.flights.unended if self.flights is not None else ():
-            if flight.batch.receipt is None:
-                found.setdefault(flight.batch.stream, []).append(flight.event)
-        for stream, events in self.backlog.own():
+        in_flight = self.in_flight.own() if self.in_flight is not None else ()
+        for stream, events in chain(in_flight, self.backlog.own()):
             found.setdefault(stream, []).extend(events)
         return found
 
@@ -198,54 +203,30 @@ class Task:
 
     def next_op(self) -> Op:
         """What the task may do now."""
-        flights = self.flights
-        if flights is not None:
-            for flight, error in flights.arrivals():
-                self.land(flight, error)
-        if self._slicing or self.broken or self._begins:
+        in_flight, failures = self.in_flight, self.failures
+        closing = False
+        if in_flight is not None:
+            in_flight.end_arrived()
+            closing = in_flight.closing
+        if self._slicing or failures.halted:
             return Op.NOTHING
         if self._retired and not self._looked_ahead:
             return Op.DONE
-        closing = self._closes_ranks
-        waiting = flights.order.ready if closing and flights is not None else self.choose()
+        waiting = in_flight.ready if closing and in_flight is not None else self.choose()
         op = self.gate.next_op(waiting, self.backlog.waiting, closing)
-        if self.isolation is not None:
+        isolation = failures.isolation
+        if isolation is not None:
             if op is Op.END_OF_STREAM:
-                op = self.isolation.recovery.before_end(self)
-            if op is Op.PROCESS and not self.isolation.may:
+                op = failures.before_end()
+            if op is Op.PROCESS and not isolation.may:
                 return Op.NOTHING
-            if op is Op.COMMIT and self.letters_wait:
+            if op is Op.COMMIT and failures.letters_wait:
                 return Op.NOTHING
         return op
 
-    @property
-    def _closes_ranks(self) -> bool:
-        """Whether a commit waits for events that were looked at: those behind them may be done."""
-        flights = self.flights
-        return (
-            flights is not None
-            and self.whole
-            and self.gate.commit_due
-            and flights.order.waiting > 0
-        )
-
     def choose(self) -> bool:
         """Have an event that may be processed, if there is one."""
-        flights = self.flights
-        if flights is None:
-            return self.backlog.choose()
-        if not flights.busy:
-            flights.stream = None
-            if not self.backlog.choose():
-                return False
-            assert self.backlog.at_hand is not None
-            stream = self.backlog.at_hand.stream
-            if self._modes[stream] is not Mode.TOGETHER:
-                return True
-            flights.order.limit = self.processor.limit(stream)
-            flights.stream = None if self.processor.mixes() else stream
-        self._look(flights)
-        return flights.order.ready
+        return self.backlog.choose() if self.in_flight is None else self.in_flight.choose()
 
     @property
     def stream(self) -> str:
@@ -256,10 +237,11 @@ class Task:
     def mode(self, op: Op) -> Mode:
         """How the next step is run."""
         if op is Op.PROCESS:
-            if self.flights is not None and self.flights.busy:
+            batch = self.backlog.at_hand
+            if self.in_flight is not None and (self.in_flight.busy or batch is None):
                 return Mode.TOGETHER
-            assert self.backlog.at_hand is not None
-            return self._modes[self.backlog.at_hand.stream]
+            assert batch is not None
+            return self._modes[batch.stream]
         return Mode.LOOP if op is Op.COMMIT else self.processor.mode(op, "")
 
     # -- steps -------------------------------------------------------------------------------
@@ -280,8 +262,8 @@ class Task:
             return self.processor.process(*self._slice(limit))
         if op is Op.COMMIT:
             taken = self.on_commit is not None and self.on_commit(self)
-            if taken and self.isolation is not None:
-                self.isolation.committed()
+            if taken and self.failures.isolation is not None:
+                self.failures.isolation.committed()
             return 1
         return self.processor.run(op, limit)
 
@@ -292,54 +274,47 @@ class Task:
         return await self.processor.run_async(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
-        batch = self.backlog.at_hand
+        batch, isolation = self.backlog.at_hand, self.failures.isolation
         assert batch is not None
         events = batch.events
-        if batch.source in self.backlog.rates:
-            limit = max(1, min(limit, self.backlog.allowance(batch.source)))
-        if self.isolation is not None:
-            limit = self.isolation.limit(batch, limit)
+        limit = self.backlog.limit(limit)
+        if isolation is not None:
+            limit = isolation.limit(batch, limit)
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
-        if self.isolation is not None:
-            self.isolation.begins(batch, len(events))
-            if events:
-                self._check(batch.stream, events[0])  # what could not be saved before it
+        if isolation is not None:
+            isolation.begins(batch, len(events))
+            if events and isolation.examination.looks:
+                self.processor.check(batch.stream, events[0])  # what could not be saved before it
         return batch, events
 
     def finish(self, op: Op, result: int) -> None:
         """A step has ended; ``result`` is what ``run`` returned."""
-        gate = self.gate
+        gate, failures = self.gate, self.failures
         self._slicing = False
-        if self.broken:  # a commit has failed meanwhile: this is undone
-            if op is Op.PROCESS and self.isolation is not None:
-                assert self.backlog.at_hand is not None
-                self.isolation.ended(self.backlog.at_hand, 0)
-            gate.end(op)
-            self._rest()
+        if failures.broken:  # a commit has failed meanwhile
+            failures.undone(op)
             return
         if op is Op.PROCESS:
-            batch = self.backlog.at_hand
+            batch, isolation = self.backlog.at_hand, failures.isolation
             assert batch is not None
-            if result and (failure := self._spoils(batch, batch.at)) is not None:
+            if result and (failure := failures.left_by(batch, batch.at)) is not None:
                 self.failed(failure)
                 return
             self.hand_on(batch.stream)
             if self._changes is not None and self._changes.bytes > self._changes_bytes:
                 self.want_commit()
-            if self.isolation is not None:
-                self.isolation.ended(batch, result)
-                if self.isolation.pulls(result):
+            if isolation is not None:
+                isolation.ended(batch, result)
+                if isolation.pulls(result):
                     self.want_commit()
             self.processed += result
             self.backlog.passed(result)
             gate.end(op)
         elif op is Op.COMMIT:
             gate.end(op)
-            if self.flights is not None:
-                behind = list(self.flights.resume())
-                gate.uncommitted |= bool(behind)
-                self._released(behind)
+            if self.in_flight is not None:
+                self.in_flight.commit_ended()
         else:
             self.hand_on()
             gate.end(op)
@@ -348,12 +323,28 @@ class Task:
             elif op is Op.TIMER:
                 self.timetable.timers_ended(over=bool(result))
             elif op is Op.END_OF_STREAM:
-                if self.isolation is not None and self.isolation.recovery.undoes:
+                if failures.undoes:
                     gate.commit_due = True  # before anything that comes of it can fail
                 self.requests.finished(self)
         if self.processor.asked.any:
-            self.requests.take(self, self.processor.asked.taken())
-        self._heed_spoils()
+            self._ask(self.processor.asked.taken())
+        failures.check_changes()
+
+    def failed(self, error: ProcessingError) -> None:
+        """A slice has failed; raises what stops the app."""
+        self.failures.go_back(error)
+        self._slicing = False
+        self.failures.undone(Op.PROCESS)
+
+    def _done(self, flight: Flight) -> None:
+        """One of several events that are outstanding is done."""
+        if self._changes is not None and self._changes.bytes > self._changes_bytes:
+            self.gate.commit_due = True
+        self.hand_on(flight.batch.stream, flight.put)
+        self.processed += 1
+
+    def _ask(self, asked: Asked) -> None:
+        self.requests.take(self, asked)
 
     def want_commit(self) -> None:
         """Commit as soon as it may be; the caller wakes the loop."""
@@ -374,188 +365,17 @@ class Task:
                 self.sent += len(events)
                 self._deliver(self, source, self._streams[index], events)
 
-    # -- events that are outstanding together --------------------------------------------------
+    def tell(self, stream: Stream, event: Any) -> None:
+        """Put an event of the container's on one of the app's streams, as the task's own."""
+        self.sent += 1
+        self._deliver(self, "", stream, [event])
 
-    def take_off(self) -> Flight | None:
-        """Begin the next event beside those that are outstanding, if one may begin."""
-        flights = self.flights
-        assert flights is not None
-        flight = flights.begin(self._clock() if self.settings.callback_timeout else 0.0)
-        if flight is not None:
-            self.gate.begin(Op.PROCESS)
-            self.timetable.event_begins()
-            if self.isolation is not None:
-                self.isolation.takes_off(flight)
-            self.processor.begins(flight)
-            self._check(flight.batch.stream, flight.event)
-        return flight
+    # -- life --------------------------------------------------------------------------------
 
-    async def tidy(self, flight: Flight) -> None:
-        """A handler has returned, and is about to land: apply the bounds of what is in memory, if
-        nothing else is left to do or too much is there."""
-        assert self.flights is not None
-        if self._spoils(flight.batch, flight.index) is not None:
-            return  # it goes back for this; what cannot be saved stays where it is looked for
-        order = self.flights.order
-        alone = False
-        while not alone:  # others may land meanwhile, and leave it to this one
-            alone = order.outstanding == 1 and not order.waiting
-            if not alone and not self.processor.crowded(len(order.keys)):
-                return
-            self.processor.ended(flight)  # for what leaves memory is saved as of now
-            await self.processor.tidy(None if alone else order.keys)
-
-    def land(self, flight: Flight, error: BaseException | None = None) -> None:
-        """An event has ended; raises what stops the app."""
-        flights, load = self.flights, flight.load
-        batch = load.batch
-        assert flights is not None
-        failure = None if error is not None or self.broken else self._spoils(batch, flight.index)
-        if self.isolation is not None:
-            self.isolation.lands(flight)
-        if error is not None:
-            try:
-                self.processor.failed(batch, error, flight.index)
-            except ProcessingError as found:
-                failure = found
-        if failure is not None:
-            self._give_way(failure)
-        self._heed_spoils()
-        if self.broken:
-            flights.end(flight)
-            self.gate.end(Op.PROCESS)
-            self._rest()
-            return
-        self.processor.ended(flight)
-        if self.isolation is not None and self.isolation.pulls(1):
-            self.gate.commit_due = True
-        if self._changes is not None and self._changes.bytes > self._changes_bytes:
-            self.gate.commit_due = True
-        self.hand_on(batch.stream, flight.put)
-        flight.put.clear()
-        flights.end(flight)
-        self.gate.end(Op.PROCESS)
-        self.processed += 1
-        stage = self.backlog.stages[batch.source]
-        if load.left:
-            stage.passed(1)
-        else:
-            stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
-        if load.release is None:
-            if not load.left and batch.receipt is not None:
-                batch.receipt.done()
-            if flight.asked.any:
-                self.requests.take(self, flight.asked)
-            return
-        stops = flight.asked.commit_this and not self.whole
-        self._released(load.release.complete(flight, stops))
-
-    def _released(self, flights: Iterable[Flight]) -> None:
-        """Tell the inputs of what has been released, and heed what was asked for there."""
-        for flight in flights:
-            load = flight.load
-            receipt = load.batch.receipt
-            assert receipt is not None
-            load.unreleased -= 1
-            if load.unreleased:
-                number = load.batch.number(flight.index)
-                receipt.passed(number, number + 1)
-            else:
-                receipt.done()
-            if flight.asked.any:
-                self.requests.take(self, flight.asked)
-
-    def _look(self, flights: Flights) -> None:
-        """Look at further events: those that may begin, and ahead of them to find other keys.
-
-        At none while a commit is due: it may have to wait for all that were looked at, and would
-        wait for as long as there are events.
-        """
-        backlog, stream = self.backlog, flights.stream
-        by_key = self.processor.by_key()
-        while not self.gate.commit_due and flights.wants(by_key):
-            batch = backlog.at_hand
-            if batch is None or not backlog.may(batch.source):
-                if not (backlog.choose() if stream is None else backlog.choose_of(stream)):
-                    return
-                continue
-            if batch.at < len(batch.events):
-                flight = flights.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
-                self.processor.place(flight)
-                flights.add(flight)
-                batch.at += 1
-                for executor in backlog.rates.get(batch.source, ()):
-                    executor.left(1)
-            elif not batch.events:
-                backlog.stages[batch.source].passed(batch.size, batch.bytes)
-                if batch.receipt is not None:
-                    batch.receipt.done()
-            if batch.at >= len(batch.events):
-                backlog.at_hand = None
-                backlog.update(batch.source)
-
-    # -- failures ----------------------------------------------------------------------------
-
-    def failed(self, error: ProcessingError) -> None:
-        """A slice has failed; raises what stops the app."""
-        self._give_way(error)
-        self._slicing = False
-        assert self.isolation is not None
-        assert self.backlog.at_hand is not None
-        self.isolation.ended(self.backlog.at_hand, 0)
-        self.gate.end(Op.PROCESS)
-        self._rest()
-
-    def _give_way(self, error: ProcessingError) -> None:
-        isolation = self.isolation
-        if error.at is None or isolation is None or not isolation.recovery.takes(self, error):
-            raise error
-        self.broken = self.backlog.closed = True
-
-    def _spoils(self, batch: EventBatch, index: int) -> ProcessingError | None:
-        """The failure of an event that has left what cannot be saved, where that is looked at."""
-        try:
-            self._check(batch.stream, batch.events[index])
-        except NotSaveable as error:
-            assert self.isolation is not None
-            place = batch.position(index)
-            failure = ProcessingError(self.app.name, error.pe, error.key, place, error)
-            failure.at = batch, index
-            self.isolation.examination.found()
-            return failure
-        return None
-
-    def _check(self, stream: str, event: Any) -> None:
-        """Raise NotSaveable where what an event is for cannot be saved, if that is looked at."""
-        if self.isolation is not None and self.isolation.examination.looks:
-            self.processor.check(stream, event)
-
-    def _heed_spoils(self) -> None:
-        """If something has left memory that cannot be saved, go back before it is missed."""
-        if self._changes is not None and self._changes.spoiled is not None:
-            self.spoiled(self._changes.spoiled, of_commit=False)
-
-    def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> None:
-        """What the last commit has, or what was done since, cannot be saved; raises what stops the
-        app.
-
-        It is done again, and looked at event by event until it is known which it is due to.
-        """
-        if self.broken:  # it goes back anyway
-            return
-        isolation = self.isolation
-        if isolation is None or not isolation.recovery.undoes:
-            raise error
-        if not isolation.examination.begins(of_commit=of_commit):
-            raise error
-        isolation.recovery.searches(self, error)
-        self.broken = self.backlog.closed = True
-        self._rest()
-
-    def _rest(self) -> None:
-        if not self.gate.in_flight and self.gate.running is None:
-            assert self.isolation is not None
-            self.isolation.recovery.rests(self)
+    def succeed(self, before: Task) -> None:
+        """Take the place of a task that has failed."""
+        self.failures.succeed(before.failures)
+        self.processed, self.sent = before.processed, before.sent
 
     def retire(self) -> None:
         """Begin nothing more, for another container is about to have the partition."""
@@ -564,33 +384,16 @@ class Task:
     @property
     def has_retired(self) -> bool:
         """Whether nothing of a task that retires is under way."""
-        gate = self.gate
+        gate, failures = self.gate, self.failures
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         busy = busy or self._looked_ahead
-        return self._retired and not (busy or self.broken or self._begins or self.letters_wait)
+        return self._retired and not (busy or failures.halted or failures.letters_wait)
 
     def leave_none_behind(self) -> None:
-        """Release what had ended before a task retired, though a commit was to come in between:
+        """Release what had ended before the task retired, though a commit was to come in between:
         there is only one to come, and it covers all."""
-        flights = self.flights
-        while flights is not None and (behind := list(flights.resume())):
-            self._released(behind)
-
-    def succeed(self, before: Task) -> None:
-        """Take the place of a task that has failed."""
-        assert self.isolation is not None
-        assert before.isolation is not None
-        self.isolation.succeeds(before.isolation)
-        self.processed, self.sent = before.processed, before.sent
-        self.gate.end_told = self.isolation.end_written
-        self._begins = True
-
-    def tell(self, stream: Stream, event: Any) -> None:
-        """Put an event of the container's on one of the app's streams, as the task's own."""
-        self.sent += 1
-        self._deliver(self, "", stream, [event])
-
-    # -- life --------------------------------------------------------------------------------
+        if self.in_flight is not None:
+            self.in_flight.release_all()
 
     def took(self, op: Op, seconds: float) -> None:
         """A step that was no processing took so long."""
@@ -600,11 +403,11 @@ class Task:
     async def start(self) -> None:
         """Have the processor begin its life."""
         await self.processor.start()
-        self._begins = False
+        self.failures.started()
         self.timetable.begin_windows(self._clock())
         self.hand_on()
         if self.processor.asked.any:
-            self.requests.take(self, self.processor.asked.taken())
+            self._ask(self.processor.asked.taken())
 
     async def close(self) -> None:
         """Have the processor end its life, however far it has come."""
@@ -634,7 +437,3 @@ class Task:
             ignored=dict(self.processor.ignored),
             lagging=backlog.lagging,
         )
-
-
-_COUNTED = (Pieces, PartReceipt)
-"""Receipts of events whose places are part of commits."""

@@ -3,6 +3,7 @@
 Rules
 - What is due is told to the gate, which says when it may run. A slice that is under way ends for
   it.
+- Ticks coalesce: however many were missed, it is due once, and next at a tick of the same beat.
 - Windows begin with the task. What was missed while one ran was that one; where they take all the
   time, events get their turn between two.
 - What others wait for (producers for verdicts, receivers for events) is committed more often than
@@ -15,26 +16,75 @@ Rules
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
+from s4node.app.app import App
 from s4node.errors import CallbackError
-from s4node.runtime.task.gate import Op
-from s4node.runtime.task.tick import Tick
+from s4node.runtime.task.backlog import Backlog
+from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.processor import Flight, Processor
+from s4node.runtime.task.settings import TaskSettings
 
-if TYPE_CHECKING:
-    from s4node.runtime.task.task import Task
+
+class Tick:
+    """Comes every ``interval`` seconds, at ``at`` next; never, where the interval is 0."""
+
+    __slots__ = ("at", "interval")
+
+    def __init__(self, interval: float, now: float) -> None:
+        self.interval = interval
+        self.at = now + interval if interval else math.inf
+
+    def due(self, now: float) -> bool:
+        """Whether it has come; if so it comes next after ``now``."""
+        if self.at > now:
+            return False
+        self.at += ((now - self.at) // self.interval + 1) * self.interval
+        return True
+
+    def stop(self) -> None:
+        """It does not come any more."""
+        self.at = math.inf
+
+
+class Timed(Protocol):
+    """What a timetable knows of its task."""
+
+    name: str
+    app: App
+    settings: TaskSettings
+    gate: Gate
+    backlog: Backlog
+    processor: Processor
+    awaited: Callable[[], bool]
+
+    @property
+    def on_commit(self) -> object:
+        """What takes its commits; None if nothing does."""
+        ...
+
+    def choose(self) -> bool:
+        """Have an event that may be processed, if there is one."""
+        ...
+
+    def interrupt(self) -> None:
+        """If a slice is under way, it ends where it is."""
+        ...
 
 
 class Timetable:
     """That of ``task``; times are those of its clock, in seconds.
 
-    ``at`` is when the next tick comes, timers apart. ``owing`` says that no event has begun since
-    the last window, ``timers_owing`` since a part of the timers.
+    ``oldest`` gives the event that began first of those that are outstanding; without it, callbacks
+    have no timeout. ``at`` is when the next tick comes, timers apart. ``owing`` says that no event
+    has begun since the last window, ``timers_owing`` since a part of the timers.
     """
 
     __slots__ = (
         "_commits",
         "_gate",
+        "_oldest",
         "_processor",
         "_prompt",
         "_task",
@@ -46,17 +96,20 @@ class Timetable:
         "timers_owing",
     )
 
-    def __init__(self, task: Task, now: float) -> None:
+    def __init__(
+        self, task: Timed, now: float, oldest: Callable[[], Flight | None] | None = None
+    ) -> None:
         self.owing = self.timers_owing = False
         self._task = task
         self._gate = task.gate
         self._processor = task.processor
+        self._oldest = oldest
         self._windows = Tick(0, now)  # before the task has started there is none
         self._windows_over = False
         self._commits = Tick(task.settings.commit, now)
         self._prompt = Tick(task.settings.prompt, now)
         self._timeout_at = math.inf
-        if task.settings.callback_timeout and task.flights is not None:
+        if task.settings.callback_timeout and oldest is not None:
             self._timeout_at = now + task.settings.callback_timeout
         self.at = min(self._commits.at, self._prompt.at, self._timeout_at)
 
@@ -106,7 +159,7 @@ class Timetable:
             self._gate.window_due |= not (self.owing and self._task.choose())
         if self._commits.due(now) and self._task.on_commit is not None:
             self._gate.commit_due = True  # others may have processed what it has read
-        if self._prompt.due(now) and self._task.awaited(self._task):
+        if self._prompt.due(now) and self._task.awaited():
             self._gate.commit_due = True
         if self._timeout_at <= now:
             self._check_callbacks(now)
@@ -115,8 +168,8 @@ class Timetable:
     def _check_callbacks(self, now: float) -> None:
         task = self._task
         timeout = task.settings.callback_timeout
-        assert task.flights is not None
-        oldest = task.flights.oldest()
+        assert self._oldest is not None
+        oldest = self._oldest()
         if oldest is not None and oldest.began + timeout <= now:
             raise CallbackError(
                 f"task {task.name!r} of app {task.app.name!r}: nobody has ended the event at "

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from s4node.errors import NotSaveable, ProcessingError, described
+from s4node.errors import EventError, NotSaveable, ProcessingError, described
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
 from s4node.runtime.task.poison.dead_letter import letter, raw_of
@@ -86,7 +86,11 @@ def origin_of(batch: EventBatch) -> str:
 
 
 def _digest(event: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(raw_of(event), digest_size=8).digest(), "big")
+    try:
+        raw = raw_of(event)
+    except EventError:  # the task has put it for itself, and nobody has encoded it
+        raw = repr(event).encode(errors="backslashreplace")
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
 
 def fault_of(error: ProcessingError) -> Fault:

@@ -1,0 +1,86 @@
+"""The running apps of this user, as commands mean them: by name, by stream, or by their log.
+
+Rules
+- A command about an app that runs takes the app's own settings; those given to the command win.
+- A command that sends or reads, and is given no address, goes to the one app that it can mean.
+  Where several could be meant, it names them; where none runs, it goes to the default address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from s4node.cli.arguments import DEFAULT_ADDRESS
+from s4node.cluster.node.running import Running, running_processes
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import ConfigError
+
+
+def config_of(name: str, config: Config) -> Config:
+    """``config`` over the settings of the running app of this name, if one can be meant; raises
+    ConfigError where several can."""
+    given = {entry.name for entry in config.items() if entry.origin != "default"}
+    meant: dict[tuple[str, ...], Running] = {}
+    for each in running_processes():
+        own = Config.of(each.settings)
+        fits = all(own[key] == config[key] for key in _PLACE if key.name in given)
+        if each.app == name and fits:
+            meant[tuple(str(own[key]) for key in _PLACE)] = each
+    if len(meant) > 1:
+        places = "; ".join(f"cluster {at[0]}, folder {at[1]}" for at in sorted(meant))
+        raise ConfigError(
+            f"several apps {name!r} of yours run: {places}. Name one with --cluster, or with "
+            f"-p {settings.STATE_FOLDER.name}=FOLDER"
+        )
+    for each in meant.values():
+        return config.with_({key: text for key, text in each.settings.items() if key not in given})
+    return config
+
+
+_PLACE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
+"""The settings that say where an app keeps its state."""
+
+
+def runs_here(name: str, config: Config) -> bool:
+    """Return True if an app of this name runs that would keep its state at this place."""
+    return any(
+        each.app == name and all(Config.of(each.settings)[key] == config[key] for key in _PLACE)
+        for each in running_processes()
+    )
+
+
+def addresses_of_app(name: str) -> list[str]:
+    """Where the running app of this name is asked."""
+    return _only(lambda each: each.app == name, f"are called {name!r}")
+
+
+def addresses_to_send(stream: str) -> list[str]:
+    """Where the running app that takes ``stream`` is asked."""
+    return _only(lambda each: stream in each.inputs, f"take a stream {stream!r}")
+
+
+def addresses_to_read(stream: str) -> list[str]:
+    """Where the running app that puts events on ``stream`` is asked."""
+    return _only(lambda each: stream in each.streams, f"have a stream {stream!r}")
+
+
+def address_of_log() -> str:
+    """Where the log of this user is."""
+    return _only(lambda each: each.log, "have a log")[0]
+
+
+def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
+    """The addresses of the one app, or process with a log, that fits; raises ConfigError where
+    several do."""
+    found: dict[tuple[str, ...], list[Running]] = {}
+    for each in running_processes():
+        if each.address and fits(each):
+            place = each.folder if each.app else ""  # its containers are one app
+            found.setdefault((each.cluster, each.app, place or each.address), []).append(each)
+    if len(found) > 1:
+        names = "; ".join(f"{one.app or one.node} at {one.address}" for one, *_ in found.values())
+        raise ConfigError(f"several running processes of yours {what}: {names}. Name one with --to")
+    for ones in found.values():
+        return sorted({one.address for one in ones})
+    return [DEFAULT_ADDRESS]

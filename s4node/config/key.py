@@ -1,0 +1,57 @@
+"""A key of the configuration: its name, its default or example, its check and its documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from s4node.config import kinds
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigKey(Generic[T]):
+    """One entry of the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
+
+    ``text`` is a value as it is written in a file: a setting's default, a pattern's example.
+    """
+
+    section: str
+    name: str
+    text: str
+    kind: kinds.Kind[T]
+    doc: str
+
+    def parse(self, text: str) -> T:
+        """The value that ``text`` means; raises ValueError with what is wrong with it."""
+        return self.kind.parse(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting(ConfigKey[T]):
+    """A key with a default: ``config[SETTING]`` always has a value."""
+
+    @property
+    def default(self) -> T:
+        """The value where nobody sets one."""
+        return self.parse(self.text)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern(ConfigKey[T]):
+    """A family of keys such as ``s4.cluster.<cluster>.address``, read by ``config.matching``."""
+
+    example: str
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What stands before and after the placeholder."""
+        before, _, rest = self.name.partition("<")
+        return before, rest.partition(">")[2]
+
+    def placeholder_of(self, name: str) -> str | None:
+        """What ``name`` has in the placeholder's place; None where it is not of this family."""
+        before, after = self.ends
+        middle = name[len(before) : len(name) - len(after)]
+        return middle if name == before + middle + after and kinds.is_name(middle) else None

@@ -1,0 +1,78 @@
+"""What an app needs installed: declared beside it, and checked on each node.
+
+Rules
+- ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a ``requirements.txt``,
+  in the folder of the app's file or of its top-level package.
+- A requirement whose marker does not hold here is not needed. Where a requirement is a URL, the
+  distribution has to be there, in whatever version.
+- s4node itself is not checked: the manifest of a package has its version.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from s4node.errors import PackageError
+
+
+def declared(folder: Path) -> list[str]:
+    """The requirements that are declared in ``folder``; raises PackageError for what is none."""
+    project, lines = folder / "pyproject.toml", folder / "requirements.txt"
+    try:
+        if project.is_file():
+            table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+            return [
+                _checked(text, f"{project}: dependencies")
+                for text in table.get("dependencies", [])
+                if table.get("name") != "s4node"
+            ]
+        if lines.is_file():
+            return [
+                _checked(text, f"{lines}:{number}")
+                for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines(), 1)
+                if (text := line.partition(" #")[0].strip()) and not text.startswith(("#", "-"))
+            ]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+        place = project if project.is_file() else lines
+        raise PackageError(f"{place} cannot be read: {error}; correct it") from error
+    return []
+
+
+def check(what: str, requirements: list[str]) -> None:
+    """Raise PackageError with everything that ``what`` needs and this Python has not."""
+    missing = []
+    for text in requirements:
+        requirement = Requirement(_checked(text, what))
+        needed = requirement.marker is None or requirement.marker.evaluate()
+        version = _installed(requirement.name)
+        if needed and requirement.name != "s4node" and not _fits(requirement, version):
+            missing.append((text, version))
+    if missing:
+        have = ", ".join(f"{text} ({version or 'not installed'})" for text, version in missing)
+        pip = " ".join(f"'{text}'" for text, _ in missing)
+        raise PackageError(f"{what} needs {have}; install it on this node: pip install {pip}")
+
+
+def _checked(text: object, place: str) -> str:
+    try:
+        return str(Requirement(str(text)))
+    except InvalidRequirement as error:
+        raise PackageError(
+            f"{place}: {text!r} is no requirement: {error}; write it as in 'httpx>=0.27'"
+        ) from error
+
+
+def _installed(name: str) -> str:
+    """The installed version; empty if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _fits(requirement: Requirement, version: str) -> bool:
+    return bool(version) and requirement.specifier.contains(version, prereleases=True)

@@ -1,0 +1,101 @@
+"""Reading no more than can be kept: what a commit could not save does not decode. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from s4node.errors import EventError
+
+_DEPTH = 100
+"""Levels that stay free below the interpreter's limit, for whatever an event is kept in."""
+
+_SHALLOW = 400
+"""Bytes of events that cannot nest so deeply that it matters."""
+
+_BELOW = b"\x91" * _DEPTH  # arrays of one
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class DeepDecoder:
+    """A decoder of a type that nests as deeply as what it reads, with levels to spare."""
+
+    __slots__ = ("_below", "_plain")
+
+    def __init__(self, kind: Any) -> None:
+        self._plain: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        for _ in range(_DEPTH):
+            kind = list[kind]
+        self._below: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+
+    def decode(self, body: bytes | memoryview) -> Any:
+        """As the decoder of the type; raises RecursionError for what is nested too deeply."""
+        if len(body) <= _SHALLOW:
+            return self._plain.decode(body)
+        try:
+            found = self._below.decode(_BELOW + body)
+        except msgspec.ValidationError:
+            return self._plain.decode(body)  # which says where in an event it is
+        for _ in range(_DEPTH):
+            (found,) = found
+        return found
+
+
+def check(value: Any, raw: Any) -> None:
+    """Raise EventError for what was read from JSON, and msgpack does not hold."""
+    if len(bytes(raw)) > _SHALLOW:
+        for _ in range(_DEPTH):
+            value = [value]
+    try:
+        _encoder.encode(value)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise EventError(f"it holds a value that cannot be kept: {error}") from error
+
+
+_FIRST_DAY, _LAST_DAY = b"0001-01-01", b"9999-12-31"
+
+
+def check_dates(events: Any, body: Any) -> None:
+    """Raise EventError for a time that is beyond the first or the last year in UTC."""
+    text = bytes(body)
+    if _FIRST_DAY in text or _LAST_DAY in text:
+        try:
+            _encoder.encode(events)
+        except OverflowError as error:
+            raise EventError(f"it holds a time that cannot be kept: {error}") from error
+
+
+_Kinds: TypeAlias = frozenset[type[inspect.Type]]
+
+_RECURSIVE = inspect.Type  # stands for a type that holds values of its own
+_DEEP = {inspect.AnyType, _RECURSIVE}
+
+
+def decoder_of(kind: Any, holds: _Kinds) -> msgspec.msgpack.Decoder[Any] | DeepDecoder:
+    return msgspec.msgpack.Decoder(kind) if _DEEP.isdisjoint(holds) else DeepDecoder(kind)
+
+
+def held_in(cls: type) -> _Kinds:
+    """The kinds of values that events of a class hold, at any depth."""
+    found: set[type[inspect.Type]] = set()
+
+    def look(kind: inspect.Type, within: tuple[Any, ...]) -> None:
+        found.add(type(kind))
+        cls = getattr(kind, "cls", None)
+        if cls is not None and cls in within:
+            found.add(_RECURSIVE)
+            return
+        for name in ("item_type", "key_type", "value_type"):
+            part = getattr(kind, name, None)
+            if part is not None:
+                look(part, (*within, cls))
+        for part in (*getattr(kind, "item_types", ()), *getattr(kind, "types", ())):
+            look(part, (*within, cls))
+        for field in getattr(kind, "fields", ()):
+            look(field.type, (*within, cls))
+
+    look(inspect.type_info(cls), ())
+    return frozenset(found)

@@ -1,0 +1,294 @@
+"""The writer's side of one partition of the log: its file, what is in it, and its transactions.
+
+Rules
+- A ``PartitionFile`` is written by one thread. It blocks, so it is called in threads.
+- A group of frames is one transaction, with the numbers of its producers and the declarations of
+  its types: after any crash the file holds all of it or nothing.
+- A process that dies loses nothing that was committed, with any ``sync``: it is with the kernel by
+  then. A power cut loses nothing with ``full``; with ``normal`` what was committed since the
+  write-ahead log was last worked off, but the file is sound; with ``none`` it may damage the file.
+- Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
+  survives the last row.
+- The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
+  another thread, so that a commit rarely waits for the disk.
+- What was written to a file that does not have the partition's name any more is NotTaken, too.
+  SQLite opens what it may not write for reading alone, and leaves it at that: so it is opened again
+  before a new try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from os.path import samestat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from s4node.errors import StoreError
+from s4node.events.schema import TypeDecl
+from s4node.log.ledger import Known, Ledger, Plan
+from s4node.log.partition_database import (
+    PAGE_BYTES,
+    NotTaken,
+    check,
+    connect,
+    primary_code,
+    sqlite_errors_as_ours,
+)
+from s4node.log.partition_rows import INSERT_FRAME, row_of
+from s4node.log.retention import Held, Keep, Row, cut
+
+WAL_BYTES = 4 << 20
+"""So much in the write-ahead log is worked off into the database beside the writing."""
+
+MAX_WAL_BYTES = 16 << 20
+"""So much is worked off at once, while the writer waits: it writes faster than the disk."""
+
+_SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
+_BUSY_MS = 50  # so long a write waits for others before it is tried again later
+_STEP_ROWS = 128  # rows deleted at once
+_STEP_PAGES = 16  # pages given back at once
+
+_encoder = msgspec.msgpack.Encoder()
+_type_decoder = msgspec.msgpack.Decoder(TypeDecl)
+
+
+class PartitionFile:
+    """The writing side of one partition's file; opens what :func:`create_database` has made.
+
+    ``sync`` is none, normal or full. Raises StoreError where the file is another's or of a newer
+    format, StoreCorrupt where it is damaged; any call may raise StoreCorrupt or NotTaken.
+    """
+
+    def __init__(self, path: Path, stream: str, number: int, sync: str = "normal") -> None:
+        self.path = path
+        self.below = 0
+        """Rows that end there or before are to be deleted: somebody asked."""
+        self.unworked = 0
+        """Bytes written since the write-ahead log was last worked off, about."""
+        self.let_go: Callable[[], None] = lambda: None
+        """Closes the connections of readers, in the writer's thread: while one is open, SQLite does
+        not ask again what may be written."""
+        self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._read_only = False  # it was opened without the right to write
+        self._database = connect(path, "rw")
+        try:
+            with sqlite_errors_as_ours(path, writing=False):
+                self._opened = path.stat()
+                check(self._database, path, stream, number)
+                self._set_up()
+                self.load()
+                # others' writes are waited for by trying again: it holds nobody up meanwhile
+                self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        except NotTaken as error:
+            self._database.close()
+            raise StoreError(str(error)) from error
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _set_up(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute(self._synchronous)
+        # some builds overwrite what is deleted: deleting would cost as much as writing
+        self._database.execute("PRAGMA secure_delete = OFF")
+        self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
+
+    def load(self) -> None:
+        """Read the book from the file, as it stands there."""
+        with self._trying():
+            if self._read_only:
+                self._open_again()
+            self._oldest = self._one("SELECT value FROM meta WHERE name = 'oldest'")[0]
+            last = self._one(
+                "SELECT first + count, appended_ms, total, start FROM frames ORDER BY start DESC"
+            )
+            upcoming, last_ms, total, newest = last or (self._oldest, 0, 0, 0)
+            self._total: int = total
+            self._newest: int = newest
+            producers = self._database.execute("SELECT id, next, seen_ms FROM producers")
+            types = self._database.execute("SELECT declaration FROM types")
+            declarations = [_type_decoder.decode(row[0]) for row in types]
+            self.ledger = Ledger(
+                upcoming,
+                last_ms,
+                {name: Known(following, seen_ms) for name, following, seen_ms in producers},
+                {declaration.fingerprint: declaration for declaration in declarations},
+            )
+            self.held = self._measured()
+
+    def write(self, plan: Plan) -> None:
+        """Write a plan of ``ledger`` in one transaction, and settle it."""
+        if not plan.producers:
+            return
+        total = self._total
+        rows: list[tuple[Any, ...]] = []
+        for entry in plan.entries:
+            rows.append(row_of(entry, total))
+            total = rows[-1][4]
+        with self._transaction() as database:
+            database.executemany(INSERT_FRAME, rows)
+            database.executemany(
+                "INSERT OR REPLACE INTO producers VALUES (?,?,?)",
+                [(name, *known) for name, known in plan.producers.items()],
+            )
+            if plan.types:
+                database.executemany(
+                    "INSERT OR IGNORE INTO types VALUES (?,?)",
+                    [
+                        (mark.to_bytes(8, "big"), _encoder.encode(declaration))
+                        for mark, declaration in plan.types.items()
+                    ],
+                )
+        self.ledger.settle(plan)
+        self.unworked += total - self._total + PAGE_BYTES
+        self._total = total
+        if rows:
+            self._newest = plan.entries[-1].start
+        self.held = self._measured()
+
+    def delete(self, keep: Keep, now_ms: int) -> bool:
+        """Delete some of the oldest rows that are to go; returns whether there were any."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT start, first + count, appended_ms, size FROM frames ORDER BY start LIMIT ?",
+                (_STEP_ROWS,),
+            )
+            found = [Row(*row) for row in rows]
+            gone = cut(found, self.held, keep, now_ms, self._newest)
+            if gone > self._oldest:
+                database.execute("DELETE FROM frames WHERE start < ?", (gone,))
+                database.execute("UPDATE meta SET value = ? WHERE name = 'oldest'", (gone,))
+        if gone == self._oldest:
+            self.below = 0
+            self.held = self.held._replace(below=0)
+            return False
+        self._oldest = gone
+        self.held = self._measured()
+        return True
+
+    def shrink(self) -> bool:
+        """Give some free pages back to the disk, once the write-ahead log is worked off."""
+        before = self.held.free
+        with self._transaction() as database:
+            database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
+        self.held = self._measured()
+        return self.held.free < before
+
+    def work_off(self) -> None:
+        """Work the write-ahead log off, as far as nobody reads it; for another thread."""
+        with (
+            contextlib.suppress(sqlite3.Error, StoreError),  # the writer will
+            contextlib.closing(connect(self.path, "rw")) as database,
+        ):
+            database.execute(self._synchronous)
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def cut_wal(self) -> bool:
+        """Work the write-ahead log off and empty its file; returns False while others use it."""
+        with self._trying():
+            busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        self.unworked = 0
+        self.held = self._measured()
+        return not busy
+
+    def forget(self, producers: Sequence[str]) -> None:
+        """Forget producers: what they send again is no longer known as a repetition."""
+        with self._transaction() as database:
+            database.executemany(
+                "DELETE FROM producers WHERE id = ?", [(name,) for name in producers]
+            )
+        for name in producers:
+            del self.ledger.producers[name]
+
+    def ask(self, below: int) -> None:
+        """Have rows deleted that end at or below an offset, by the next steps."""
+        self.below = max(self.below, below)
+        self.held = self.held._replace(below=self.below)
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether all that was asked for is deleted."""
+        return self.below <= self._oldest or not self.held.size
+
+    def close(self) -> None:
+        """Close the file; everything that was written stays."""
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _open_again(self) -> None:
+        """Take another connection: one that SQLite has opened without the right to write stays so,
+        whatever rights are given later."""
+        self._sizes()  # another file would get this one's write-ahead log
+        for beside in ("-wal", "-shm"):  # SQLite made them with the rights that the file had then
+            with contextlib.suppress(OSError):
+                self.path.with_name(f"{self.path.name}{beside}").chmod(self.path.stat().st_mode)
+        try:
+            database = connect(self.path, "rw")
+        except StoreError as error:
+            raise NotTaken(str(error)) from error
+        self._database.close()
+        self._database = database
+        self.let_go()
+        self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        self._set_up()
+        self._read_only = False  # as far as is known
+
+    def _one(self, query: str) -> Any:
+        return self._database.execute(query).fetchone()
+
+    def _measured(self) -> Held:
+        with sqlite_errors_as_ours(self.path):
+            first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
+            pages, free = self._one("SELECT * FROM pragma_page_count, pragma_freelist_count")
+            size, wal = self._sizes()
+        oldest, oldest_ms, before = first or (self._oldest, 0, self._total)
+        self._oldest = oldest
+        return Held(
+            oldest=oldest,
+            size=self._total - before,
+            oldest_ms=oldest_ms,
+            several=first is not None and oldest < self._newest,
+            last_ms=self.ledger.last_ms,
+            below=self.below,
+            file=max(pages * PAGE_BYTES, size),  # it shrinks with the log
+            free=free * PAGE_BYTES,
+            wal=wal,
+        )
+
+    def _sizes(self) -> tuple[int, int]:
+        """The bytes of the file and of its write-ahead log, where they are still the partition's:
+        SQLite goes on with a file that somebody has moved, and a restart would not find it."""
+        status = self.path.stat() if self.path.exists() else None
+        if status is None or not samestat(status, self._opened):
+            raise NotTaken(
+                f"{self.path} is not the file that was opened: it was moved or replaced while the "
+                f"log is in use; put it back, or start the node again"
+            )
+        return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """SQLite's errors as ours, and whether it says that the connection cannot write."""
+        with sqlite_errors_as_ours(self.path):
+            try:
+                yield
+            except sqlite3.Error as error:
+                self._read_only = self._read_only or primary_code(error) == sqlite3.SQLITE_READONLY
+                raise
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._trying():
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
+                    self._database.execute("ROLLBACK")
+                raise

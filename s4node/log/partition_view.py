@@ -1,0 +1,96 @@
+"""A partition as readers see it: the frames from an offset on, and the first offset of a time.
+
+Rules
+- A view reads beside the writer, with a connection of its own that cannot write. It blocks, so it
+  is called in threads.
+- It holds no read transaction between two readings: that would keep the write-ahead log from
+  starting over.
+- Rows that do not follow each other, or have another checksum, are StoreCorrupt.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from s4node.errors import StoreError
+from s4node.log.partition_database import connect, corrupt, sqlite_errors_as_ours
+from s4node.log.partition_rows import SELECT_FRAMES, OtherChecksum, StoredFrame, frame_of
+
+
+class PartitionView:
+    """The reading side of one partition's file, for any thread, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._closed = False
+
+    def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
+        """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
+        with self._turn, sqlite_errors_as_ours(self.path, writing=False, trim=True):
+            cursor = self._open().execute(SELECT_FRAMES, (offset,))
+            rows: list[tuple[Any, ...]] = []
+            size = 0
+            for row in cursor:
+                if rows and size + len(row[8]) > max_bytes:
+                    break
+                rows.append(row)
+                size += len(row[8])
+                if size >= max_bytes:
+                    break
+            cursor.close()  # what is open keeps the write-ahead log from starting over
+            try:
+                frames = [frame_of(row) for row in rows]
+            except OtherChecksum as error:
+                raise corrupt(self.path, str(error), trim=True) from error
+        for one, next_one in pairwise(frames):
+            if one.end != next_one.start:
+                raise corrupt(self.path, f"no frame has the offset {one.end}", trim=True)
+        if frames and frames[0].end <= offset:
+            raise corrupt(self.path, f"no frame has the offset {offset}", trim=True)
+        return frames
+
+    def offset_at(self, millis: int) -> int | None:
+        """The first offset appended at or after that time; None where none was."""
+        with self._turn, sqlite_errors_as_ours(self.path, writing=False, trim=True):
+            return _halve(self._open(), millis)
+
+    def close(self) -> None:
+        """Close the connection; reading raises StoreError from now on."""
+        self._closed = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the connection, after a reading that is under way; the next one takes another."""
+        with self._turn:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreError(f"{self.path} is closed; read from the log before it is")
+        if self._database is None:
+            self._database = connect(self.path, "ro")
+        return self._database
+
+
+def _halve(database: sqlite3.Connection, millis: int) -> int | None:
+    """Where the first row starts that was appended at that time or later; None without one."""
+    low, high = database.execute("SELECT min(start), max(start) FROM frames").fetchone()
+    at = "SELECT start, appended_ms FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
+    if low is None or database.execute(at, (high,)).fetchone()[1] < millis:
+        return None
+    while low < high:  # the row that starts at `high` is late enough, those before `low` are not
+        middle = (low + high) // 2
+        start, appended_ms = database.execute(at, (middle,)).fetchone()
+        if appended_ms >= millis:
+            high = start
+        else:
+            low = middle + 1
+    return int(high)

@@ -1,0 +1,252 @@
+"""The open streams of the log and their partitions: what is appended, read, trimmed, and known.
+
+Rules
+- What is asked about bounds, types and producers is answered from memory, as of the last commit
+  that was told here. Frames are read in threads.
+- Of a partition whose file is damaged nothing is to be had: whoever wants something of it is told
+  why. The other partitions of its stream go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import trio
+
+from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
+from s4node.events.schema import TypeDecl
+from s4node.log.ledger import Incoming, part_of
+from s4node.log.partition_file import PartitionFile
+from s4node.log.partition_rows import StoredFrame
+from s4node.log.partition_view import PartitionView
+from s4node.log.retention import Keep
+from s4node.log.stream_folder import StreamSettings
+from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
+from s4node.logger import get_logger
+from s4node.offsets.system import Bounds
+
+log = get_logger("s4node.log")
+
+T = TypeVar("T")
+
+
+class Files(NamedTuple):
+    """What all partitions share; ``keep`` says what a stream keeps."""
+
+    keep: Callable[[StreamSettings], Keep]
+    writer: LogWriter
+    threads: trio.CapacityLimiter
+
+
+class LogPartition:
+    """One partition of a stream of the log.
+
+    ``damage`` says why there is nothing to be had of it; empty where there is.
+    """
+
+    damage = ""
+
+    def __init__(self, stream: LogStream, number: int, file: PartitionFile, files: Files) -> None:
+        self.stream = stream
+        self.number = number
+        self._writer = files.writer
+        self._threads = files.threads
+        self._lane = Lane(file, files.keep(stream.settings), self._told)
+        self._view = PartitionView(file.path)
+        file.let_go = self._view.let_go
+        self._producers: dict[str, int] = {}
+        self._parts: dict[str, dict[int, int]] = {}
+        self._types: dict[int, TypeDecl] = {}
+        self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
+        self._writer.add(self._lane)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The oldest and the upcoming offset."""
+        return self._bounds
+
+    @property
+    def types(self) -> Mapping[int, TypeDecl]:
+        """The declarations of all types in it, by fingerprint."""
+        return self._types
+
+    @property
+    def size(self) -> int:
+        """The bytes of its frames."""
+        return self._standing.size
+
+    @property
+    def disk(self) -> int:
+        """The bytes that its files take up."""
+        return self._standing.disk
+
+    @property
+    def last_ms(self) -> int:
+        """When the newest frame was appended (Unix time, ms); 0 where none ever was."""
+        return self._standing.last_ms
+
+    def expected(self, producer: str) -> int | None:
+        """The number that a producer goes on with; None for one that is not known."""
+        return self._producers.get(producer)
+
+    def parts(self, producer: str) -> Mapping[int, int]:
+        """The numbers behind what it has of frames that were taken apart, by the lane of another
+        partition that they came by."""
+        return self._parts.get(producer, {})
+
+    def append(self, frame: Incoming, done: Done) -> None:
+        """Append a frame; ``done`` is called when it is on the disk, or with an error."""
+        self._writer.append(self._lane, frame, done)
+
+    async def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
+        """The frames from the one that holds ``offset`` on: at least one, if there is any.
+
+        Raises InputLost for an offset before the oldest, StartpointError for one beyond the end.
+        """
+        self._check(offset)
+        if offset == self._bounds.upcoming:
+            return []
+        rows = await self._in_thread(partial(self._view.read, offset, max_bytes))
+        if not rows or rows[0].start > offset:  # deleted since, and that was not told yet
+            raise self._lost(offset, rows[0].start if rows else self._bounds.upcoming)
+        return rows
+
+    async def offset_at(self, millis: int) -> int:
+        """The first offset that was appended at or after a Unix time, or the upcoming one."""
+        found = await self._in_thread(partial(self._view.offset_at, millis))
+        return self._bounds.upcoming if found is None else found
+
+    async def trim(self, below: int) -> int:
+        """Delete the frames that end at or below an offset; returns the oldest offset then.
+
+        Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
+        """
+        self._check(max(below, self._bounds.oldest))
+        answers: list[Answer] = []
+        told = trio.Event()
+
+        def done(answer: Answer) -> None:
+            answers.append(answer)
+            told.set()
+
+        self._writer.trim(self._lane, below, done)
+        await told.wait()
+        if isinstance(answers[0], S4Error):
+            raise answers[0]
+        return self._bounds.oldest
+
+    def close(self) -> None:
+        """Close its files; the writer is done with them."""
+        self._view.close()
+        self._lane.file.close()
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(call, limiter=self._threads)
+
+    def _check(self, offset: int) -> None:
+        if offset < self._bounds.oldest:
+            raise self._lost(offset, self._bounds.oldest)
+        if offset > self._bounds.upcoming:
+            raise StartpointError(
+                f"offset {offset} of {self} is beyond its end, which is {self._bounds.upcoming}; "
+                f"start from there or before"
+            )
+
+    def _lost(self, offset: int, oldest: int) -> InputLost:
+        return InputLost(
+            f"offset {offset} of {self} is gone, the oldest is {oldest}; start from the oldest, "
+            f"and keep more (s4.log.retention.ms, s4.log.retention.bytes)"
+        )
+
+    def __str__(self) -> str:
+        return f"log stream {self.stream.name}[{self.number}]"
+
+    def _told(self, standing: Standing) -> None:
+        self._standing = standing
+        self._bounds = Bounds(standing.oldest, standing.upcoming)
+        for name, known in standing.producers.items():
+            self._producers[name] = known.next
+            part = part_of(name)
+            if part is not None:
+                self._parts.setdefault(part[0], {})[part[1]] = known.next
+        for name in standing.forgotten:
+            self._producers.pop(name, None)
+            part = part_of(name)
+            if part is not None:
+                self._forget_part(*part)
+        self._types.update(standing.types)
+
+    def _forget_part(self, producer: str, lane: int) -> None:
+        lanes = self._parts.get(producer, {})
+        lanes.pop(lane, None)
+        if not lanes:
+            self._parts.pop(producer, None)
+
+
+class _Damaged(LogPartition):
+    """One whose file could not be opened: whoever wants something of it gets StoreCorrupt."""
+
+    def __init__(self, stream: LogStream, number: int, why: StoreCorrupt) -> None:
+        self.stream = stream
+        self.number = number
+        self.damage = f"{self}: {why}"
+        self._producers = {}
+        self._parts = {}
+        self._types = {}
+        self._standing = Standing(0, 0, 0, 0, 0)
+        self._bounds = Bounds(0, 0)
+
+    @property
+    def bounds(self) -> Bounds:
+        raise StoreCorrupt(self.damage)
+
+    def append(self, frame: Incoming, done: Done) -> None:  # noqa: ARG002
+        trio.lowlevel.current_trio_token().run_sync_soon(done, StoreCorrupt(self.damage))
+
+    async def offset_at(self, millis: int) -> int:  # noqa: ARG002
+        raise StoreCorrupt(self.damage)
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, offset: int) -> None:  # noqa: ARG002
+        raise StoreCorrupt(self.damage)
+
+
+class LogStream:
+    """A stream of the log and its partitions."""
+
+    def __init__(
+        self,
+        settings: StreamSettings,
+        partitions: Sequence[PartitionFile | StoreCorrupt],
+        files: Files,
+    ) -> None:
+        self.settings = settings
+        self.partitions = tuple(
+            _Damaged(self, number, file)
+            if isinstance(file, StoreCorrupt)
+            else LogPartition(self, number, file, files)
+            for number, file in enumerate(partitions)
+        )
+        for each in self.partitions:
+            if each.damage:
+                log.error("a partition cannot be used; the others can", stream=self.name,
+                          partition=each.number, reason=each.damage)  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.settings.name
+
+    @property
+    def key(self) -> str:
+        """The name of its key; empty where it has none."""
+        return self.settings.key
+
+    @property
+    def hasher(self) -> str:
+        """What turns its keys into partitions."""
+        return self.settings.hasher

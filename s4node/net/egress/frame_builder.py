@@ -1,0 +1,114 @@
+"""Builds frames of a stream's events: what fits into one, and why something makes none. Pure.
+
+Rules
+- A frame has no more events and bytes than it may. After large events fewer are tried, and then
+  step by step more.
+- What a node would turn down is not sent: a frame that is longer than its limit is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from s4node.errors import EventError
+from s4node.net.egress.lane import Lane
+from s4node.net.egress.stream_types import StreamTypes
+from s4node.net.wire import frame as wire
+from s4node.net.wire.encoder import encoded
+
+
+class Built(NamedTuple):
+    """The next ``events`` of a lane, so many, as a frame."""
+
+    events: int
+    data: bytes
+
+
+class NotBuilt(NamedTuple):
+    """Why a lane's next events make no frame; ``fewer`` of them may, 0 if there was but one."""
+
+    reason: str
+    fewer: int
+
+
+class FrameBuilder:
+    """Builds those of ``producer``, of up to ``max_events`` events and ``max_bytes`` of a body.
+
+    ``event_bytes`` are those of an event in frames, lately.
+    """
+
+    def __init__(
+        self, stream: str, producer: str, types: StreamTypes, max_events: int, max_bytes: int
+    ) -> None:
+        self.max_events = max_events
+        self.event_bytes = 0.0
+        self._stream = stream
+        self._producer = producer
+        self._types = types
+        self._max_bytes = max_bytes
+        self._fits = max_events
+
+    def unnumbered(self, events: Sequence[Any]) -> bytes:
+        """Events as a frame that is not sent; raises EventError for what msgpack cannot hold."""
+        encoding, sections, order, body = encoded(self._types.kinds, events)
+        header = wire.Data(
+            self._stream,
+            0,
+            self._producer,
+            0,
+            len(events),
+            sections,
+            encoding=encoding,
+            order=order,
+        )
+        return wire.encode_frame(header, body)
+
+    def build(
+        self, lane: Lane, count: int, routing: str, now_ms: int, flags: int, most_bytes: int
+    ) -> Built | NotBuilt:
+        """A frame of the lane's next ``count`` events, or of as many as fitted lately.
+
+        ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
+        """
+        events = lane.pending[: min(count, self._fits)]
+        count = len(events)
+        try:
+            encoding, sections, order, body = encoded(self._types.kinds, events)
+        except EventError as error:
+            return NotBuilt(str(error), count // 2)
+        if len(body) > self._max_bytes:
+            fits = count * self._max_bytes * 9 // (len(body) * 10)  # a little less to be sure
+            fewer = min(max(1, fits), count - 1)
+            if fewer:
+                self._fits = fewer
+            return NotBuilt(
+                f"a {self._types.name_of(events[0])} takes {len(body)} bytes, over the frame limit "
+                f"of {self._max_bytes} (s4.sender.maxFrameBytes)",
+                fewer,
+            )
+        header = wire.Data(
+            self._stream,
+            lane.partition,
+            self._producer,
+            lane.next_number,
+            count,
+            sections,
+            routing,
+            encoding,
+            flags,
+            order,
+            now_ms,
+        )
+        data = wire.encode_frame(header, body)
+        if 0 < most_bytes < len(data):
+            return NotBuilt(
+                f"the frame of a {self._types.name_of(events[0])} takes {len(data)} bytes, over "
+                f"the node's limit of {most_bytes} (s4.listener.maxFrameBytes)",
+                count // 2,
+            )
+        if lane.next_number + count > lane.known:  # else it is settled already, and does not leave
+            self.event_bytes = self.event_bytes * 0.75 + len(body) / count * 0.25
+            if self._fits < self.max_events:  # large events lately: grow back step by step
+                self._fits = min(self.max_events, self._fits + self._fits // 4 + 1)
+        return Built(count, data)

@@ -1,0 +1,190 @@
+"""The rows of what a task puts on one stream for others: their keys, and what is in them. Pure.
+
+Rules
+- Rows belong to a way: their keys begin with what they hold, and its name.
+- A frame is a row, and so is the next number of its lane; what the task has put for itself is rows
+  of frames without a number. With them are the types that they were written with.
+- A way that may be forgotten and made anew has a name of its life beside its rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from s4node.errors import StateError
+from s4node.events.schema import EventType, TypeDecl
+from s4node.net.egress.lane import Kept
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder
+from s4node.state.rows import OUTBOX, Changes, task_row
+
+_FRAME, _LANES, _LIFE, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"i", b"n", b"o", b"s", b"t"
+_FRAME_AT = struct.Struct(">IQI")  # partition, first, count
+_NEXT_AT = struct.Struct(">I")
+_OWN_AT = struct.Struct(">I")
+_SPILL_AT = struct.Struct(">Q")
+_TYPE_AT = struct.Struct(">Q")
+
+_encode = msgspec.msgpack.Encoder().encode
+_number = msgspec.msgpack.Decoder(int).decode
+_lanes = msgspec.msgpack.Decoder(tuple[int, str]).decode
+_declaration = msgspec.msgpack.Decoder(TypeDecl).decode
+
+Rows = Iterable[tuple[bytes, bytes]]
+"""Rows of the table OUTBOX, without their prefix."""
+
+
+def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
+    """Rows by the way that they belong to."""
+    found: defaultdict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for key, value in rows:
+        found[key[1 : key.index(b"\0")].decode()].append((key, value))
+    return found
+
+
+def life_of(rows: Rows) -> str:
+    """The life of the way that these are rows of; empty if it has only one."""
+    return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
+
+
+def forget(changes: Changes, rows: Rows) -> None:
+    """Have these rows gone with the next commit."""
+    for key, _ in rows:
+        changes.put(task_row(OUTBOX, key), None)
+
+
+def weight_of(rows: Rows) -> tuple[int, int]:
+    """How many events are in rows of a way, and the bytes that they take."""
+    events = size = 0
+    for key, value in rows:
+        if key[:1] in (_FRAME, _OWN):
+            events += _data_of(value)[0].count
+            size += len(value)
+    return events, size
+
+
+class RowKeys:
+    """The keys of a way's rows, each with its prefix in the task's database."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way.encode() + b"\0"
+        self.lanes = self._row(_LANES, b"")
+        self.life = self._row(_LIFE, b"")
+
+    def frame(self, partition: int, first: int, end: int) -> bytes:
+        """Of a frame of the events from ``first`` to ``end``."""
+        return self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
+
+    def next_number(self, partition: int) -> bytes:
+        """Of a lane's next number."""
+        return self._row(_NEXT, _NEXT_AT.pack(partition))
+
+    def own(self, index: int) -> bytes:
+        """Of what the task has put for itself, and a commit has saved where it waits."""
+        return self._row(_OWN, _OWN_AT.pack(index))
+
+    def spilled(self, index: int) -> bytes:
+        """Of what the task has put for itself, and has no room for."""
+        return self._row(_SPILL, _SPILL_AT.pack(index))
+
+    def type(self, fingerprint: int) -> bytes:
+        """Of what a type is like that events in the rows are of."""
+        return self._row(_TYPE, _TYPE_AT.pack(fingerprint))
+
+    def _row(self, kind: bytes, at: bytes) -> bytes:
+        return task_row(OUTBOX, kind + self._way + at)
+
+
+def number_row(number: int) -> bytes:
+    """The row of a lane's next number."""
+    return _encode(number)
+
+
+def lanes_row(partitions: int, routing: str) -> bytes:
+    """The row of what was learned from those who consume the stream."""
+    return _encode((partitions, routing))
+
+
+def type_row(declared: TypeDecl) -> bytes:
+    """The row of what a type is like."""
+    return _encode(declared)
+
+
+class SavedRows(NamedTuple):
+    """A way's rows, sorted."""
+
+    frames: defaultdict[int, list[Kept]]  # by partition
+    next_numbers: dict[int, int]
+    versions: dict[int, TypeDecl]  # by fingerprint
+    own: list[bytes]
+    spilled: list[tuple[int, int]]  # index of a row, and how many events are in it
+    lanes: tuple[int, str] | None  # partitions and routing, where they were learned
+
+
+def sort_rows(way: str, rows: Rows) -> SavedRows:
+    """Sort the rows of a way by what they hold."""
+    start = 2 + len(way.encode())
+    saved = SavedRows(defaultdict(list), {}, {}, [], [], None)
+    for key, value in rows:
+        kind, at = key[:1], key[start:]
+        if kind == _FRAME:
+            partition, first, count = _FRAME_AT.unpack(at)
+            saved.frames[partition].append(Kept(first, first + count, value))
+        elif kind == _NEXT:
+            saved.next_numbers[_NEXT_AT.unpack(at)[0]] = _number(value)
+        elif kind == _TYPE:
+            saved.versions[_TYPE_AT.unpack(at)[0]] = _declaration(value)
+        elif kind == _OWN:
+            saved.own.append(value)
+        elif kind == _SPILL:
+            saved.spilled.append((_SPILL_AT.unpack(at)[0], _data_of(value)[0].count))
+        elif kind == _LANES:
+            saved = saved._replace(lanes=_lanes(value))
+    return saved
+
+
+def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
+    """The types that events of these frames are of."""
+    return {section.fingerprint for data in frames for section in _data_of(data)[0].sections}
+
+
+def read_events(
+    stream: str, rows: Sequence[bytes], classes: Iterable[type], versions: Mapping[int, TypeDecl]
+) -> Iterator[Any]:
+    """The events of saved rows as those of ``classes``, in order.
+
+    ``versions`` are what they were written as, by fingerprint. Raises StateError if one cannot be
+    read any more.
+    """
+    readers: dict[int, EventType] = {}
+    by_name = {}
+    for cls in classes:
+        kind = EventType(cls)
+        readers[kind.fingerprint] = by_name[kind.name] = kind
+    for fingerprint, declared in versions.items():
+        ours = by_name.get(declared.name)
+        if ours is not None and ours.refusal_of(declared) is None:
+            readers.setdefault(fingerprint, ours)
+    decoder = FrameDecoder(readers)
+    for data in rows:
+        events, refusals = decoder.decode(*_data_of(data))
+        if refusals:
+            raise StateError(
+                f"saved events of stream {stream!r} cannot be read: "
+                f"{refusals[0][1]}; run the program that wrote them until it stops in order"
+            )
+        yield from events
+
+
+def _data_of(data: bytes) -> tuple[wire.Data, memoryview]:
+    """Header and body of a saved frame."""
+    (frame,) = wire.read_envelope(wire.envelope([data]), len(data))
+    if not isinstance(frame, wire.Frame):
+        raise StateError(f"a saved frame cannot be read: {frame.reason}")
+    assert isinstance(frame.header, wire.Data)
+    return frame.header, frame.body

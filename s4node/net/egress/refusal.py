@@ -1,0 +1,78 @@
+"""What was not processed of what a producer has put, and why. Pure.
+
+Rules
+- Refusals wait until the caller takes them. There is a most that wait; further ones are only
+  counted.
+- What was shed in a row is one refusal.
+- Who follows single events is told of each at once, and then none waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+MAX_REFUSALS = 10_000
+"""Refusals that wait for whoever takes them; further ones are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Events that were not processed, and why: ``count`` of them from ``number`` on.
+
+    ``number`` is -1 if they could not be sent at all (``unsent``), or are not told one by one.
+    """
+
+    stream: str
+    partition: int
+    number: int
+    reason: str
+    shed: bool = False
+    count: int = 1
+    unsent: bool = False
+
+
+class Refusals:
+    """Those of one outbox. ``counts`` are events, since the start."""
+
+    def __init__(self, stream: str) -> None:
+        self.counts = {"shed": 0, "refused": 0, "unsent": 0}
+        self.on_refusal: Callable[[Refusal], None] | None = None
+        self._stream = stream
+        self._waiting: list[Refusal] = []
+        self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
+
+    def add(self, refusal: Refusal) -> None:
+        """Count events that were not processed, and tell of them."""
+        what = "unsent" if refusal.unsent else "shed" if refusal.shed else "refused"
+        self.counts[what] += refusal.count
+        if self.on_refusal is not None:
+            self.on_refusal(refusal)
+            return
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and refusal.shed and _follows(last, refusal):
+            self._waiting[-1] = replace(last, count=last.count + refusal.count)
+        elif len(self._waiting) < MAX_REFUSALS:
+            self._waiting.append(refusal)
+        else:
+            self._further[refusal.shed, refusal.unsent] += refusal.count
+
+    def take(self) -> list[Refusal]:
+        """What was refused or shed since the last call; what was shed in a row is one refusal.
+
+        Of more than ``MAX_REFUSALS`` the last ones only count the others: one for those that were
+        refused, shed, and could not be sent.
+        """
+        taken, self._waiting = self._waiting, []
+        for (shed, unsent), count in self._further.items():
+            more = f"{count} further events, which were not kept one by one"
+            taken.append(Refusal(self._stream, -1, -1, more, shed, count, unsent))
+        self._further.clear()
+        return taken
+
+
+def _follows(last: Refusal, refusal: Refusal) -> bool:
+    """Whether ``refusal`` goes on where ``last`` ends, for the same reason."""
+    end = replace(last, number=last.number + last.count, count=refusal.count)
+    return end == refusal

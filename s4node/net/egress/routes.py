@@ -1,0 +1,432 @@
+"""The routes of an outbox: which node owns which partition, and how its frames get there. Pure.
+
+Rules
+- There is a route to each node that may own partitions of the stream. A lane leaves by one: that to
+  the node which owns its partition. Who that is comes with the answers to hellos, and may change; a
+  newer word (a higher epoch) wins.
+- ``hello`` first: a lane sends nothing before its owner has said where it goes on.
+- The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
+  also says so unasked when owners change; then a new hello opens what has come to it.
+- A node's door does not take events: it answers with those who do, and 0 partitions.
+- A verdict is asked for with every quarter of what a producer may have to keep: a node that commits
+  only when it is asked would never hear that nothing more can leave before it does.
+- A node that was dialled by one name may call itself by another: ``alias`` is its own, for as long
+  as it is connected. Then it is looked for by both.
+- What comes by a route concerns its own lanes only: a node that has lost a partition cannot rule
+  on it any more.
+- The lanes of a node that drains stay with it until it gives them up, or the connection ends: its
+  last verdicts may still be on their way when others already say who is next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+from s4node.net.egress.lane import Lane
+from s4node.net.egress.outbox import Outbox
+from s4node.net.wire import frame as wire
+
+_ENVELOPE_BYTES = 131_072
+
+
+class _Ownership:
+    """Who owns a partition, as far as is known."""
+
+    __slots__ = ("epoch", "following", "route")
+
+    def __init__(self) -> None:
+        self.route: NodeRoute | None = None  # None: nobody is known to own it
+        self.epoch = -1  # of the word on who owns it
+        self.following: NodeRoute | None = (
+            None  # to who is next, once ``route`` has given the lane up
+        )
+
+
+class Routes:
+    """The routes of ``outbox`` to the nodes of one cluster.
+
+    ``nodes`` are the addresses where the stream's owners can be asked for. A producer whose id is
+    ``stable`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        incarnation: str = "",
+        *,
+        headers: wire.Headers | None = None,
+        stable: bool = False,
+        again: bool = False,
+    ) -> None:
+        self.outbox = outbox
+        self.incarnation = incarnation
+        self.headers = headers or {}
+        if stable and not again:
+            self.headers = {**self.headers, wire.NEW: True}
+        self.again = again
+        self.durable = False  # what the nodes settle survives them
+        self.unknown: list[int] = []  # partitions whose owners have forgotten us
+        self.by_address: dict[str, NodeRoute] = {}
+        self.nodes: tuple[str, ...] = ()
+        self.regrouped = False  # routes have come or gone
+        self._stable = stable
+        self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
+
+    def to(self, address: str) -> NodeRoute:
+        """The route to the node at ``address``, made if there is none yet."""
+        for route in self.by_address.values():
+            if address in (route.address, route.alias):
+                return route
+        route = self.by_address[address] = NodeRoute(self, address)
+        self.regrouped = True
+        return route
+
+    def of(self, lane: Lane) -> NodeRoute | None:
+        """The route by which a lane leaves; None if nobody is known to own its partition."""
+        return self._owners[lane.partition].route
+
+    @property
+    def opened(self) -> bool:
+        """Whether some node has answered for the stream."""
+        return any(route.opened for route in self.by_address.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether events wait for a partition that cannot be reached now."""
+        if not self.outbox.lanes:
+            return bool(self.outbox.pending)
+        self.outbox.route()
+        return bool(self.closed)
+
+    @property
+    def closed(self) -> list[int]:
+        """The partitions that cannot be reached now, of those for which events wait."""
+        return [
+            lane.partition
+            for lane in self.outbox.lanes
+            if not lane.open and (lane.pending or lane.kept)
+        ]
+
+    @property
+    def ends(self) -> bool:
+        """Whether nodes may forget us when we are gone; else a later life goes on."""
+        return not (self._stable and self.durable)
+
+    # -- who owns what -----------------------------------------------------------------------
+
+    def assign(self, owners: Sequence[str], epoch: int) -> None:
+        """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
+        for lane, address in zip(self.outbox.lanes, owners, strict=False):
+            if epoch >= self._owners[lane.partition].epoch:
+                self._give(lane, self.to(address) if address else None, epoch)
+
+    def owned(self, lane: Lane, route: NodeRoute, epoch: int) -> bool:
+        """The node of ``route`` says, by ``epoch``, that it owns a lane; False if that stays
+        elsewhere."""
+        owner = self._owners[lane.partition]
+        if owner.route is route:
+            return True
+        if epoch < owner.epoch:
+            return False  # whom others call the owner has been told so later
+        return self._give(lane, route, epoch)
+
+    def given_up(self, lane: Lane, owner: str = "") -> None:
+        """The node rules on a lane no longer; it goes on with whoever is known to be next."""
+        lane.close()
+        now = self._owners[lane.partition]
+        if now.following is not None:
+            self._move(lane, now.following, now.epoch)
+        elif owner:
+            self._move(lane, self.to(owner), now.epoch)
+
+    def merge(self, route: NodeRoute, alias: str) -> None:
+        """The node of ``route`` calls itself ``alias``: what leads to it by other names ends."""
+        for other in [each for each in self.by_address.values() if each is not route]:
+            if alias in (other.address, other.alias):
+                for lane in list(other.lanes):
+                    self._move(lane, route, self._owners[lane.partition].epoch)
+                self.drop(other)
+
+    def drop(self, route: NodeRoute) -> None:
+        """The route leads nowhere any more; its lanes wait for another owner."""
+        for lane in list(route.lanes):
+            self._move(lane, None, self._owners[lane.partition].epoch)
+        for owner in self._owners.values():
+            if owner.following is route:
+                owner.following = None
+        self.by_address.pop(route.address, None)
+        self.regrouped = True
+
+    def _give(self, lane: Lane, route: NodeRoute | None, epoch: int) -> bool:
+        """``route`` leads to the lane's owner; False if that begins only when the one before
+        ends."""
+        owner = self._owners[lane.partition]
+        before = owner.route
+        if before is None or before is route or not (before.draining and lane.open):
+            self._move(lane, route, epoch)
+            return True
+        owner.epoch, owner.following = epoch, route
+        return False
+
+    def _move(self, lane: Lane, route: NodeRoute | None, epoch: int) -> None:
+        """``route`` leads to the lane's owner."""
+        owner = self._owners[lane.partition]
+        owner.epoch, owner.following = epoch, None
+        if owner.route is not route:
+            if owner.route is not None:
+                owner.route.lanes.remove(lane)
+            lane.close()
+            owner.route = route
+            self.regrouped = True
+            if route is not None:
+                route.lanes.append(lane)
+        if route is not None and not lane.open:
+            route.ask_for_lanes()
+
+
+class NodeRoute:
+    """The one of ``routes`` that leads to the node at ``address``, with the lanes that it owns."""
+
+    __slots__ = (
+        "_accepted",
+        "_asked",
+        "_declared",
+        "_first_lane",
+        "_frame_bytes",
+        "_unasked",
+        "_wants_hello",
+        "address",
+        "alias",
+        "budget",
+        "draining",
+        "lanes",
+        "opened",
+        "outbox",
+        "routes",
+    )
+
+    def __init__(self, routes: Routes, address: str) -> None:
+        self.routes = routes
+        self.outbox = routes.outbox
+        self.address = address
+        self.alias = address
+        self.lanes: list[Lane] = []
+        self.opened = False
+        self.draining = False  # the node has said that it stops
+        self._asked: deque[tuple[type, ...]] = deque()  # what each hello without answer declared
+        self._accepted: tuple[type, ...] = ()
+        self._declared: tuple[type, ...] = ()
+        self._wants_hello = False
+        self._frame_bytes = 0
+        self._unasked = 0  # bytes of frames since a verdict was asked for
+        self.budget = _ENVELOPE_BYTES
+        self._first_lane = 0
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def hello(self) -> bytes:
+        """The frame that opens the stream on a new connection, or anew on an open one."""
+        box = self.outbox
+        self._declared = tuple(box.types.known)
+        self._wants_hello = False
+        self._asked.append(self._declared)
+        return wire.encode_frame(
+            wire.Hello(
+                box.producer,
+                self.routes.incarnation,
+                box.stream,
+                box.types.declarations,
+                box.routing,
+                len(box.lanes),
+                tuple(wire.Position(lane.partition, lane.upto) for lane in box.lanes),
+                headers=self.routes.headers,
+            )
+        )
+
+    def ask_for_lanes(self) -> None:
+        """Lanes have come to this route: say hello for them, if the connection has one already."""
+        self._wants_hello = self.opened
+        self.routes.regrouped = True
+
+    @property
+    def asks(self) -> bool:
+        """Whether a hello is to be sent now."""
+        return self.opened and (
+            self._wants_hello or len(self._declared) != len(self.outbox.types.known)
+        )
+
+    def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
+        """Frames that may leave now, resends first, up to about ``budget`` bytes."""
+        box = self.outbox
+        if not self.opened or box.error:
+            return []
+        box.route()
+        hello = [self.hello()] if self.asks else []
+        data = self._data_frames(min(budget, self.budget), now_ms, flags)
+        self._unasked += sum(map(len, data))
+        quarter_out = self._unasked * 4 * len(self.routes.by_address) >= wire.WINDOW_BYTES
+        if not quarter_out or box.committed:
+            return hello + data
+        self._unasked = 0
+        return [*hello, *data, self.ask()]
+
+    def _data_frames(self, budget: int, now_ms: int, flags: int) -> list[bytes]:
+        """Frames of the lanes in turn; where ``budget`` ends, the next lane begins next time."""
+        lanes, feeds = self.lanes, self.outbox.feeds
+        out: list[bytes] = []
+        for offset in range(len(lanes)):
+            lane = lanes[(self._first_lane + offset) % len(lanes)]
+            if not lane.open:
+                continue
+            if lane.cursor < len(lane.kept):
+                resent = lane.resend(budget)
+                out += resent
+                budget -= sum(map(len, resent))
+            if feeds and lane.pending and lane.cursor == len(lane.kept):
+                new = self.outbox.new_frames(lane, budget, now_ms, flags, self._frame_bytes)
+                out += new
+                budget -= sum(map(len, new))
+            if budget <= 0:
+                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
+                break
+        return out
+
+    @property
+    def sendable(self) -> int:
+        """How many events may leave now, those that are to be sent again included."""
+        box = self.outbox
+        if not self.opened or box.error:
+            return 0
+        box.route()
+        total, feeds = 0, box.feeds
+        for lane in self.lanes:
+            if not lane.open:
+                continue
+            if lane.cursor < len(lane.kept):
+                kept = lane.kept[lane.cursor]
+                if kept.first < lane.end:
+                    total += min(lane.next_number, lane.released) - kept.first
+            elif lane.pending and feeds:
+                total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
+        return total
+
+    def ask(self) -> bytes:
+        """A frame that asks for a verdict without delay."""
+        box = self.outbox
+        return wire.encode_frame(wire.Idle(box.stream, box.producer, wire.ANSWER_NOW))
+
+    def end_of_stream(self) -> bytes:
+        """A frame that says that this producer is done."""
+        return wire.encode_frame(wire.EndOfStream(self.outbox.stream, self.outbox.producer))
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def disconnected(self) -> None:
+        """The connection is gone: everything without a verdict will be sent again."""
+        self.opened = self._wants_hello = self.draining = False
+        self.alias = self.address  # who is dialled may be another next time, or nobody
+        self._accepted = ()
+        self._asked.clear()
+        for lane in list(self.lanes):
+            self.routes.given_up(lane)
+
+    def on_hello(self, answer: wire.Hello) -> None:
+        """The node's answer, or its word that owners have changed."""
+        box, routes = self.outbox, self.routes
+        asked = bool(self._asked) and not answer.headers.get(wire.UNASKED)
+        declared = self._asked.popleft() if asked else self._accepted
+        if answer.error:
+            self._take_error(answer, declared)
+            return
+        self._learn(answer)
+        is_door = not answer.partitions and bool(routes.nodes)
+        if is_door:
+            for node in routes.nodes:
+                routes.to(node)
+            return
+        problem = box.take_answer(answer)
+        if problem:
+            box.error = problem
+            return
+        routes.durable = bool(answer.headers.get(wire.DURABLE))
+        epoch = _whole(answer.headers.get(wire.EPOCH))
+        for position in answer.positions:
+            if not 0 <= position.partition < len(box.lanes):
+                continue
+            lane = box.lanes[position.partition]
+            if not routes.owned(lane, self, epoch):
+                continue
+            if lane.open and not asked:
+                continue  # it sends already, and nobody asked where it goes on
+            if not box.reopen(lane, position, again=routes.again):
+                return
+        self.opened = True
+        self._accepted = declared
+        self._wants_hello = False
+        owners = _owners(answer)
+        if owners:
+            routes.assign(owners, epoch)
+
+    def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
+        """The node has turned a hello down that ``declared`` these classes."""
+        box = self.outbox
+        new = [cls for cls in declared if cls not in self._accepted and cls in box.types.known]
+        if self.opened and new and not box.committed:  # it goes on without those that do not fit
+            box.reject(box.types.unfit(new, answer.types) or new, answer.error)
+            self._declared = ()  # say hello again, with what is left
+        elif not any(
+            route._hopes for route in self.routes.by_address.values() if route is not self
+        ):
+            box.error = answer.error
+
+    @property
+    def _hopes(self) -> bool:
+        """Whether it takes events, or may yet: of two ways to one node it turns the older down, and
+        may say so before it answers on the newer."""
+        return self.opened or bool(self._asked)
+
+    def on_verdict(self, verdict: wire.Verdict) -> None:
+        """Take the node's rulings."""
+        box = self.outbox
+        if verdict.error:
+            box.error = verdict.error
+        for ruling in verdict.rulings:
+            if not 0 <= ruling.partition < len(box.lanes):
+                continue
+            lane = box.lanes[ruling.partition]
+            if self.routes.of(lane) is not self:
+                continue
+            box.take_ruling(lane, ruling)
+            if ruling.outcome == wire.NOT_OWNER:
+                self.routes.given_up(lane, ruling.owner)
+
+    def _learn(self, answer: wire.Hello) -> None:
+        routes = self.routes
+        unknown = answer.headers.get(wire.UNKNOWN)
+        if isinstance(unknown, (list, tuple)):
+            routes.unknown += [number for number in unknown if isinstance(number, int)]
+        self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
+        most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
+        if most:  # an envelope may be over its budget by a frame
+            self.budget = most // 2
+            self._frame_bytes = min(self._frame_bytes or most, most // 2)
+        alias = answer.headers.get(wire.ADDRESS)
+        if isinstance(alias, str) and alias:
+            routes.merge(self, alias)
+            self.alias = alias
+        nodes = answer.headers.get(wire.NODES)
+        if isinstance(nodes, (list, tuple)):
+            routes.nodes = tuple(node for node in nodes if isinstance(node, str))
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _owners(answer: wire.Hello) -> list[str]:
+    """The address of each partition's owner, as an answer tells them; empty if it does not."""
+    nodes, owners = answer.headers.get(wire.NODES), answer.headers.get(wire.OWNERS)
+    if not isinstance(nodes, (list, tuple)) or not isinstance(owners, (list, tuple)):
+        return []
+    return [str(nodes[at]) if isinstance(at, int) and 0 <= at < len(nodes) else "" for at in owners]

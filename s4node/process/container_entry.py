@@ -1,0 +1,111 @@
+"""What commands find of the container of this process, and what it answers them.
+
+Rules
+- A container that is alone answers for itself; for others their node or ``s4 run --nodes`` does.
+- Its settings are those by which a command sees what it sees: with the folder of its state in full,
+  and the log at its address.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import msgspec
+import trio
+
+from s4node.app import dataflow
+from s4node.app.app import App
+from s4node.app.stream import InputStream, OutputStream
+from s4node.cluster.node import admin
+from s4node.cluster.node.restart_policy import Phase
+from s4node.cluster.node.running import Running, running_entry
+from s4node.cluster.node.supervisor_protocol import Begin, handed_on
+from s4node.config import settings
+from s4node.config.paths import full_path
+from s4node.errors import ConfigError, DeployFailed
+from s4node.runtime.container.container import Container
+
+
+def streams_of(app: App) -> tuple[list[str], list[str]]:
+    """The names of an app's streams that come over sockets, and of its output streams."""
+    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
+    outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
+    return inputs, outputs
+
+
+def levels_of(app: App) -> dict[str, int]:
+    """By stream, how many others lie before it on the way from an input."""
+    starts = [stream.name for stream in app.streams.values() if isinstance(stream, InputStream)]
+    return dataflow.levels(dataflow.edges(app), starts)
+
+
+@asynccontextmanager
+async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
+    """Have commands find the container while the block lasts; one without ``begin`` is alone."""
+    with running_entry() as entry:
+        place = entry.admin if begin is None else None
+        entry.write(_running(container, begin, place))
+
+        async def write_again() -> None:
+            await container.ready.wait()
+            entry.write(_running(container, begin, place))
+
+        async with trio.open_nursery() as nursery:
+            if place is not None:
+                await nursery.start(admin.serve, place, partial(_answer, container))
+            nursery.start_soon(write_again)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+def _running(container: Container, begin: Begin | None, place: os.PathLike[str] | None) -> Running:
+    app, config = container.app, container.config
+    ready = container.ready.is_set()
+    address = begin.door if begin is not None else container.address
+    inputs, _ = streams_of(app)
+    given = handed_on(config, address)
+    with suppress(ConfigError):  # an app that keeps nothing needs no such folder
+        folder = full_path(config[settings.STATE_FOLDER], settings.STATE_FOLDER.name)
+        given[settings.STATE_FOLDER.name] = str(folder)
+    return Running(
+        pid=os.getpid(),
+        cluster=config[settings.CLUSTER_NAME],
+        node=container.node,
+        app=(begin.app if begin is not None else "") or app.name,
+        folder=begin.coordination if begin is not None else "",
+        address=address if ready else "",
+        admin=str(place) if place is not None else "",
+        log=container.log is not None,
+        inputs=inputs,
+        streams=[s.name for s in app.streams.values() if not isinstance(s, InputStream)],
+        partitions=container.partitioner.partitions if ready else 0,
+        settings=given,
+    )
+
+
+async def _answer(
+    container: Container, ask: admin.Ask, _: bytes, conversation: admin.Conversation
+) -> None:
+    app, cluster = container.app, container.config[settings.CLUSTER_NAME]
+    if not isinstance(ask, admin.AskStatus):
+        raise DeployFailed(f"{app.name!r} runs by itself, and takes no other apps; start a node: "
+                           f"s4 node {cluster}")  # fmt: skip
+    ready = container.ready.is_set()
+    statistics = msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {}
+    one = admin.ContainerStatus(
+        app=app.name,
+        version="",
+        phase=(Phase.RUNNING if ready else Phase.STARTING).value,
+        pid=os.getpid(),
+        address=container.address if ready else "",
+        starts=1,
+        failure="",
+        levels=levels_of(app) if ready else {},
+        statistics=statistics,
+    )
+    await conversation.say(
+        admin.NodeStatus(container.node, cluster, os.getpid(), one.address, [one])
+    )

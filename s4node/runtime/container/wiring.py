@@ -1,0 +1,307 @@
+"""The wiring of a container: the parts that it is made of, and what each has of the others.
+
+Rules
+- Parts are made in the order in which they need each other. None knows those that are made after
+  it: it is given what it calls of them, and calls that when all are there.
+- What concerns several parts when something has happened is done here.
+- What is there before the app is known, the container makes by itself: its front and its lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from s4node.app import dataflow
+from s4node.app.app import App
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import S4Error, TaskFenced
+from s4node.events.keys import Partitioner
+from s4node.logger import get_logger
+from s4node.net.ingress.listener import check_reachable
+from s4node.runtime.commit.producers import Producers
+from s4node.runtime.container.drain import Drain
+from s4node.runtime.container.durable_parts import Replay
+from s4node.runtime.container.frame_router import Front
+from s4node.runtime.container.lifecycle import Lifecycle
+from s4node.runtime.container.ownership import Ownership
+from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.container.quiescence import Quiescence
+from s4node.runtime.container.refusals import Refusals
+from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
+from s4node.runtime.inputs.job_model import JobModel
+from s4node.runtime.inputs.ports import Inputs
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.outputs.dispatch import Dispatch
+from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.members import Members
+from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.task.chooser import ChooserSettings
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.task import Task
+
+log = get_logger("s4node.runtime")
+
+
+class Parts:
+    """The parts of a container that runs ``app``; none of them has been started.
+
+    ``members`` are there where it has an ``enrolment``; ``exchange`` and ``quiescence`` where tasks
+    keep what they do, under ``name``, and there is a ``replay``. Tasks go back in ``nursery``, and
+    what was heard is raised there; it may be set. ``report`` is for the ownership, ``held`` and
+    ``on_shutdown`` are for the loop.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        *,
+        node: str,
+        incarnation: str,
+        enrolment: Enrolment | None,
+        lifecycle: Lifecycle,
+        front: Front,
+        name: str,
+        model: JobModel,
+        partitioner: Partitioner,
+        choosers: ChooserSettings,
+        replay: Replay | None,
+        nursery: trio.Nursery,
+        report: Callable[[], Awaitable[None]],
+        held: Callable[[], bool],
+        on_shutdown: Callable[[], None],
+    ) -> None:
+        durable = durable_of(app, config)
+        app.clock = trio.current_time
+        for prototype, _ in app.prototypes.values():
+            prototype.on_event.on_unhandled = partial(_tell_unhandled, app.name, prototype.name)
+        self.nursery = nursery
+        self.members: Members | None = None
+        self.exchange: Exchange | None = None
+        self.quiescence: Quiescence | None = None
+        self._front = front
+        self._listener = front.listener
+        self._replay = replay
+
+        # the loop, and whom events go to: readers, other apps, other members, other tasks
+        self.refusals = Refusals()
+        self.pipeline = Pipeline(app, config, dataflow.edges(app), durable)
+        self.loop = EventLoop(
+            max_events=config[settings.STEP_MAX_EVENTS],
+            max_seconds=config[settings.STEP_MAX_MS],
+            after_turn=self._after_turn,
+            held=held,
+            on_shutdown=on_shutdown,
+            arrived=self._arrived,
+            threads=config[settings.THREAD_POOL_SIZE],
+            grace=config[settings.TASK_SHUTDOWN_MS],
+        )
+        self.readers = Readers(
+            app,
+            node=node,
+            incarnation=incarnation,
+            headers=front.headers,
+            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_refused=self.refusals.take,
+        )
+        self.outputs = Outputs(
+            app,
+            config,
+            self.pipeline,
+            node=node,
+            incarnation=incarnation,
+            enrolment=enrolment,
+            on_room=self._room,
+            on_news=self._heard,
+            on_refused=self.refusals.take,
+            on_dropped=self.refusals.dropped,
+        )
+        if enrolment is not None:
+            check_reachable(config)
+            self.members = Members(
+                app,
+                config,
+                self.pipeline,
+                node=node,
+                incarnation=incarnation,
+                partitions=partitioner.partitions,
+                on_news=self._heard,
+                on_refused=self.refusals.take,
+            )
+        if replay is not None:
+            self.exchange = replay.exchange = Exchange(
+                app,
+                config,
+                self.pipeline,
+                self.outputs,
+                name=name,
+                incarnation=incarnation,
+                partitions=partitioner.partitions,
+                wake=self.loop.wake,
+                on_news=self._heard,
+                on_refused=self.refusals.take,
+            )
+
+        # where tasks come to be, and what brings them events
+        exchanging = replay is not None and partitioner.partitions > 1 and exchanges(app)
+        self.partitions = Partitions(
+            app,
+            self.pipeline,
+            self.loop,
+            Dispatch(app, partitioner),
+            self.outputs,
+            self.readers,
+            self.members,
+            self.exchange,
+            TaskSettings.of(config, exchanging=exchanging),
+            choosers,
+            self.refusals.dropped,
+        )
+        self._tasks = self.partitions.tasks
+        self.inputs = Inputs(
+            app,
+            config,
+            partitioner,
+            node=node,
+            incarnation=incarnation,
+            headers=front.headers,
+            deserializers=self.pipeline.deserializers,
+            offer=self.partitions.offer,
+            shared=self.members is not None or replay is not None,
+            durable=durable if replay is None else durable | inner_of(app),
+            on_full=self.partitions.commit_soon,
+            send=self._send,
+            full=self._full,
+        )
+        if replay is not None:
+            clock = trio.lowlevel.current_clock().current_time
+            producers = Producers(self.inputs.durable, clock, self._committed)
+            replay.make(
+                name, model, partitioner, self.partitions, self.outputs, producers, self._goes_back
+            )
+
+        # who has which partitions, and what a stop waits for
+        if replay is not None:
+            self.quiescence = Quiescence(
+                self.loop,
+                self._tasks,
+                replay.committer,
+                replay.exchange,
+                undoes=replay.recovery.undoes,
+            )
+        self.ownership = Ownership(
+            app,
+            node,
+            incarnation,
+            model=model,
+            lifecycle=lifecycle,
+            loop=self.loop,
+            front=front,
+            partitions=self.partitions,
+            inputs=self.inputs,
+            readers=self.readers,
+            members=self.members,
+            replay=replay,
+            report=report,
+        )
+        self.drain = Drain(
+            app.name,
+            self._tasks,
+            self.outputs,
+            self.members,
+            self.exchange,
+            config[settings.DEAD_LETTERS] if replay is not None else "",
+            inner_of(app) if replay is None else (),
+        )
+
+    # -- what a part has of others ---------------------------------------------------------------
+
+    def _arrived(self) -> bool:
+        """Whether all that tasks have sent each other is where it belongs."""
+        return self.quiescence is None or self.quiescence.arrived()
+
+    def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
+        """Put events that a task has got on the way to the task of their keys."""
+        self.partitions.send(self._tasks[home], stream, partition, events)
+
+    def _full(self, stream: str, home: int) -> bool:
+        """Whether much of what a task has sent on waits for others to commit it."""
+        return self.partitions.full(self._tasks[home], stream)
+
+    def _committed(self) -> None:
+        """More of what producers have sent is committed: tell them."""
+        self.inputs.committed()
+        self._front.nudge()
+
+    def _goes_back(self, task: Task) -> None:
+        self.nursery.start_soon(self.ownership.go_back, task)
+
+    # -- what moves on when something has happened -----------------------------------------------
+
+    def _after_turn(self) -> float | None:
+        """Between two turns: let held inputs and waiting sources go on, send verdicts."""
+        if self.partitions.turned:
+            self.partitions.turned.unpark_all()
+        now = trio.current_time()
+        dues = [self._listener.flush(now)]
+        if self.members is not None:
+            dues.append(self.members.pump(now))
+        if self.outputs.senders:
+            dues.append(self.outputs.pump(now))
+        self._room()
+        dues.append(self.inputs.tick(now))
+        if self._replay is not None:
+            self._replay.consumers.released()
+        if self.readers:
+            dues.append(self.readers.feed(now))
+        return min((due for due in dues if due is not None), default=None)
+
+    def _room(self) -> None:
+        """Some stage may have room again."""
+        if self.pipeline.strained and self.pipeline.settle():
+            for task in self._tasks.values():
+                self.loop.wake(task)
+
+    def _heard(self) -> None:
+        """A consumer or another member has ruled, come or gone."""
+        try:
+            self.outputs.heard()
+            if self.members is not None:
+                self.members.heard()
+            if self._replay is not None:
+                self._replay.exchange.heard()
+                self.inputs.released()
+                if self.loop.ending:  # it may wait for what has just arrived
+                    self.loop.nudge()
+        except S4Error as error:  # not here, for whoever calls knows nothing of it
+            self.nursery.start_soon(self._fail, error)
+            return
+        if self._replay is not None:
+            self._replay.consumers.released()
+        self._room()
+        if self.members is not None and self.members.waiting:
+            self.loop.nudge()  # there may be room for what waits
+
+    async def _fail(self, error: S4Error) -> None:
+        """Stop for what was heard: perhaps since our tasks are another container's by now."""
+        if self._replay is not None:
+            try:
+                await self._replay.committer.check()
+            except TaskFenced:
+                if self.ownership.left:  # and all was committed before
+                    return
+                raise
+        raise error
+
+
+def _tell_unhandled(app: str, pe: str, cls: type) -> None:
+    log.warning("no handler for an event type; further ones are only counted",
+                app=app, pe=pe, event_type=cls.__name__)  # fmt: skip

@@ -1,0 +1,246 @@
+"""The feed of a partition of an input: one reader, and the tasks that get what it reads.
+
+Rules
+- One reader a partition, whichever tasks read it; each of them has its own start, place and
+  progress. A new owner makes the reader begin anew, where the slowest place is.
+- The reader is asked only while there is room with every task that its events may go to, so a slow
+  task bounds what is kept for it.
+- A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
+  are right already; of others the task that reads them sends on what is not its own.
+- It is cancelled at once when reading stops; what was read goes to its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from s4node.errors import InputLost
+from s4node.events.event import EventBatch
+from s4node.logger import get_logger
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.system import (
+    EndOfStream,
+    InputBatch,
+    PartitionReader,
+    System,
+    SystemStreamPartition,
+)
+from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.inputs.input_batches import MixedBatch, Reject, TaskBatch
+from s4node.runtime.inputs.starting_offsets import Known, Starts
+from s4node.runtime.task.task import Task
+
+log = get_logger("s4node.runtime")
+
+
+class FedTasks(Protocol):
+    """What feeds need of the container's tasks."""
+
+    def feed(self, task: Task, batch: EventBatch) -> None:
+        """Queue a batch with a task of this container."""
+        ...
+
+    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
+        """Put events that a task has read on the way to the task of their keys."""
+        ...
+
+    def full(self, task: Task, stream: str) -> bool:
+        """Whether so much of what a task has sent on waits that it is to read no more."""
+        ...
+
+
+class FeedOwner(Protocol):
+    """What feeds need of their owner: all feeds of a container stop together."""
+
+    rejects: Rejects
+    starts: Starts
+    stopped: bool
+
+    def until_stopped(self, scope: trio.CancelScope) -> AbstractContextManager[None]:
+        """Cancelled when reading stops."""
+        ...
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition is true, which is looked at between turns."""
+        ...
+
+    def tell_ends(self, ssp: SystemStreamPartition) -> None:
+        """Tell the tasks that a partition has ended for good."""
+        ...
+
+
+class Taker:
+    """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
+
+    def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
+        self.task = task
+        self.ssp = ssp
+        self.known = known
+        self.next = 0
+        self.told_end = False
+        self.progress: InputProgress
+        self.undecoded: Reject
+
+
+class Keyed(NamedTuple):
+    """The events of a stream go to the tasks of their keys: ``partition_of`` finds their partition.
+    A batch that has this ``routing`` is in it already; where that is empty, none is."""
+
+    partition_of: Callable[[Any], int]
+    routing: str
+
+
+class PartitionFeed:
+    """Reads a partition of ``system``, with events of ``types``, for its ``takers`` by task.
+
+    ``keyed`` is None where all its events go to all takers. Who joins may have to have it run.
+    """
+
+    def __init__(
+        self,
+        ssp: SystemStreamPartition,
+        system: System,
+        types: Sequence[type],
+        keyed: Keyed | None,
+        tasks: FedTasks,
+        owner: FeedOwner,
+    ) -> None:
+        self.ssp = ssp
+        self.takers: dict[int, Taker] = {}
+        self.ended = False
+        self._system = system
+        self._types = types
+        self._keyed = keyed
+        self._tasks = tasks
+        self._owner = owner
+        self._scope = trio.CancelScope()
+        self._runs = False
+        self._anew = False  # the reader is to begin where the slowest taker is
+        self._reader: PartitionReader | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Events to the end of the partition as it was last known; None before anything is."""
+        return None if self._reader is None else self._reader.lag
+
+    def join(self, taker: Taker) -> bool:
+        """Read for one more task, from its place on; returns whether ``run`` is to be started."""
+        self.takers[taker.task.partition] = taker
+        self.ended = False
+        self._anew = True
+        if self._runs:
+            self._scope.cancel()  # it begins anew, where the newcomer does
+            return False
+        self._runs = True
+        return True
+
+    def leave(self, partition: int) -> bool:
+        """Read no more for a task; returns whether it was one of the takers."""
+        if self.takers.pop(partition, None) is None:
+            return False
+        self._anew = True
+        self._scope.cancel()
+        return True
+
+    async def run(self) -> None:
+        """Read for all takers until the end of the partition, or until reading stops."""
+        reader: PartitionReader | None = None
+        try:
+            while not self._owner.stopped and not self.ended and self.takers:
+                self._scope = trio.CancelScope()
+                end: EndOfStream | None = None
+                if self._anew:
+                    await _close(reader)
+                    reader, self._anew = None, False
+                with self._owner.until_stopped(self._scope):
+                    if reader is None and self.takers:
+                        at = min(taker.next for taker in self.takers.values())
+                        reader = await self._system.open(self.ssp, at, self._types)
+                        self._reader = reader
+                    if reader is not None and not self._stale():  # takers come and go meanwhile
+                        end = await self._read(reader)
+                if end is None:
+                    self._anew = True
+                else:
+                    self.ended = True
+                    log.info("input has ended", input=str(self.ssp))
+                    self._owner.tell_ends(self.ssp)
+        finally:
+            self._runs = False  # who joins while this reader is closed has another one
+            await _close(reader)
+
+    def _stale(self) -> bool:
+        """Whether what was read is not to be given to the tasks any more."""
+        return self._anew
+
+    async def _read(self, reader: PartitionReader) -> EndOfStream | None:
+        """Give the tasks what is read, as there is room with all of them.
+
+        Returns the end of the partition, or None where the reader must begin anew.
+        """
+        owner, keyed, stream = self._owner, self._keyed, self.ssp.stream
+        tasks = [taker.task for taker in self.takers.values()]
+        stages = [task.backlog.stages[self.ssp] for task in tasks]
+        while True:
+            if any(stage.full for stage in stages):
+                await owner.wait(lambda: all(stage.roomy for stage in stages))
+            if keyed is not None and self._tasks.full(tasks[0], stream):
+                await owner.wait(lambda: not self._tasks.full(tasks[0], stream))
+            if owner.rejects.full:
+                await owner.rejects.wait_room()
+            try:
+                batch = await reader.read()
+            except InputLost as error:
+                await self._skip(reader.position, error)
+                return None
+            if self._stale():
+                return None
+            if isinstance(batch, EndOfStream):
+                return batch
+            if keyed is None or (batch.routing != "" and batch.routing == keyed.routing):
+                self._give(batch)
+            else:
+                self._give_mixed(batch, keyed)
+
+    async def _skip(self, position: int, error: InputLost) -> None:
+        """Go on with the oldest event that there is, if the settings have it so."""
+        bounds = await self._system.bounds(self.ssp)
+        oldest = self._owner.starts.skipped(self.ssp, position, bounds.oldest, error)
+        for taker in self.takers.values():
+            if taker.next < oldest:
+                taker.progress.complete(taker.next, oldest)
+                taker.next = oldest
+
+    def _give_mixed(self, batch: InputBatch, keyed: Keyed) -> None:
+        """Queue a batch with its task, which has to send on what is not its own."""
+        (taker,) = self.takers.values()
+        task, stream, end = taker.task, batch.stream, batch.first + batch.size
+        if taker.next < end:
+            mine = MixedBatch(
+                batch, task.partition, taker.progress, taker.next, taker.undecoded,
+                keyed.partition_of, partial(self._tasks.send, task, stream),
+            )  # fmt: skip
+            taker.next = end
+            self._tasks.feed(task, mine)
+
+    def _give(self, batch: InputBatch) -> None:
+        """Queue a batch with each of its tasks that has not had all of it."""
+        end = batch.first + batch.size
+        for taker in self.takers.values():
+            if taker.next < end:
+                mine = TaskBatch(
+                    batch, taker.task.partition, taker.progress, taker.next, taker.undecoded
+                )
+                taker.next = end
+                self._tasks.feed(taker.task, mine)
+
+
+async def _close(reader: PartitionReader | None) -> None:
+    if reader is not None:
+        with trio.CancelScope(shield=True):
+            await reader.aclose()

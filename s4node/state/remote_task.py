@@ -1,0 +1,462 @@
+"""What one task keeps at a URL: who has claimed it, its commits, and the files of its checkpoints.
+
+Rules
+- :mod:`s4node.state.remote_manifest` says what is where and what is true; here it is read and
+  written. Everything blocks, and is called in threads; of one task by one at a time, but for
+  ``upload``.
+- A commit is shipped before it is written to the node's own folder. So that folder never has what
+  the place has not, and needs only what it lacks to go on from.
+- A folder whose last commit is by an owner who is not known here has never been shipped here: it is
+  refused, for nobody but the user can know which of the two states is right.
+- Who stops shipping, or ships to a new place, goes on from his folder only if nobody has gone on
+  from what is shipped.
+- Files of a checkpoint are put there once each: their names there are made of what is in them. What
+  is read from there is checked against its size and hash, and names in it before they are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from s4node.errors import ConfigError, StateError, StoreCorrupt, TaskFenced
+from s4node.failpoints import passing
+from s4node.logger import get_logger
+from s4node.state import remote_manifest
+from s4node.state.commit_id import known_of, owners_of, shipped_of
+from s4node.state.database import Database, empty
+from s4node.state.remote_files import RemoteFiles
+from s4node.state.remote_manifest import Batch, Manifest, StoredFile
+
+log = get_logger("s4node.state")
+
+Row = tuple[bytes, bytes | None]
+
+_MOST_BATCHES = 1000
+_MOST_BYTES = 64 << 20
+_MAGIC = b"S4b1"
+_NOT_SHIPPED = {"LOCK", "LOG", "complete", "damaged"}
+_FOLDERS = ("claims", "manifests", "batches", "files")
+_encode = msgspec.msgpack.Encoder().encode
+_decode_rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]]).decode
+_decode_manifest = msgspec.json.Decoder(Manifest).decode
+
+
+class _Claim(msgspec.Struct):
+    """What is in the object of a claim: which coordination gave the task away, in which epoch."""
+
+    origin: str
+    epoch: int
+
+
+class Source(Protocol):
+    """A database of the node's own that may lack something."""
+
+    def __call__(self) -> Database | None:
+        """It, opened, or None where there is none that can be used."""
+        ...
+
+
+class Shipment:
+    """A task at its place; ``name`` is that of its folder. Claim it, then restore from it, then
+    begin."""
+
+    def __init__(self, files: RemoteFiles, name: str) -> None:
+        self._files = files
+        self._root = f"{files.root}/tasks/{name}"
+        self.url = f"{files.url}/tasks/{name}"
+        self._fence = 0
+        self._owners: dict[int, str] = {}
+        self._latest: Manifest | None = None  # what was written or read last
+        self._hashes: dict[tuple[int, int], str] = {}  # of files that never change, by inode, size
+        self._since = 0  # batches that are behind the last checkpoint
+        self._since_bytes = 0
+        self.uploading = False
+
+    # -- who owns it -------------------------------------------------------------------------
+
+    def highest(self) -> int:
+        """The highest fence under which somebody has claimed the task."""
+        with self._files.told():
+            for folder in _FOLDERS:
+                self._files.fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            return max(remote_manifest.fences(self._names("claims")), default=0)
+
+    def claim(self, fence: int, origin: str, epoch: int) -> None:
+        """Say that the task is taken over under ``fence``, which is higher than all that are there.
+
+        Raises TaskFenced where another has done so meanwhile, or in a later epoch of ``origin``.
+        """
+        mine = remote_manifest.name_of(fence, secrets.token_hex(8))
+        with self._files.told():
+            for name in self._names("claims"):
+                claimed = msgspec.json.decode(self._get("claims", name), type=_Claim)
+                if (claimed.origin, claimed.epoch > epoch) == (origin, True):
+                    raise TaskFenced(
+                        f"{self.url} belongs to epoch {claimed.epoch} by now, and this container "
+                        f"had it in epoch {epoch}; it stops, for two owners would count twice"
+                    )
+            self._put("claims", mine, msgspec.json.encode(_Claim(origin, epoch)))
+            passing("ship.claimed")
+            others = [name for name in self._names("claims") if name != mine]
+            if max(remote_manifest.fences(others), default=0) >= fence:
+                self._remove("claims", [mine])
+                raise TaskFenced(
+                    f"{self.url} is being taken over by another container at this moment; this "
+                    f"one stops"
+                )
+        self._fence = fence
+
+    def _look(self) -> None:
+        """Raise TaskFenced where somebody else has claimed the task since."""
+        if max(remote_manifest.fences(self._names("claims")), default=0) > self._fence:
+            raise TaskFenced(
+                f"another container has taken {self.url} over; this one stops, and what it has "
+                f"processed since its last commit is processed again there"
+            )
+
+    # -- taking over -------------------------------------------------------------------------
+
+    def restored(self, own: Path, local: Source, make: Callable[[Path], Database]) -> Database:
+        """The true database in the folder ``own``: the ``local`` one with what it lacks, or from
+        the files that are shipped.
+
+        Raises StoreCorrupt where nothing that is shipped is whole.
+        """
+        with self._files.told():
+            manifests = self._manifests()
+            there = remote_manifest.batches_of(self._names("batches"))
+        if not manifests:
+            database = local()
+            return make(own) if database is None else self._first(database)
+        newest = manifests[-1]
+        self._owners = {f: name for one in manifests for f, name in one.owners.items()}
+        for manifest in reversed(manifests):
+            batches = remote_manifest.chain(manifest, there)
+            try:
+                database, batches = self._filled(manifest, batches, own, local, make)
+            except StoreCorrupt as error:
+                log.error("what is shipped is damaged; going on from the one before",
+                          place=self.url, manifest=manifest.name, reason=str(error))  # fmt: skip
+                empty(own)
+                continue
+            last = (batches or [manifest.base])[-1]
+            if last[1] < newest.commit:
+                log.error("commits of a task are missing; what they had done is done again from "
+                          "its inputs, and what producers were told is safe may be lost",
+                          place=self.url, found=last[1], written=newest.commit)  # fmt: skip
+            self._latest = msgspec.structs.replace(manifest, commit=last[1], batches=batches)
+            self._since = len(batches)
+            return database
+        raise StoreCorrupt(
+            f"all {len(manifests)} checkpoints at {self.url} are damaged; restore one from a "
+            f"backup, or remove it to begin anew"
+        )
+
+    def _filled(
+        self,
+        manifest: Manifest,
+        batches: list[Batch],
+        own: Path,
+        local: Source,
+        make: Callable[[Path], Database],
+    ) -> tuple[Database, list[Batch]]:
+        """The database, and the batches that are in it behind the manifest's files."""
+        database = local()
+        lacking = None
+        if database is not None:
+            try:
+                self._check_shipped(database, (batches or [manifest.base])[-1], own.parent)
+            except StateError:
+                database.close()
+                raise
+            lacking = remote_manifest.behind(manifest.base, batches, known_of(database))
+            if lacking is None:
+                database.close()
+                empty(own)
+        if database is None or lacking is None:
+            log.info("state is fetched", place=self.url, manifest=manifest.name)
+            self._fetch(manifest, own)
+            database, lacking = make(own), batches
+        try:
+            for batch in lacking:
+                rows = self._batch(batch)
+                if rows is None:
+                    return database, batches[: batches.index(batch)]
+                database.write([row for row, _ in rows], [value for _, value in rows])
+        except BaseException:
+            database.close()
+            raise
+        return database, batches
+
+    def _first(self, database: Database) -> Database:
+        """A folder's own database, where nothing is here yet."""
+        before = shipped_of(database)
+        if before not in ("", self.place):
+            try:
+                check_newest(before, self._root.rpartition("/")[2], database)
+            except StateError:
+                database.close()
+                raise
+        return database
+
+    def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
+        """Raise StateError where a folder's own database is no part of what is here, whose last
+        commit is ``last``."""
+        fence, number = known_of(database)
+        ours = self._owners.get(fence) == owners_of(database).get(fence)
+        if number and not (ours and number <= last[1]):
+            raise StateError(
+                f"{folder} has commit {number}, which was written without s4.state.url, or with "
+                f"another one, and never shipped to {self.url}, where the last is {last[1]}. To go "
+                f"on from what was shipped remove {folder}, which loses what was not; to go on "
+                f"from here remove {self.url}"
+            )
+
+    def last(self) -> Batch | None:
+        """The last commit that is here; None where there is none."""
+        with self._files.told():
+            manifests = self._manifests()
+            there = remote_manifest.batches_of(self._names("batches"))
+        if not manifests:
+            return None
+        return (remote_manifest.chain(manifests[-1], there) or [manifests[-1].base])[-1]
+
+    def _fetch(self, manifest: Manifest, own: Path) -> None:
+        for name, stored in manifest.files.items():
+            place = own / name
+            with self._files.told():
+                try:
+                    self._files.fs.get_file(f"{self._root}/files/{stored.object}", str(place))
+                except FileNotFoundError as error:
+                    raise StoreCorrupt(f"{self.url}/files/{stored.object} is missing") from error
+            if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
+                raise StoreCorrupt(f"{self.url}/files/{stored.object} is not what was put there")
+
+    def _batch(self, batch: Batch) -> list[Row] | None:
+        name = remote_manifest.batch_name(batch)
+        with self._files.told():
+            try:
+                rows = _unpacked(self._get("batches", name))
+            except FileNotFoundError:
+                rows = None
+        if rows is None:
+            log.error("a commit that was shipped is damaged; going on from the one before",
+                      place=f"{self.url}/batches/{name}")  # fmt: skip
+        return rows
+
+    @property
+    def place(self) -> str:
+        """The URL of the job."""
+        return self._files.url
+
+    def begin(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
+        """Have written, before the first commit, what this owner goes on from.
+
+        ``last`` is the last commit that there was, ``owners`` are those until now and this one,
+        as :mod:`s4node.state.commit_id` has them. ``folder`` makes a checkpoint, and is called
+        where nothing is shipped yet.
+        """
+        before = self._latest
+        self._owners = {**self._owners, **owners}
+        if before is None:
+            self._upload(folder() if last[1] else None, last)
+            return
+        with self._files.told():
+            self._write(self._manifest(last, before.base, before.files, before.batches))
+            self._look()
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def commit(self, number: int, rows: list[Row]) -> None:
+        """Ship a commit; when this returns it counts.
+
+        Raises StateError, and it may or may not be there: it is to be shipped again, with what came
+        since. Raises TaskFenced where the task is another's.
+        """
+        data = _packed(rows)
+        with self._files.told():
+            passing("ship.put")
+            self._put("batches", remote_manifest.batch_name((self._fence, number)), data)
+            passing("ship.there")
+            self._look()
+            passing("ship.counts")
+        self._since += 1
+        self._since_bytes += len(data)
+
+    @property
+    def due(self) -> bool:
+        """Whether there are so many batches that a checkpoint is to be uploaded."""
+        much = self._since >= _MOST_BATCHES or self._since_bytes >= _MOST_BYTES
+        return much and not self.uploading
+
+    def upload(self, folder: Path, last: Batch) -> None:
+        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits go on.
+
+        It may take longer than the task is ours. That is no error here, for it may have been handed
+        over in order; who writes it still is told at the next commit.
+        """
+        try:
+            with self._files.told():
+                self._look()
+            since, since_bytes = self._since, self._since_bytes
+            self._upload(folder, last)
+            self._since -= since
+            self._since_bytes -= since_bytes
+            self._sweep()
+        except TaskFenced:
+            log.info("a checkpoint is not shipped, for another container has the task by now",
+                     place=self.url)  # fmt: skip
+        except StateError as error:
+            log.warning("a checkpoint could not be shipped; it is tried again with the next",
+                        place=self.url, reason=str(error))  # fmt: skip
+        finally:
+            self.uploading = False
+
+    def _upload(self, folder: Path | None, last: Batch) -> None:
+        known = {} if self._latest is None else {
+            stored.hash: stored for stored in self._latest.files.values()
+        }  # fmt: skip
+        files: dict[str, StoredFile] = {}
+        with self._files.told():
+            for path in [] if folder is None else sorted(folder.iterdir()):
+                if path.name in _NOT_SHIPPED or path.name.startswith("LOG."):
+                    continue
+                digest, size = self._hash(path), path.stat().st_size
+                stored = known.get(digest)
+                if stored is None:
+                    stored = StoredFile(remote_manifest.name_of(self._fence, digest), size, digest)
+                    self._files.fs.put_file(str(path), f"{self._root}/files/{stored.object}")
+                    known[digest] = stored
+                files[path.name] = stored
+            passing("ship.files")
+            self._write(self._manifest(last, last, files, []))
+            passing("ship.manifest")
+
+    def _hash(self, path: Path) -> str:
+        if path.suffix != ".sst":
+            return _hash(path)
+        stat = path.stat()
+        place = stat.st_ino, stat.st_size
+        if place not in self._hashes:
+            self._hashes[place] = _hash(path)
+        return self._hashes[place]
+
+    def _manifest(
+        self, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
+    ) -> Manifest:
+        now = int(time.time() * 1000)
+        return Manifest(
+            remote_manifest.FORMAT, self._fence, last[1], base, files, batches, now, self._owners
+        )
+
+    def _write(self, manifest: Manifest) -> None:
+        self._put("manifests", manifest.name, msgspec.json.encode(manifest))
+        self._latest = manifest
+
+    def _sweep(self) -> None:
+        """Remove what is not needed any more; what cannot be is removed at another time."""
+        with self._files.told():
+            manifests = {one.name: one for one in self._manifests()}
+            files, batches = self._names("files"), self._names("batches")
+            old, unused, passed = remote_manifest.doomed(
+                self._fence, manifests, files, remote_manifest.batches_of(batches)
+            )
+            claims = self._names("claims")
+            passed_claims = [n for n in claims if remote_manifest.fences([n])[0] < self._fence]
+            self._look()  # behind our manifest, and before anything goes
+            self._remove("manifests", old)
+            self._remove("files", unused)
+            self._remove("batches", map(remote_manifest.batch_name, passed))
+            self._remove("claims", passed_claims)
+
+    # -- objects -----------------------------------------------------------------------------
+
+    def _manifests(self) -> list[Manifest]:
+        """All that can be read, the newest last; one that was not finished is none."""
+        found = []
+        for name in sorted(self._names("manifests")):
+            with suppress(msgspec.DecodeError, FileNotFoundError):
+                manifest = _decode_manifest(self._get("manifests", name))
+                if manifest.format != remote_manifest.FORMAT:
+                    raise StateError(
+                        f"{self.url}/manifests/{name} has the format {manifest.format}, and this "
+                        f"s4node reads {remote_manifest.FORMAT}; run the s4node that wrote it"
+                    )
+                if (misnamed := remote_manifest.misnamed(manifest)) is not None:
+                    raise StateError(
+                        f"{self.url}/manifests/{name} names a file {misnamed!r}, which s4node does "
+                        f"not write and which may lead elsewhere; see who may write to "
+                        f"s4.state.url, and remove that object to go on without it"
+                    )
+                found.append(manifest)
+        return found
+
+    def _names(self, folder: str) -> list[str]:
+        names = self._files.names(f"{self._root}/{folder}")
+        return [name for name in names if remote_manifest.fences([name])]
+
+    def _get(self, folder: str, name: str) -> bytes:
+        return bytes(self._files.fs.cat_file(f"{self._root}/{folder}/{name}"))
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        place = f"{self._root}/{folder}/{name}"
+        if getattr(self._files.fs, "local_file", False):  # elsewhere an object is there as a whole
+            unfinished = f"{self._root}/{name}.tmp"
+            self._files.fs.pipe_file(unfinished, data)
+            Path(unfinished).replace(place)
+        else:
+            self._files.fs.pipe_file(place, data)
+
+    def _remove(self, folder: str, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._files.fs.rm_file(f"{self._root}/{folder}/{name}")
+
+
+def check_newest(url: str, task: str, database: Database) -> None:
+    """Raise StateError where what is shipped to ``url`` is not what is in the ``database`` of a
+    task, which is not shipped to there any more. Where that cannot be looked at, it is told."""
+    root, cluster, app = url.rsplit("/", 2)
+    known = known_of(database)
+    try:
+        last = Shipment(RemoteFiles(root, Path(cluster) / app), task).last()
+    except (StateError, ConfigError) as error:
+        log.warning("a task was shipped until now, and it cannot be looked at whether another node "
+                    "has gone on from there; what that has done is missing here",
+                    task=task, commit=known[1], reason=str(error))  # fmt: skip
+        return
+    if last not in (None, known):
+        assert last is not None
+        raise StateError(
+            f"task folder {task!r} has commit {known[1]}, and {url}, where it was shipped to until "
+            f"now, has gone on to commit {last[1]}. Set s4.state.url as it was. To change it, or "
+            f"to stop shipping, start once with it where the task shall run, stop that in order, "
+            f"and change it then; to go on from this folder all the same remove {url}"
+        )
+
+
+def _packed(rows: list[Row]) -> bytes:
+    body = _encode(rows)
+    return _MAGIC + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def _unpacked(data: bytes) -> list[Row] | None:
+    """The rows; None where they are not what was packed."""
+    body = data[8:]
+    if data[:4] != _MAGIC or zlib.crc32(body).to_bytes(4, "big") != data[4:8]:
+        return None
+    return _decode_rows(body)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

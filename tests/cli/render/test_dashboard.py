@@ -1,0 +1,125 @@
+"""What ``s4 status`` and ``s4 top`` show on terminals of any width."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from s4node.cli.render.dashboard import rendered
+from s4node.deploy.cluster_snapshot import AppRow, Container, NodeRow, Row, Snapshot
+
+FAILURE = (
+    "app 'counter': PE Count, key 'joe', event 12 of stream 'clicks':\n"
+    "ValueError: a long story that no terminal has room for in a line"
+)
+
+
+AT = int(time.mktime((2001, 9, 9, 3, 46, 40, 0, 0, -1)) * 1000)
+ENDED = "counter on one ended at 2001-09-09 03:46:40 because: "
+
+
+def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
+    owners = [f"node-{number % 3}" for number in range(30)]
+    where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
+    counter = Container(
+        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
+    )  # fmt: skip
+    return Snapshot(
+        "shop",
+        "/tmp/nodes",
+        1.0,
+        [NodeRow(node, "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
+        [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
+        [
+            Row("counter", stage, "clicks", depth=80_000, capacity=80_000, admitted=1_000_000,
+                grade="durable", fullest=1.0, rate=1234.5)
+            for stage in ("deserializer", "stream", "sender")
+        ],
+        "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
+    )  # fmt: skip
+
+
+def lines_of(
+    width: int, *, live: bool = True, failure: str = FAILURE, node: str = "one"
+) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(rendered([snapshot(failure, node)], width, live=live))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+@pytest.mark.parametrize("live", [True, False])
+def test_what_matters_is_whole_and_in_its_place_however_narrow_the_terminal_is(
+    width: int, *, live: bool
+) -> None:
+    lines = lines_of(width, live=live)
+    assert max(map(len, lines)) <= width
+    found = [line.split()[:3] for line in lines if line.startswith("counter  ")]
+    assert ["counter", "deserializer", "clicks"] in found
+    table = next(index for index, line in enumerate(lines) if "deserializer" in line)
+    assert lines[table - 1].split()[:3] == ["app", "stage", "stream"]
+    assert lines[1].startswith("bottleneck: stream 'clicks' of app 'counter'")
+
+
+def test_what_could_not_be_sent_has_a_column_where_there_is_any() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    shown = snapshot()
+    console.print(rendered([shown], 120, live=False))
+    shown.stages[2].unsendable = 7
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [line.rstrip().endswith("unsendable") for line in lines if "stage" in line] == [
+        False,
+        True,
+    ]
+    assert [line.split()[-1] for line in lines if "  sender  " in line] == ["ms", "7"]
+
+
+def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
+    titles = {}
+    for width in (120, 80, 60):
+        split = map(str.split, lines_of(width))
+        titles[width] = next(words for words in split if words[:2] == ["app", "stage"])
+    assert titles[120][3:] == [
+        "grade", "waiting", "full", "admitted", "rate", "waited", "shed"
+    ]  # fmt: skip
+    assert titles[80][3:] == ["waiting", "full", "admitted", "rate", "waited"]
+    assert titles[60][3:] == ["waiting", "full", "rate"]
+
+
+def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> None:
+    lines = lines_of(60)
+    assert len(lines) < 20
+    assert lines[-1].startswith(f"{ENDED}app"[:59])
+    assert lines[-1].endswith("…")
+    assert FAILURE.replace("\n", r"\n") in " ".join(lines_of(60, live=False))
+
+
+def test_what_a_reason_has_of_lines_and_escapes_is_shown_quoted() -> None:
+    for live in (True, False):
+        lines = lines_of(200, live=live, failure="ValueError: schlécht\na\x1b[31m")
+        assert lines[-1] == ENDED + r"ValueError: schlécht\na\x1b[31m"
+
+
+def test_what_a_name_has_of_lines_and_escapes_is_shown_quoted() -> None:
+    assert len(lines_of(200, node="a\nb\x1b[31m")) == len(lines_of(200))
+    (shown,) = (line for line in lines_of(200, node="ä\nb\x1b[31m") if "26375" in line)
+    assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")
+
+
+def test_what_ended_today_is_told_with_its_time_alone() -> None:
+    shown = snapshot()
+    shown.nodes[0].containers[0] = msgspec.structs.replace(
+        shown.nodes[0].containers[0], failed_ms=int(time.time() * 1000)
+    )
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(rendered([shown], 200, live=False))
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", console.file.getvalue())

@@ -1,0 +1,254 @@
+"""Commands find the running apps of their user, wherever those listen and keep their state."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until_told
+
+CLICKS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+
+class Total(Event):
+    user: str
+    count: int
+
+class Count(ProcessingElement):
+    count: int = 0
+    def on_event(self, click: Click):
+        self.count += 1
+        self.app.streams["totals"].put(Total(click.user, self.count))
+
+app = App("clicks")
+app.create_output_stream("totals", key="user", types=Total)
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "clicks.py").write_text(CLICKS)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@asynccontextmanager
+async def clicks(folder: Path, *options: str, keeps: bool = False) -> AsyncIterator[NodeProcess]:
+    """The app in a process, which keeps its state where no command would look for it."""
+    durable = ("-p", "s4.stream.clicks.grade=durable", "-p", "s4.state.folder=elsewhere")
+    given = (*(durable if keeps else ()), *options)
+    async with s4_process("run", "clicks.py", "--listen", ANY_PORT, *given, cwd=folder) as process:
+        yield process
+
+
+async def told(folder: Path, *command: str) -> list[dict[str, Any]]:
+    done = await run_s4(*command, "--json", cwd=folder)
+    assert done.stderr == ""
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+async def send(folder: Path, *users: str) -> None:
+    lines = "".join(f'{{"user": "{user}"}}\n' for user in users)
+    done = await run_s4("send", "clicks", cwd=folder, stdin=lines.encode())
+    assert done.stderr == f"clicks: {len(users)} admitted\n"
+
+
+async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path) -> None:
+    async with clicks(folder, "--partitions", "3") as process:
+        await send(folder, "joe", "ann")
+        (cluster,) = await told(folder, "status")
+        (node,), (app,) = cluster["nodes"], cluster["apps"]
+        assert (node["pid"], node["address"], node["problem"]) == (process.pid, process.address, "")
+        assert (app["name"], app["state"], app["partitions"]) == ("clicks", "running", 3)
+        assert app["owners"] == [node["name"]] * 3
+        assert [
+            (row["stage"], row["admitted"])
+            for row in cluster["stages"] if row["stream"] == "clicks"
+        ] == [("deserializer", 2), ("stream", 2)]  # fmt: skip
+        shown = await run_s4("status", cwd=folder)
+        assert shown.stdout.startswith(f"cluster default, process {process.pid}\n")
+        top = await run_s4("top", "--count", "2", "--interval", "0.1", cwd=folder)
+        assert "0/s" in top.stdout
+        apps = await run_s4("apps", cwd=folder)
+        assert apps.stdout == f"clicks running, 3 partitions, on {node['name']}\n"
+
+
+async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_of_it(
+    folder: Path,
+) -> None:
+    shop = ("-p", "s4.cluster.name=shop")
+    port = ("-p", f"s4.listener.address={ANY_PORT}")
+    async with (
+        clicks(folder),
+        clicks(folder, *shop, "--nodes", "2"),
+        s4_process("node", "east", "--folder", "nodes", *port, cwd=folder),
+        s4_process("node", "alone", "--app", "clicks.py", *port, cwd=folder),
+    ):
+        found = await told(folder, "status")
+        assert sorted((each["cluster"], len(each["nodes"])) for each in found) == [
+            ("alone", 1), ("default", 1), ("east", 1), ("shop", 2),
+        ]  # fmt: skip
+        apps = await told(folder, "apps")
+        assert [(app["app"], app["cluster"]) for app in apps] == [
+            ("clicks", "shop"), ("clicks", "alone"), ("clicks", "default"),
+        ]  # fmt: skip
+        (one,) = await told(folder, "status", "--cluster", "alone")
+        assert one["cluster"] == "alone"
+        (one,) = await told(folder, "status", "-p", "s4.cluster.name=shop")
+        assert one["apps"][0]["members"] == ["node-1", "node-2"]
+        (one,) = await told(folder, "status", "--folder", "nodes")
+        assert (one["cluster"], one["folder"]) == ("east", str(folder / "nodes"))
+        none = await run_s4("status", "--cluster", "west", cwd=folder)
+        assert none.returncode == 1
+        assert none.stderr == (
+            "no node of cluster 'west' lives; nodes of alone, default, east, shop do: name it "
+            "with --cluster; or start one with: s4 node west\n"
+        )
+
+
+async def test_what_was_killed_is_not_found_and_the_next_app_clears_it_away(folder: Path) -> None:
+    async with clicks(folder) as process:
+        await process.kill()
+        left = [*(folder / "runtime" / "s4node").iterdir()]
+        assert len(left) == 1
+        for command in ("status", "top", "apps"):
+            none = await run_s4(command, cwd=folder)
+            assert none.returncode == 1
+            assert none.stderr == (
+                "nothing of yours runs here; start an app with: s4 run APP, or a node with: s4 "
+                "node CLUSTER\n"
+            )
+    async with clicks(folder) as process:
+        (cluster,) = await told(folder, "status")
+        assert cluster["nodes"][0]["pid"] == process.pid
+        assert not left[0].exists()
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert [*(folder / "runtime" / "s4node").iterdir()] == []
+
+
+async def test_an_app_that_does_not_answer_is_shown_as_such(folder: Path) -> None:
+    async with clicks(folder) as process:
+        process.signal(signal.SIGSTOP)
+        done = await run_s4("status", cwd=folder)
+        process.signal(signal.SIGCONT)
+        assert "gave no answer within 2 s; is it stopped?" in done.stdout
+
+
+async def test_a_folder_that_others_can_enter_is_not_trusted_and_the_app_runs_without(
+    folder: Path,
+) -> None:
+    entries = folder / "runtime" / "s4node"
+    entries.mkdir(mode=0o755)
+    async with clicks(folder) as process:
+        (line,) = [json.loads(line) for line in process.stderr if "do not find" in line]
+        assert f"{entries} is not a folder of user" in line["reason"]
+        done = await run_s4("status", cwd=folder)
+        assert done.returncode == 2
+        assert "is not trusted; remove it, or set XDG_RUNTIME_DIR" in done.stderr
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
+async def test_a_command_about_a_running_app_looks_where_that_keeps_its_state(
+    folder: Path, nodes: tuple[str, ...]
+) -> None:
+    async with clicks(folder, *nodes, keeps=True):
+        await send(folder, "joe", "ann", "joe")
+
+        async def counts() -> dict[str, int]:
+            done = await run_s4("state", "scan", "clicks", "--json", cwd=folder)
+            rows = [json.loads(line) for line in done.stdout.splitlines()]
+            return {row["key"]: row["value"]["count"] for row in rows}
+
+        await until_told(counts, lambda found: found == {"joe": 2, "ann": 1})
+        listed = await run_s4("checkpoint", "list", "clicks", cwd=folder)
+        assert listed.stdout.startswith("Partition 0: ")
+        given = ("-p", "s4.state.folder=another")
+        other = await run_s4("state", "scan", "clicks", *given, cwd=folder)
+        assert "no app 'clicks' of cluster 'default' keeps anything in" in other.stderr
+
+
+async def test_of_an_app_that_runs_and_keeps_nothing_that_is_told(folder: Path) -> None:
+    async with clicks(folder):
+        done = await run_s4("state", "scan", "clicks", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "s4: app 'clicks' of cluster 'default' runs, and keeps nothing: its inputs are live "
+        "streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state\n"
+    )
+
+
+async def test_two_running_apps_of_one_name_are_told_apart_by_their_cluster(folder: Path) -> None:
+    shop = ("-p", "s4.cluster.name=shop")
+    async with clicks(folder, keeps=True), clicks(folder, *shop, keeps=True):
+        done = await run_s4("state", "scan", "clicks", cwd=folder)
+        assert done.returncode == 2
+        assert "several apps 'clicks' of yours run: cluster default, folder" in done.stderr
+        assert "Name one with --cluster" in done.stderr
+        one = await run_s4("state", "scan", "clicks", "--cluster", "shop", cwd=folder)
+        assert (one.returncode, one.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
+async def test_send_and_tail_without_an_address_go_to_the_app_that_has_the_stream(
+    folder: Path, nodes: tuple[str, ...]
+) -> None:
+    async with clicks(folder, *nodes), s4_process(
+        "tail", "totals", "--count", "1", cwd=folder, ready=False
+    ) as tail:  # fmt: skip
+        with trio.fail_after(30):
+            while not tail.stdout:  # it reads from when it has connected
+                await send(folder, "joe")
+        assert json.loads(tail.stdout[0])["user"] == "joe"
+
+
+async def test_where_several_apps_have_a_stream_they_are_named(folder: Path) -> None:
+    async with clicks(folder) as one, clicks(folder) as two:
+        done = await run_s4("send", "clicks", cwd=folder)
+        assert done.returncode == 2
+        assert "several running processes of yours take a stream 'clicks': " in done.stderr
+        for process in (one, two):
+            assert f"clicks at {process.address}" in done.stderr
+        assert "Name one with --to" in done.stderr
+
+
+async def test_the_log_of_a_running_app_is_found(folder: Path) -> None:
+    async with clicks(folder, "-p", "s4.log.folder=log"):
+        made = await run_s4("log", "create", "words", cwd=folder)
+        assert made.returncode == 0
+        shown = await run_s4("log", "describe", "words", "--json", cwd=folder)
+        assert json.loads(shown.stdout)
+
+
+CONFIGURED = [
+    *("run", "node", "adapter", "deploy", "apps", "undeploy", "status", "top", "graph"),
+    *("startpoint set", "startpoint show", "startpoint delete"),
+    *("checkpoint list", "checkpoint show", "checkpoint export", "checkpoint import"),
+    *("state get", "state scan"),
+    *("dead-letter list", "dead-letter show", "dead-letter replay"),
+    *("config show", "config check"),
+]
+
+
+@pytest.mark.parametrize("command", CONFIGURED)
+async def test_each_command_that_reads_a_configuration_has_the_same_options_for_it(
+    tmp_path: Path, command: str
+) -> None:
+    done = await run_s4(*command.split(), "--help", cwd=tmp_path)
+    words = " ".join(done.stdout.split())
+    assert "--config FILE" in words
+    assert "-p KEY=VALUE" in words
+    assert "may come several times, later ones win" in words

@@ -1,0 +1,521 @@
+"""Containers sharing out an app's partitions: joining, dying, leaving, on a real folder."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+from conformance.coordination import Peer, python_process
+from harness import ROOT, limited, plain_errors, until
+from structlog.testing import capture_logs
+
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.membership import Membership, View
+from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.errors import CoordinationError, NameTaken, SessionLost
+
+LONG = 600.0
+"""Seconds that no test lives to see: what waits for them does not happen."""
+
+
+class Seat:
+    """A member in this process, and what it was told."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.views: list[View] = []
+
+    @property
+    def view(self) -> View:
+        return self.membership.view
+
+    @property
+    def mine(self) -> list[int]:
+        return sorted(self.view.mine)
+
+    @property
+    def owners(self) -> str:
+        """The owners by partition in one text; a dot for nobody."""
+        return "".join(owner.removeprefix("tcp://") or "." for owner in self.view.owners)
+
+
+@asynccontextmanager
+async def seat(
+    folder: Path,
+    name: str,
+    *,
+    partitions: int = 4,
+    expected: int = 1,
+    gather: float = LONG,
+    containers: int = 0,
+    app: str = "count",
+    timeout: float = 10.0,
+) -> AsyncIterator[Seat]:
+    """A member with a session of its own, which ends without leaving."""
+    with plain_errors():
+        async with (
+            FolderCoordination(folder, session_timeout=timeout).session(name) as session,
+            trio.open_nursery() as nursery,
+        ):
+            one = Seat(
+                Membership(
+                    session,
+                    cluster="east",
+                    app=app,
+                    member=name,
+                    address=f"tcp://{name}",
+                    partitions=partitions,
+                    expected=expected,
+                    gather_timeout=gather,
+                    containers=containers,
+                )
+            )
+            nursery.start_soon(one.membership.run, one.views.append)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+def member_process(
+    folder: Path, name: str, *, partitions: int = 4, expected: int = 1, timeout: float = 60
+) -> AbstractAsyncContextManager[Peer]:
+    script = ROOT / "tests" / "membership_process.py"
+    return python_process(script, folder, name, partitions, expected, str(timeout))
+
+
+async def owners(seats: list[Seat], expected: str) -> None:
+    """Wait until all of them see these owners."""
+    await until(lambda: all(s.owners == expected for s in seats), f"owners {expected}")
+
+
+# --- the first assignment ------------------------------------------------------------------------
+
+
+async def test_who_is_alone_owns_everything(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        assert a.view == View(
+            epoch=1,
+            owners=("tcp://a",) * 4,
+            epochs=(1, 1, 1, 1),
+            mine=frozenset({0, 1, 2, 3}),
+            members=("tcp://a",),
+            origin=a.view.origin,
+        )
+        assert a.view.origin
+
+
+async def test_epochs_count_in_one_origin_until_the_app_is_removed(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
+        await until(lambda: a.view.epoch == b.view.epoch == 1)
+        origin = a.view.origin
+        await a.membership.leave()
+        await owners([b], "bbbb")
+        assert b.view.epoch > 1
+        assert b.view.origin == origin
+        await b.membership.leave()
+        # b may still be claiming what it was given in its last epoch, in the name of that origin
+        async with FolderCoordination(tmp_path).session("remover") as session:
+            await Registry(session).remove_app("east", "count")
+    async with seat(tmp_path, "a") as again:
+        await owners([again], "aaaa")
+        assert again.view.epoch == 1
+        assert again.view.origin not in ("", origin)
+
+
+async def test_nothing_is_shared_out_before_the_expected_members_are_there(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=3) as a, seat(tmp_path, "b", expected=3) as b:
+        await until(lambda: len(a.view.members) == len(b.view.members) == 2)
+        assert a.view.epoch == b.view.epoch == 0
+        assert a.owners == b.owners == "...."
+        async with seat(tmp_path, "c", expected=3) as c:
+            await until(lambda: a.view.epoch == b.view.epoch == c.view.epoch == 1)
+            assert sorted(len(s.mine) for s in (a, b, c)) == [1, 1, 2]
+            assert a.view.owners == b.view.owners == c.view.owners
+
+
+async def test_after_the_gather_time_those_who_are_there_share(tmp_path: Path) -> None:
+    async with (
+        seat(tmp_path, "a", expected=3, gather=1.0) as a,
+        seat(tmp_path, "b", expected=3, gather=1.0) as b,
+    ):
+        await until(lambda: len(a.mine) == len(b.mine) == 2)
+
+
+async def test_apps_do_not_meet(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a, seat(tmp_path, "a", app="other", partitions=2) as other:
+        await owners([a], "aaaa")
+        await owners([other], "aa")
+
+
+# --- coming and going ----------------------------------------------------------------------------
+
+
+async def test_who_comes_late_is_a_spare_and_takes_over_at_once(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
+        await until(lambda: len(a.mine) == len(b.mine) == 2)
+        async with seat(tmp_path, "c", expected=2) as c:
+            await until(lambda: len(a.view.members) == len(c.view.members) == 3)
+            assert c.mine == []
+            given_up = b.mine
+            await b.membership.leave()
+            await until(lambda: c.mine == given_up, "the spare has them")
+            assert sorted(a.mine + c.mine) == [0, 1, 2, 3]
+
+
+async def test_who_has_more_than_its_share_hands_over_what_it_has_stopped_with(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
+            await a.membership.hand_over([3])
+            await owners([a, b], "aaab")
+            assert (a.view.owed, b.view.epochs) == ({2}, (1, 1, 1, 2))
+            await a.membership.hand_over([2])
+            await owners([a, b], "aabb")
+            assert (a.view.owed, b.view.epochs) == (set(), (1, 1, 3, 2))
+
+
+async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await b.membership.leave()
+        await until(lambda: a.view.members == ("tcp://a",))
+        await a.membership.hand_over([3])
+        await until(lambda: a.view.epochs == (1, 1, 1, 2))
+        assert a.mine == [0, 1, 2, 3]
+
+
+async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b, trio.open_nursery() as nursery:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            with capture_logs() as logs, limited(resource.RLIMIT_FSIZE, 1):
+                nursery.start_soon(a.membership.hand_over, [3])
+                await until(lambda: any(line["event"] == "cannot hand over" for line in logs))
+            await owners([a, b], "aaab")
+
+
+async def test_who_has_left_has_nothing_to_hand_over(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await a.membership.leave()
+            await a.membership.hand_over([3])
+            await owners([b], "bbbb")
+
+
+async def test_a_spare_does_not_gather_when_the_only_owner_goes(tmp_path: Path) -> None:
+    async with member_process(tmp_path, "a") as a:
+        assert await a.line() == "1 a,a,a,a 1,1,1,1 0,1,2,3"
+        async with seat(tmp_path, "b", expected=2) as b:
+            await owners([b], "aaaa")
+            await a.kill()
+            await owners([b], "bbbb")
+            assert b.view.epochs == (2, 2, 2, 2)
+            assert b.view.members == ("tcp://b",)
+
+
+async def test_more_members_than_partitions_leave_spares(tmp_path: Path) -> None:
+    async with (
+        seat(tmp_path, "a", partitions=2, expected=3) as a,
+        seat(tmp_path, "b", partitions=2, expected=3) as b,
+        seat(tmp_path, "c", partitions=2, expected=3) as c,
+    ):
+        await until(lambda: sorted(map(len, (a.mine, b.mine, c.mine))) == [0, 1, 1])
+
+
+async def test_with_so_many_containers_the_other_members_are_spares_that_take_over(
+    tmp_path: Path,
+) -> None:
+    async with (
+        seat(tmp_path, "a", expected=3, containers=2) as a,
+        seat(tmp_path, "b", expected=3, containers=2) as b,
+    ):
+        async with seat(tmp_path, "c", expected=3, containers=2) as c:
+            seats = sorted([a, b, c], key=lambda seat: not seat.mine)
+            await until(lambda: all(seat.view.epoch == 1 for seat in seats))
+            seats.sort(key=lambda seat: not seat.mine)
+            assert [len(seat.mine) for seat in seats] == [2, 2, 0]
+            spare_was_c = seats[2] is c
+        epoch = 1 if spare_was_c else 2
+        await until(lambda: a.view.epoch == b.view.epoch == epoch)
+        assert sorted([len(a.mine), len(b.mine)]) == [2, 2]
+
+
+async def test_after_a_restart_with_another_number_few_partitions_change_their_member(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as first:
+        seats = [await first.enter_async_context(seat(tmp_path, n, expected=2)) for n in "ab"]
+        await until(lambda: all(s.view.epoch == 1 for s in seats))
+        before = seats[0].owners
+    async with AsyncExitStack() as second:
+        seats = [
+            await second.enter_async_context(seat(tmp_path, n, partitions=4, expected=3))
+            for n in "cba"
+        ]
+        await until(lambda: all(s.view.epoch == 2 for s in seats))
+        after = seats[0].owners
+    assert sorted(after.count(name) for name in "abc") == [1, 1, 2]
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
+
+
+async def test_only_what_was_the_dead_one_s_moves(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=2) as a:
+        async with member_process(tmp_path, "b", expected=2) as b:
+            await until(lambda: len(a.mine) == 2)
+            before = a.view
+            await b.kill()
+            await owners([a], "aaaa")
+        kept = before.mine
+        assert [a.view.epochs[p] for p in range(4)] == [1 if p in kept else 2 for p in range(4)]
+
+
+async def test_when_the_oldest_dies_the_next_one_computes(tmp_path: Path) -> None:
+    async with member_process(tmp_path, "old", expected=3) as old:
+        assert await old.line() == "0 .,.,.,. 0,0,0,0 -"
+        async with seat(tmp_path, "b", expected=3) as b, seat(tmp_path, "c", expected=3) as c:
+            await until(lambda: b.view.epoch == c.view.epoch == 1)
+            assert b.view.members[0] == "tcp://old"
+            await old.kill()
+            await until(lambda: len(b.mine) == len(c.mine) == 2)
+            assert sorted(b.mine + c.mine) == [0, 1, 2, 3]
+
+
+async def test_who_comes_back_under_its_name_starts_without_what_it_had(tmp_path: Path) -> None:
+    async with seat(tmp_path, "b", expected=2) as b:
+        async with member_process(tmp_path, "a", expected=2) as a:
+            await until(lambda: len(b.mine) == 2)
+            kept = b.view.mine
+            await a.kill()
+        async with seat(tmp_path, "a", expected=2) as again:
+            await until(lambda: b.view.epoch == again.view.epoch >= 2)
+            for partition in range(4):
+                assert again.view.epochs[partition] == (1 if partition in kept else 2)
+            assert kept <= b.view.mine
+
+
+async def test_when_all_have_gone_those_who_come_gather_again(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+    async with seat(tmp_path, "b", expected=2) as b:
+        await until(lambda: b.view.members == ("tcp://b",))
+        assert (b.view.epoch, b.owners) == (0, "....")
+        async with seat(tmp_path, "c", expected=2) as c:
+            await until(lambda: len(b.mine) == len(c.mine) == 2)
+            assert b.view.epochs == (2, 2, 2, 2)
+
+
+# --- leaving -------------------------------------------------------------------------------------
+
+
+async def test_who_leaves_gives_up_everything_and_is_told_so_last(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
+        await until(lambda: len(a.mine) == len(b.mine) == 2)
+        await a.membership.leave()
+        found = await b.membership.registry.assignment(AppId("east", "count"))
+        assert found is not None
+        assert {owner.member for owner in found.value.owners} == {"b"}  # when leave() has returned
+        await owners([a, b], "bbbb")
+        assert a.views[-1].mine == frozenset()
+        await a.membership.leave()
+
+
+async def test_the_last_who_leaves_leaves_nobody(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        await a.membership.leave()
+        await owners([a], "....")
+        assert a.view.members == ()
+        assert a.mine == []
+
+
+async def test_leaving_before_anything_was_shared_out_ends_the_run(tmp_path: Path) -> None:
+    async with FolderCoordination(tmp_path).session("a") as session:
+        membership = Membership(
+            session, cluster="east", app="count", member="a", address="tcp://a", partitions=4
+        )
+        await membership.leave()
+        with trio.fail_after(10):
+            await membership.run(lambda view: None)
+        assert await membership.registry.members(AppId("east", "count")) == {}
+
+
+async def test_a_process_that_leaves_is_replaced_before_it_ends(tmp_path: Path) -> None:
+    async with member_process(tmp_path, "a") as a:
+        assert await a.line() == "1 a,a,a,a 1,1,1,1 0,1,2,3"
+        async with seat(tmp_path, "b") as b:
+            await owners([b], "aaaa")
+            a.signal(signal.SIGTERM)
+            await owners([b], "bbbb")
+            assert sorted((await a.rest())[-2:]) == ["2 b,b,b,b 2,2,2,2 -", "left"]
+
+
+# --- what is refused, what is lost ---------------------------------------------------------------
+
+
+async def test_another_number_of_partitions_is_refused_while_one_lives(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        with pytest.raises(CoordinationError) as caught:
+            async with seat(tmp_path, "b", partitions=8):
+                await trio.sleep_forever()
+        assert "app 'east.count' runs with 4 partitions in 'a'" in str(caught.value)
+        assert "would have 8 here; set s4.cluster.partitions = 4" in str(caught.value)
+        await until(lambda: a.view.members == ("tcp://a",))
+        assert a.owners == "aaaa"
+        assert all(len(view.owners) == 4 for view in a.views)
+
+
+async def test_another_number_of_partitions_is_taken_when_nobody_lives(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+    async with seat(tmp_path, "a", partitions=2) as again:
+        await owners([again], "aa")
+        assert again.view.epochs == (2, 2)
+        assert all(len(view.owners) == len(view.epochs) == 2 for view in again.views)
+
+
+async def test_an_assignment_for_another_number_of_partitions_is_not_told(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+    async with seat(tmp_path, "b", partitions=2, expected=2) as b:
+        await until(lambda: b.view.members == ("tcp://b",))
+        assert (b.view.owners, b.view.epochs) == (("", ""), (0, 0))
+        async with seat(tmp_path, "c", partitions=2, expected=2) as c:
+            await until(lambda: len(b.mine) == len(c.mine) == 1)
+            assert b.view.epochs == (2, 2)
+
+
+async def test_a_second_member_of_the_name_is_refused(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        with pytest.raises(NameTaken, match="'a' of app"):
+            async with seat(tmp_path, "a"):
+                await trio.sleep_forever()
+        assert a.owners == "aaaa"
+
+
+@pytest.mark.slow
+async def test_while_nothing_can_be_written_the_last_view_holds(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", timeout=1.0) as a, member_process(tmp_path, "b") as b:
+        await owners([a], "aaaa")
+        await b.line()
+        other = sqlite3.connect(tmp_path / "tree.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # as a process that was stopped in the middle
+        await b.kill()
+        with trio.move_on_after(2.5):
+            await a.membership.registry.session.lost.wait()
+        assert (a.owners, len(a.view.members)) == ("aaaa", 2)
+        with pytest.raises(CoordinationError, match="was locked by another process"):
+            await a.membership.registry.set_metadata("x", b"y")
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: a.view.members == ("tcp://a",))
+
+
+async def test_a_lost_session_ends_the_run(tmp_path: Path) -> None:
+    async def lose() -> None:
+        async with seat(tmp_path, "a") as a:
+            await owners([a], "aaaa")
+            (tmp_path / "tree.sqlite").unlink()
+            await trio.sleep_forever()
+
+    with trio.fail_after(10), pytest.raises(SessionLost, match="was deleted"):
+        await lose()
+
+
+@pytest.mark.slow
+async def test_a_stopped_member_is_replaced_and_finds_itself_lost(tmp_path: Path) -> None:
+    async with (
+        seat(tmp_path, "a", expected=2) as a,
+        member_process(tmp_path, "b", expected=2, timeout=2) as b,
+    ):
+        await until(lambda: len(a.mine) == 2)
+        b.signal(signal.SIGSTOP)
+        await owners([a], "aaaa")
+        b.signal(signal.SIGCONT)
+        assert (await b.rest())[-1] == "lost"
+        assert a.owners == "aaaa"
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+
+async def test_views_are_told_once_and_epochs_only_grow(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        registry = Registry(a.membership.registry.session)
+        for number in range(5):
+            await registry.add_stream_user(f"s{number}", "consumers", AppId("east", "count"))
+            async with seat(tmp_path, "b") as b:
+                await until(lambda: len(b.view.members) == 2)
+        await until(lambda: a.view.members == ("tcp://a",))
+        assert all(one != two for one, two in pairwise(a.views))
+        epochs = [view.epoch for view in a.views]
+        assert epochs == sorted(epochs)
+
+
+async def settled(registry: Registry, living: set[str]) -> None:
+    """Wait until every partition has an owner among the living, and the dead are gone."""
+    app = AppId("east", "count")
+    with trio.fail_after(30):
+        while True:
+            seen = await registry.session.change("/")
+            group = await registry.group(app)
+            if set(group.addresses) == living and group.owners and "" not in group.owners:
+                assert len(group.owners) == 7
+                return
+            await registry.session.wait_change("/", seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_members_that_die_at_random_never_own_a_partition_in_one_epoch_together(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    processes: dict[str, Peer] = {}
+    living: set[str] = set()
+    async with (
+        FolderCoordination(tmp_path).session("observer") as session,
+        AsyncExitStack() as stack,
+    ):
+        registry = Registry(session)
+        for number in range(12):
+            name = f"m{number}"
+            process = member_process(tmp_path, name, partitions=7)
+            processes[name] = await stack.enter_async_context(process)
+            living.add(name)
+            if len(living) > chance.randint(1, 4):
+                victim = chance.choice(sorted(living))
+                processes[victim].signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
+                living.remove(victim)
+            if living and chance.random() < 0.6:
+                await settled(registry, {f"tcp://{name}" for name in living})
+        for process in processes.values():
+            process.process.kill()
+        lines = {name: await process.rest() for name, process in processes.items()}
+    holders: dict[tuple[int, int], str] = {}
+    for name, views in lines.items():
+        for view in [line.split(" ") for line in views if line not in ("left", "lost")]:
+            epochs = view[2].split(",")
+            for partition in [int(p) for p in view[3].split(",") if p != "-"]:
+                place = partition, int(epochs[partition])
+                assert holders.setdefault(place, name) == name
+    assert len(holders) > 7

@@ -1,0 +1,141 @@
+"""The promises of the list of keys: which there are, their defaults, and what is said of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.config.key import ConfigKey, Pattern
+
+
+def test_the_list_has_these_keys_and_defaults() -> None:
+    assert [(entry.name, entry.text) for entry in Config.of({}).items()] == [
+        ("s4.cluster.name", "default"),
+        ("s4.cluster.partitions", "1"),
+        ("s4.hasher", "crc32m"),
+        ("s4.cluster.gatherTimeout", "10000"),
+        ("s4.coordination.folder", "~/.s4node"),
+        ("s4.session.timeout", "10000"),
+        ("s4.listener.address", "tcp://127.0.0.1:12000"),
+        ("s4.listener.advertise", ""),
+        ("s4.listener.maxEnvelopeBytes", "16777216"),
+        ("s4.listener.maxFrameBytes", "1048576"),
+        ("s4.listener.maxConnections", "1024"),
+        ("s4.deserializer.executor", "block"),
+        ("s4.deserializer.workQueueSize", "100000"),
+        ("s4.deserializer.workQueueBytes", "67108864"),
+        ("s4.deserializer.maxRate", "200000"),
+        ("s4.stream.executor", "block"),
+        ("s4.stream.workQueueSize", "10000"),
+        ("s4.stream.workQueueBytes", "16777216"),
+        ("s4.stream.maxRate", "200000"),
+        ("s4.stream.parallelism", "0"),
+        ("s4.sender.executor", "throttle"),
+        ("s4.sender.workQueueSize", "10000"),
+        ("s4.sender.workQueueBytes", "67108864"),
+        ("s4.sender.maxRate", "200000"),
+        ("s4.remoteSender.executor", "block"),
+        ("s4.remoteSender.workQueueSize", "10000"),
+        ("s4.remoteSender.workQueueBytes", "67108864"),
+        ("s4.remoteSender.maxRate", "200000"),
+        ("s4.spill.folder", ""),
+        ("s4.sender.maxFrameEvents", "2048"),
+        ("s4.sender.maxFrameBytes", "262144"),
+        ("s4.comm.timeout", "1000"),
+        ("s4.comm.verdictDelay", "200"),
+        ("s4.producer.expiry", "3600000"),
+        ("s4.adapter.output.stream", ""),
+        ("task.broadcast.inputs", ""),
+        ("job.systemstreampartition.grouper.factory", "by-partition"),
+        ("job.container.count", "0"),
+        ("task.chooser.class", "round-robin"),
+        ("task.consumer.batch.size", "0"),
+        ("task.max.concurrency", "1"),
+        ("task.order", "arrival"),
+        ("job.container.thread.pool.size", "0"),
+        ("task.window.ms", "0"),
+        ("task.commit.ms", "60000"),
+        ("task.async.commit", "false"),
+        ("task.callback.timeout.ms", "0"),
+        ("task.ignored.exceptions", ""),
+        ("task.inputs", ""),
+        ("task.drop.deserialization.errors", "false"),
+        ("task.dead.letter.stream", ""),
+        ("job.coordinator.monitor-partition-change.frequency.ms", "300000"),
+        ("s4.state.folder", "~/.s4node/state"),
+        ("s4.state.url", ""),
+        ("s4.state.sync", "normal"),
+        ("s4.state.checkpointInterval", "600000"),
+        ("s4.state.checkpoints", "3"),
+        ("s4.state.checkpointAge", "86400000"),
+        ("s4.state.changesBytes", "67108864"),
+        ("task.commit.timeout.ms", "1800000"),
+        ("s4.step.maxEvents", "2048"),
+        ("s4.step.maxMs", "5"),
+        ("s4.watchdog.ms", "100"),
+        ("task.shutdown.ms", "30000"),
+        ("s4.gc.threshold", "100000"),
+        ("s4.container.startTimeout", "60000"),
+        ("s4.container.pulseTimeout", "10000"),
+        ("s4.container.endTimeout", "5000"),
+        ("s4.container.restartDelay", "200"),
+        ("s4.container.maxRestartDelay", "30000"),
+        ("container.lifecycle.listeners", ""),
+        ("s4.log.folder", ""),
+        ("s4.log.retention.ms", "604800000"),
+        ("s4.log.retention.bytes", "0"),
+        ("s4.log.quotaBytes", "0"),
+        ("s4.log.sync", "normal"),
+        ("metrics.reporters", ""),
+        ("metrics.reporter.interval", "60000"),
+        ("metrics.reporter.jsonl.file", ""),
+        ("s4.logger_level", "info"),
+        ("s4.logger_format", "auto"),
+    ]
+
+
+def test_the_list_has_these_families_of_keys() -> None:
+    assert [key.name for key in settings.KEYS if isinstance(key, Pattern)] == [
+        "s4.cluster.<cluster>.address",
+        "s4.stream.<stream>.consumers",
+        "s4.stream.<stream>.grade",
+        *(
+            f"s4.{stage}.<stream>.{word}"
+            for stage in ("deserializer", "stream", "sender", "remoteSender")
+            for word in ("executor", "workQueueSize", "workQueueBytes", "maxRate", "parallelism")
+            if word != "parallelism" or stage == "stream"
+        ),
+        "s4.app.<parameter>",
+        "streams.<stream>.samza.priority",
+        "streams.<stream>.samza.bootstrap",
+        "systems.<system>.type",
+        "systems.<system>.address",
+        "streams.<stream>.samza.offset.default",
+        "systems.<system>.samza.offset.default",
+        "streams.<stream>.samza.reset.offset",
+        "streams.<stream>.onLost",
+        "s4.stream.<stream>.onError",
+    ]
+
+
+def test_milliseconds_are_seconds_in_code() -> None:
+    config = Config.of({"s4.comm.timeout": "250", "s4.step.maxMs": "0.5"})
+    assert config[settings.COMM_TIMEOUT] == 0.25
+    assert config[settings.STEP_MAX_MS] == 0.0005
+    assert config[settings.PRODUCER_EXPIRY] == 3600.0
+    assert config[settings.WATCHDOG_MS] == 0.1
+
+
+@pytest.mark.parametrize("key", settings.KEYS, ids=lambda key: key.name)
+def test_every_key_is_documented_in_one_to_three_sentences(key: ConfigKey[object]) -> None:
+    assert key.doc.endswith(".")
+    assert 1 <= key.doc.count(". ") + 1 <= 3
+
+
+@pytest.mark.parametrize(
+    "pattern", [key for key in settings.KEYS if isinstance(key, Pattern)], ids=lambda key: key.name
+)
+def test_the_example_of_every_family_is_one_that_loads(pattern: Pattern[object]) -> None:
+    config = Config.of({pattern.example: pattern.text})
+    assert list(config.matching(pattern).values()) == [pattern.parse(pattern.text)]

@@ -1,0 +1,167 @@
+"""What a cluster does, put together from what its containers tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from s4node.deploy.cluster_snapshot import (
+    OutboxRow,
+    Row,
+    Snapshot,
+    bottleneck_of,
+    outboxes_of,
+    ranges,
+    rows_of,
+    state_of,
+    with_rates,
+)
+
+
+def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> dict[str, Any]:
+    return {"stage": stage, "stream": stream, "depth": depth, "capacity": 100, **more}
+
+
+def told(*stages: dict[str, Any], app: str = "shop") -> tuple[str, dict[str, int], dict[str, Any]]:
+    return app, {"clicks": 0, "words": 1}, {"stages": list(stages)}
+
+
+def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
+    rows = rows_of(
+        [
+            told(
+                stage("stream", "clicks", 10, admitted=5, shed={"full": 1}, waited_last=0.2),
+                stage("stream", "clicks", 90, admitted=7, in_flight=2, waited_last=0.1),
+            ),
+            told(stage("stream", "clicks", 0, admitted=1, shed={"full": 2, "rate": 4})),
+        ]
+    )
+    assert rows == [
+        Row(
+            "shop", "stream", "clicks", depth=100, capacity=300, in_flight=2, admitted=13,
+            shed={"full": 3, "rate": 4}, waited=0.2, fullest=0.9,
+        )
+    ]  # fmt: skip
+
+
+def test_a_row_tells_what_is_promised_for_its_stream() -> None:
+    app, levels, statistics = told(stage("stream", "clicks"), stage("stream", "words"))
+    rows = rows_of([(app, levels, {**statistics, "grades": {"clicks": "durable"}})])
+    assert [(row.stream, row.grade) for row in rows] == [("clicks", "durable"), ("words", "")]
+
+
+def test_events_that_were_left_out_stand_in_the_row_of_their_stream() -> None:
+    app, levels, statistics = told(stage("stream", "clicks"), stage("sender", "clicks"))
+    twice = [(app, levels, {**statistics, "replay": {"left_out": {"clicks": 2}}})] * 2
+    rows = rows_of([*twice, (app, levels, {**statistics, "replay": None})])
+    assert [(row.stage, row.left_out) for row in rows] == [("stream", 4), ("sender", 0)]
+
+
+def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one() -> None:
+    app, levels, statistics = told(stage("sender", "words", admitted=5), stage("stream", "words"))
+    lost = {"sender": {"words": 2}, "subscriber": {"words": 1}}
+    rows = rows_of([(app, levels, {**statistics, "unsendable": lost})] * 2)
+    assert [(row.stage, row.admitted, row.unsendable) for row in rows] == [
+        ("stream", 0, 0),
+        ("sender", 10, 4),
+        ("subscriber", 0, 2),
+    ]
+
+
+def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:
+    def outbox(stream: str, consumer: str, depth: int) -> dict[str, Any]:
+        return {"stream": stream, "consumer": consumer, "depth": depth, "bytes": 10 * depth}
+
+    one = [outbox("words", "", 3), outbox("copies", "shop", 1), outbox("copies", "log", 0)]
+    two = [outbox("words", "", 4), outbox("copies", "log", 0)]
+    rows = outboxes_of([("a", {}, {"outboxes": one}), ("a", {}, {"outboxes": two}), ("b", {}, {})])
+    assert rows == [OutboxRow("a", "copies", "shop", 1, 10), OutboxRow("a", "words", "", 7, 70)]
+
+
+def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
+    tasks = [{"stages": {"clicks": {"depth": n, "capacity": 10, "admitted": n}}} for n in (1, 2)]
+    (row,) = rows_of([("shop", {}, {"tasks": tasks})])
+    assert (row.stage, row.depth, row.admitted, row.fullest) == ("stream", 3, 3, 0.2)
+
+
+def test_an_event_that_one_container_passes_on_to_another_has_come_in_once() -> None:
+    def container(came: int, forwarded: int) -> tuple[str, dict[str, int], dict[str, Any]]:
+        inputs = {"clicks": {"admitted": came, "forwarded": forwarded}}
+        app, levels, statistics = told(stage("deserializer", "clicks", admitted=came))
+        return app, levels, {**statistics, "inputs": inputs}
+
+    (row,) = rows_of([container(1000, 0), container(600, 600)])
+    assert row.admitted == 1000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "phases", "members", "state"),
+    [
+        ("running", ["running", "waiting"], ["one"], "running"),
+        ("running", ["waiting", "waiting"], [], "waiting to restart"),
+        ("running", ["waiting", "starting"], [], "starting"),
+        ("running", ["waiting", "prepared"], [], "waiting to restart"),
+        ("running", ["running"], [], "starting"),
+        ("running", [], [], "not running"),
+        ("stopping", ["running"], ["one"], "stopping"),
+    ],
+)
+def test_an_app_is_in_the_state_that_is_true_of_it_and_not_in_the_one_that_is_wanted(
+    wanted: str, phases: list[str], members: list[str], state: str
+) -> None:
+    assert state_of(wanted, phases, members) == state
+
+
+def test_a_container_that_has_told_nothing_yet_makes_no_row() -> None:
+    assert rows_of([("shop", {}, {})]) == []
+
+
+def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
+    (row,) = rows_of([told(stage("stream", "clicks", 1, bytes=60, max_bytes=80))])
+    assert row.fullest == 0.75
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([stage("stream", "clicks", 79)], ""),
+        ([stage("stream", "clicks", 80)], "stream 'clicks' of app 'shop' is 80% full"),
+        ([stage("stream", "clicks", 99), stage("stream", "words", 85)], "stream 'words'"),
+        ([stage("deserializer", "clicks", 100), stage("stream", "clicks", 90)], "stream 'clicks'"),
+        ([stage("remoteSender", "out", 90), stage("stream", "words", 100)], "remoteSender 'out'"),
+        ([stage("stream", "clicks", 100, executor="shed")], "is 100% full, and drops: what comes"),
+        (
+            [stage("stream", "words", 100, executor="shed"), stage("stream", "clicks", 90)],
+            "stream 'clicks'",
+        ),
+        ([stage("sender", "clicks", 100, executor="throttle")], ""),
+    ],
+)
+def test_the_bottleneck_is_the_full_blocking_stage_furthest_downstream_or_else_one_that_drops(
+    stages: list[dict[str, Any]], words: str
+) -> None:
+    found = bottleneck_of(rows_of([told(*stages)]))
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def at(time: float, admitted: int) -> Snapshot:
+    return Snapshot("c", "", time, [], [], rows_of([told(stage("stream", "s", admitted=admitted))]))
+
+
+def test_a_rate_is_the_difference_of_two_snapshots() -> None:
+    assert with_rates(at(12, 300), at(10, 100)).stages[0].rate == 100
+    assert with_rates(at(12, 300), None).stages[0].rate is None
+
+
+def test_a_container_that_was_started_again_counts_from_nothing() -> None:
+    assert with_rates(at(12, 30), at(10, 100)).stages[0].rate == 15
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 3, 7], "0-3, 7"), ([0, 2, 3], "0, 2-3")],
+)
+def test_partitions_are_shown_as_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

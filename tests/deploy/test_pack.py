@@ -1,0 +1,712 @@
+"""Packages: what goes along, and that an app runs from one in a process without its file."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+import shutil
+import stat
+import struct
+import sys
+import tracemalloc
+import unicodedata
+import zipfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+from harness import ANY_PORT, DEADLINE, ROOT, plain_errors, until
+
+from s4node import Client, Event, packaged
+from s4node.cluster.node import package as archive
+from s4node.cluster.node.package import Manifest, Package, Store
+from s4node.cluster.node.restart_policy import Limits
+from s4node.cluster.node.supervisor import ContainerProcess, supervising
+from s4node.cluster.node.supervisor_protocol import Begin
+from s4node.deploy import requirements
+from s4node.deploy.pack import load, pack
+from s4node.errors import ConfigError, ContainerFailed, PackageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+# all that pickling by value could lose: names that only annotations use, streams that handlers use
+# by name, a stream whose PE feeds it, what is set on prototypes, triggers, defaults, key finders,
+# events with methods and factories, imports from beside the file, also late ones
+RICH = """\
+from __future__ import annotations
+import msgspec
+from pathlib import Path
+from typing import ClassVar
+from s4node import App, Event, KeyFinder, ProcessingElement
+from rich_words import split, Word
+
+class Sentence(Event):
+    event_name: ClassVar[str] = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+    def words(self) -> list[str]:
+        return split(self.text)
+
+class Length(KeyFinder):
+    def get(self, event):
+        return (str(len(event.text)),)
+
+class Splitter(ProcessingElement):
+    limit = 0
+    def on_event(self, sentence: Sentence) -> None:
+        for word in sentence.words():
+            words.put(Word(word, self.limit))
+
+class Counter(ProcessingElement):
+    counts: dict = {}
+    unit: str = "once"
+    def on_event(self, word: Word) -> None:
+        from rich_late import shown
+        self.counts[word.text] = self.counts.get(word.text, 0) + 1
+        if word.again:
+            words.put(Word(word.text, word.again - 1))
+        else:
+            with Path(self.app.parameters["file"]).open("a") as file:
+                file.write(shown(word.text, self.counts[word.text], self.unit))
+    def on_trigger(self, word: Word) -> None:
+        pass
+
+app = App("talker")
+counter = app.create_pe(Counter)
+counter.unit = "times"
+counter.set_trigger(Word, events=2)
+words = app.create_stream("words", counter, key="text")
+splitter = app.create_pe(Splitter)
+splitter.limit = 2
+app.create_input_stream("sentences", splitter, key=Length())
+del counter, splitter
+"""
+
+BESIDE = {
+    "rich_words.py": "from s4node import Event\n"
+    "class Word(Event):\n    text: str\n    again: int = 0\n"
+    "def split(text): return text.split()\n",
+    "rich_late/__init__.py": "from rich_late.shown import shown\n",
+    "rich_late/shown.py": "from pathlib import Path\n"
+    "FORM = (Path(__file__).parent / 'form.txt').read_text()\n"
+    "def shown(*values): return FORM.format(*values)\n",
+    "rich_late/form.txt": "{0} {1} {2};",
+    "other.py": "raise AssertionError('nobody imports this')\n",
+    ".hidden.py": "",
+}
+
+
+class Sentence(Event):
+    event_name = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "talker.py").write_text(RICH)
+    for name, text in BESIDE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def stored(package: Package, folder: Path, **settings: str) -> Begin:
+    """What to run the package with, from a store in ``folder``."""
+    digest = Store(folder / "store").put(package.encode())
+    return Begin(
+        package.manifest.name,
+        "one",
+        {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"} | package.manifest.settings,
+        package=str(folder / "store" / f"{digest}.zip"),
+        digest=digest,
+        folder=str(folder / "unpacked"),
+    )
+
+
+@asynccontextmanager
+async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
+    with plain_errors(), trio.fail_after(DEADLINE):
+        async with supervising(Limits()) as supervisor:
+            process = supervisor.start(begin)
+            yield process
+            await process.stop()
+
+
+# -- an app goes by value -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_an_app_runs_from_its_package_without_its_files(folder: Path) -> None:
+    out = folder / "out"
+    package = pack(str(folder / "talker.py"), settings={"s4.app.file": str(out)})
+    for name in ("talker.py", *BESIDE):
+        (folder / name).unlink()
+    async with container_of(stored(package, folder)) as process:
+        async with Client(await process.wait_ready()) as client:
+            stream = await client.stream("sentences")
+            await stream.send(Sentence("a b a"))
+            await stream.flush()
+        await until(lambda: out.exists() and out.read_text().count(";") == 3)
+    assert sorted(out.read_text().split(";")) == ["", "a 5 times", "a 6 times", "b 3 times"]
+
+
+@pytest.mark.slow
+async def test_an_error_in_a_packaged_app_shows_the_lines_of_its_file(folder: Path) -> None:
+    file = folder / "fails.py"
+    file.write_text(
+        "from s4node import App\n"
+        "class Fails(App):\n"
+        "    def on_init(self):\n"
+        "        self.missing_thing()  # here\n"
+    )
+    package = pack(str(file))
+    file.unlink()
+    async with container_of(stored(package, folder)) as process:
+        with pytest.raises(ContainerFailed, match="on_init of app 'Fails'") as caught:
+            await process.wait_ready()
+    assert "self.missing_thing()  # here" in caught.value.trace
+
+
+def test_what_the_file_imports_from_its_folder_goes_along_and_nothing_else(folder: Path) -> None:
+    package = pack(str(folder / "talker.py"))
+    assert sorted(package.files) == [
+        "app.pickle",
+        "sources/rich_late/__init__.py",
+        "sources/rich_late/form.txt",
+        "sources/rich_late/shown.py",
+        "sources/rich_words.py",
+        "sources/talker.py",
+    ]
+    manifest = package.manifest
+    assert (manifest.name, manifest.kind) == ("talker", "pickle")
+    assert manifest.python == archive.python_here()
+
+
+# -- what a package names of ours -----------------------------------------------------------------
+
+APPS = sorted((ROOT / "apps").glob("*/app.py"))
+GOLDEN = ROOT / "tests" / "golden" / "package-0.1.zip"
+
+TASKS = """\
+from s4node import GenericEvent, KeyFinder, Oldest, TaskApp
+
+class Town(KeyFinder):
+    def get(self, event):
+        return (event.town,)
+
+class Tally:
+    def init(self, context):
+        self.seen = context.store("seen")
+    def process(self, envelope, collector, coordinator):
+        self.seen.put(envelope.key, self.seen.get(envelope.key, 0) + 1)
+
+class TallyApp(TaskApp):
+    start = Oldest()
+    def on_init(self):
+        self.create_store("seen", key=str, value=int)
+
+app = TallyApp("tally", Tally, inputs=["log.visits"], outputs={"towns": Town()})
+app.create_store("late", key=str, value=GenericEvent | None)
+"""
+
+
+def modules_of_ours(pickled: bytes) -> set[str]:
+    """The modules of s4node that a pickle names."""
+    texts = {arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str)}
+    return {text for text in texts if re.fullmatch(r"s4node(\.\w+)*", text)}
+
+
+def test_a_package_names_one_module_of_ours_which_never_moves(folder: Path) -> None:
+    (folder / "tally.py").write_text(TASKS)
+    for file in (folder / "talker.py", folder / "tally.py", *APPS):
+        pickled = pack(str(file)).files["app.pickle"]
+        assert modules_of_ours(pickled) == {"s4node.packaged"}, file
+
+
+@pytest.mark.slow
+async def test_a_golden_package_of_an_earlier_layout_runs(tmp_path: Path) -> None:
+    package = archive.decode(GOLDEN.read_bytes())
+    if package.manifest.python != archive.python_here():
+        pytest.skip(f"the golden package is of Python {package.manifest.python}")
+    package.manifest.settings["s4.app.file"] = str(tmp_path / "out")
+    async with container_of(stored(package, tmp_path)) as process:
+        async with Client(await process.wait_ready()) as client:
+            stream = await client.stream("sentences")
+            await stream.send(Sentence("a b a"))
+            await stream.flush()
+        out = tmp_path / "out"
+        await until(lambda: out.exists() and out.read_text().count(";") == 3)
+    assert sorted(out.read_text().split(";")) == ["", "a 5 times", "a 6 times", "b 3 times"]
+
+
+def test_a_golden_package_names_what_there_still_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    package = archive.decode(GOLDEN.read_bytes())
+    pickled = package.files["app.pickle"]
+    assert modules_of_ours(pickled) == {"s4node.packaged"}
+    if package.manifest.python == archive.python_here():
+        assert load(package, tmp_path / "code").name == "talker"
+
+
+def test_a_name_that_this_s4node_lacks_is_told_with_the_fix() -> None:
+    with pytest.raises(PackageError, match="has no Retired; package the app again"):
+        packaged.find("Retired")
+
+
+# -- what runs under run runs when it is deployed -------------------------------------------------
+
+LOCKS = """\
+import threading
+from s4node import App, ProcessingElement
+lock = threading.Lock()
+class Locks(ProcessingElement):
+    def on_event(self, event):
+        lock.acquire()
+app = App('locks')
+app.create_input_stream('names', app.create_pe(Locks), key='name')
+"""
+
+TREES = """\
+from s4node import App, Event, ProcessingElement
+class Tree(Event):
+    children: 'list[Tree]' = []
+class Prunes(ProcessingElement):
+    def on_event(self, tree: Tree): pass
+class Trees(App):
+    def on_init(self):
+        prunes = self.create_pe(Prunes)
+        prunes.set_singleton()
+        self.create_input_stream('trees', prunes)
+"""
+
+STATE = """\
+from __future__ import annotations
+from dataclasses import dataclass
+from s4node import App, Event, ProcessingElement
+class Item(Event):
+    name: str
+@dataclass
+class Seen:
+    last: Item | None = None
+class Keeps(ProcessingElement):
+    note: Unknown
+    seen: dict[str, Seen] = {}
+    def on_event(self, item: Item) -> None:
+        self.seen[item.name] = Seen(item)
+app = App("keeps")
+app.create_input_stream("items", app.create_pe(Keeps), key="name")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (STATE, {"s4.stream.items.grade": "durable"}),
+        (LOCKS, {}),  # cannot be pickled: its source goes
+        (TREES, {}),
+        ((ROOT / "apps/words/app.py").read_text(), {"s4.stream.lines.grade": "durable"}),
+    ],
+    ids=["types of state as texts", "a lock", "a type of itself", "words"],
+)
+async def test_an_app_that_runs_from_its_file_runs_when_it_is_deployed(
+    tmp_path: Path, text: str, settings: dict[str, str]
+) -> None:
+    file = tmp_path / "fits.py"
+    file.write_text(text)
+    package = pack(str(file), settings={"s4.state.folder": str(tmp_path / "state"), **settings})
+    file.unlink()
+    async with container_of(stored(package, tmp_path)) as process:
+        assert await process.wait_ready()
+
+
+@pytest.mark.slow
+async def test_what_runs_is_what_was_packaged_wherever_the_node_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        (folder / "till.py").write_text(
+            "from till_words import WORDS\nfrom s4node import App\n"
+            "class Till(App):\n    def on_start(self): raise RuntimeError(WORDS)\n"
+        )
+        (folder / "till_words.py").write_text(f"WORDS = 'packaged {folder.name}'\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    package = pack("till")
+    monkeypatch.chdir(elsewhere)
+    (here / "till.py").write_text("1 / 0\n")
+    async with container_of(stored(package, tmp_path)) as process:
+        with pytest.raises(ContainerFailed, match="packaged here"):
+            await process.wait_ready()
+
+
+def test_a_module_goes_along_from_whatever_folder_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "prices_of_test.py").write_text("PRICES = {}\n")
+    (tmp_path / "uses_prices.py").write_text(
+        "import prices_of_test\nimport msgspec\nfrom s4node import App\napp = App('prices')\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "library")])
+    package = pack(str(tmp_path / "uses_prices.py"))
+    assert sorted(package.files) == [
+        "app.pickle", "sources/prices_of_test.py", "sources/uses_prices.py",
+    ]  # fmt: skip
+
+
+# -- what an app needs installed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "# those\nmsgspec>=0.1\nno-such-thing>=2 # this\n-r other.txt\n"),
+        ("pyproject.toml",
+         "[project]\nname='x'\ndependencies = ['msgspec>=0.1', 'no-such-thing>=2']\n"),
+    ],
+)  # fmt: skip
+def test_what_an_app_declares_is_checked_where_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / name).write_text(text)
+    (tmp_path / "needs.py").write_text("from s4node import App\napp = App('needs')\n")
+    package = pack(str(tmp_path / "needs.py"))
+    assert package.manifest.requires == ["msgspec>=0.1", "no-such-thing>=2"]
+    with pytest.raises(PackageError) as caught:
+        load(package, tmp_path / "code")
+    assert str(caught.value) == (
+        "app 'needs' needs no-such-thing>=2 (not installed); install it on this node: "
+        "pip install 'no-such-thing>=2'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("requirement", "fits"),
+    [
+        ("msgspec", True),
+        ("msgspec<0.1", False),
+        ("msgspec<0.1; python_version < '3'", True),
+        ("s4node>=99", True),
+    ],
+)
+def test_a_requirement_is_held_to_its_version_and_marker(requirement: str, fits: bool) -> None:
+    if fits:
+        requirements.check("app", [requirement])
+    else:
+        with pytest.raises(PackageError, match=r"app needs msgspec<0.1 \(0\.\d+"):
+            requirements.check("app", [requirement])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("requirements.txt", "msgspec\n?!\n", "requirements.txt:2: '?!' is no requirement"),
+        ("pyproject.toml", "[project\n", "pyproject.toml cannot be read: "),
+        ("pyproject.toml", "project = 1\n", "pyproject.toml cannot be read: "),
+    ],
+)
+def test_a_declaration_that_cannot_be_read_is_told(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PackageError, match=re.escape(words)):
+        requirements.declared(tmp_path)
+
+
+def test_an_app_at_a_url_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="is a URL, and apps are loaded from this machine"):
+        pack("https://shop.example/app.py")
+
+
+def test_a_module_goes_with_its_whole_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = folder / "shop_of_test"
+    (top / "deep").mkdir(parents=True)
+    (top / "deep" / "app.py").write_text(
+        "from s4node import App\nimport rich_words\nclass Shop(App): pass\n"
+    )
+    (top / "data.csv").write_text("1,2\n")
+    (top / "__init__.py").write_text("")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    package = pack("shop_of_test.deep.app", version="7", name="corner")
+    assert package.manifest.entry == "shop_of_test.deep.app:Shop"
+    assert (package.manifest.name, package.manifest.version) == ("corner", "7")
+    assert sorted(package.files) == [
+        "sources/rich_words.py",
+        "sources/shop_of_test/__init__.py",
+        "sources/shop_of_test/data.csv",
+        "sources/shop_of_test/deep/app.py",
+    ]
+
+
+def test_the_version_is_of_the_content(folder: Path) -> None:
+    first = pack(str(folder / "talker.py")).manifest.version
+    assert pack(str(folder / "talker.py")).manifest.version == first
+    assert pack(str(folder / "talker.py"), settings={"s4.app.file": "x"}).manifest.version != first
+    (folder / "rich_late" / "form.txt").write_text("{0}")
+    assert pack(str(folder / "talker.py")).manifest.version != first
+
+
+# -- what is no app, no package, or not for here --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("x = 1\n", ConfigError, "has no App object and no App class"),
+        ("1 / 0\n", ConfigError, "ZeroDivisionError: division by zero"),
+        ("def\n", ConfigError, ":1: invalid syntax"),
+    ],
+)
+def test_what_cannot_be_packaged_is_told_before_anything_is_sent(
+    tmp_path: Path, text: str, error: type[Exception], words: str
+) -> None:
+    file = tmp_path / "unfit.py"
+    file.write_text(text)
+    with pytest.raises(error) as caught:
+        pack(str(file))
+    assert words in str(caught.value)
+
+
+def test_an_object_that_is_no_app_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"talker\.py:Sentence is not an App object or class"):
+        pack(f"{folder / 'talker.py'}:Sentence")
+
+
+@pytest.mark.slow
+async def test_another_python_is_refused_before_anything_is_loaded(folder: Path) -> None:
+    spoilt = Package(
+        Manifest(name="old", version="1", kind="pickle", entry="x", python="3.9", s4node="0"),
+        {archive.PICKLE: b"this would not even unpickle"},
+    )
+    async with container_of(stored(spoilt, folder)) as process:
+        with pytest.raises(ContainerFailed) as caught:
+            await process.wait_ready()
+    assert "'old' was packaged with Python 3.9, and this node runs Python 3." in str(caught.value)
+
+
+def zipped(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as zip_file:
+        for name, content in files.items():
+            zip_file.writestr(name, content)
+    return out.getvalue()
+
+
+def damaged(at: bytes, offset: int, value: int) -> bytes:
+    """A package in which a byte was changed, so far behind each of these marks."""
+    data = bytearray(Package(msgspec.json.decode(manifest(), type=Manifest), {}).encode())
+    for mark in re.finditer(re.escape(at), bytes(data)):
+        data[mark.start() + offset] = value
+    return bytes(data)
+
+
+def manifest(**changes: object) -> bytes:
+    given = {"name": "a", "version": "1", "kind": "source", "entry": "m:a", "python": "3.11",
+             "s4node": "0"}  # fmt: skip
+    return msgspec.json.encode(given | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "this is no package"),
+        (b"PK\x03\x04 rubbish", "this is no package"),
+        (damaged(b"PK\x03\x04", 30 + len(archive.MANIFEST), 0xFF), "this is no package (error: "),
+        (damaged(b"PK\x01\x02", 8, 1), "is encrypted, password required for extraction"),
+        (damaged(b"PK\x01\x02", 10, 99), "its files are to be deflated"),
+        (zipped(other=b""), "it has no s4-package.json"),
+        (zipped(**{archive.MANIFEST: b"{}"}), "cannot be read: Object missing required field"),
+        (zipped(**{archive.MANIFEST: b'{"name": "\xff"}'}), "cannot be read: 'utf-8' codec"),
+        (zipped(**{archive.MANIFEST: b'{"x": ' + b"[" * 100_000}), "cannot be read: maximum recur"),
+        (zipped(**{archive.MANIFEST: manifest(format=9)}), "has format 9"),
+        (zipped(**{archive.MANIFEST: manifest(kind="pickle")}), "it has no app.pickle"),
+        (
+            zipped(**{archive.MANIFEST: manifest(), "sources/../../x": b""}),
+            "has a file 'sources/../../x', which leads elsewhere",
+        ),
+        (zipped(**{archive.MANIFEST: manifest(), "/x": b""}), "leads elsewhere"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources//x": b""}), "leads elsewhere"),
+        (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads elsewhere"),
+        (
+            zipped(**{archive.MANIFEST: manifest(), "sources/a_b": b""}).replace(b"a_b", b"a\0b"),
+            r"has a file 'sources/a\x00b', which leads elsewhere; name it otherwise",
+        ),
+        (zipped(a=b"1", b=b"2").replace(b"b", b"a"), "it has a file twice"),
+        (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(version="1\n")}), r"'1\n' is no version of app 'a'"),
+    ],
+)
+def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(PackageError) as caught:
+        archive.decode(data)
+    assert words in str(caught.value)
+
+
+def test_folders_in_a_package_are_left_out_for_zip_tools_write_them(tmp_path: Path) -> None:
+    files = {"sources/": b"", "sources/m/": b"", "sources/m/a.py": b"x = 1\n"}
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest()}, **files))
+    assert list(package.files) == ["sources/m/a.py"]
+    assert (package.unpack(tmp_path / "here") / "m" / "a.py").read_bytes() == b"x = 1\n"
+
+
+@pytest.mark.parametrize("name", ["sources//{}", "sources/../{}", "sources/{}/../../x"])
+def test_what_is_unpacked_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest()}))
+    package.files[name.format(str(tmp_path / "out").lstrip("/"))] = b"escaped"
+    with pytest.raises(PackageError, match="leads elsewhere"):
+        package.unpack(tmp_path / "in" / "here")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_link_in_a_package_becomes_a_file_and_nothing_is_written_behind_it(
+    tmp_path: Path,
+) -> None:
+    link = zipfile.ZipInfo("sources/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as zip_file:
+        zip_file.writestr(archive.MANIFEST, manifest())
+        zip_file.writestr(link, str(tmp_path))
+        zip_file.writestr("sources/link/x", b"escaped")
+    with pytest.raises(PackageError, match=r"app 'a' cannot be unpacked to .*: .*/link"):
+        archive.decode(out.getvalue()).unpack(tmp_path / "here")
+    assert not (tmp_path / "here" / "link").is_symlink()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_package_with_a_file_of_too_long_a_name_is_told(tmp_path: Path) -> None:
+    package = archive.decode(zipped(**{archive.MANIFEST: manifest(), f"sources/{'x' * 300}": b""}))
+    with pytest.raises(PackageError, match=r"cannot be unpacked to .*: .*name too long"):
+        package.unpack(tmp_path / "here")
+
+
+ESCAPES = "from s4node import App\nclass Fine(App):\n    pass\nescapes = App('../escapes')\n"
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "words"),
+    [
+        ("Fine", {"name": "../../x"}, "'../../x' is no name for an app that is deployed"),
+        ("Fine", {"name": "/x"}, "'/x' is no name for an app"),
+        ("Fine", {"name": "x" * 300}, "'... (300 characters) is no name for an app"),
+        ("Fine", {"name": "ä" * 150}, "is no name for an app"),
+        ("Fine", {"name": "x\ny"}, r"'x\ny' is no name for an app"),
+        ("Fine", {"name": "a b"}, "'a b' is no name for an app"),
+        ("Fine", {"name": "\u0308a"}, "is no name for an app"),
+        ("Fine", {"version": "1\n2"}, "is no version of app 'Fine'"),
+        ("Fine", {"version": "\x1b[31m1"}, r"'\x1b[31m1' is no version of app 'Fine'"),
+        ("Fine", {"version": " "}, "is no version of app 'Fine'"),
+        ("Fine", {"version": "1" * 201}, "'... (201 characters) is no version of app 'Fine'"),
+        ("escapes", {}, "'../escapes' is no name for an app"),
+    ],
+)
+def test_a_name_that_leads_elsewhere_and_a_version_no_line_can_show_are_refused_where_packaged(
+    tmp_path: Path, app: str, given: dict[str, str], words: str
+) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    with pytest.raises(PackageError) as caught:
+        pack(f"{file}:{app}", **given)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["Zähler.v2", unicodedata.normalize("NFD", "Zähler"), "हिन्दी", "ที่นี่", "a-b_c", "_1"]
+)
+def test_names_in_any_alphabet_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    made = pack(f"{file}:escapes", name=name)
+    assert archive.decode(made.encode()).manifest.name == name
+
+
+@pytest.mark.parametrize(
+    "version", ["1.0+local-3", "2026-01-31T08:00:00+01:00", "feature/x", "1.0~rc1", "v1 (बीटा)"]
+)
+def test_versions_are_any_words(tmp_path: Path, version: str) -> None:
+    file = tmp_path / "apps_of_test.py"
+    file.write_text(ESCAPES)
+    made = pack(f"{file}:Fine", version=version)
+    assert archive.decode(made.encode()).manifest.version == version
+
+
+def test_a_small_archive_of_huge_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        zip_file.writestr("zeros", bytes(1 << 20))
+    monkeypatch.setattr(archive, "MAX_BYTES", 100_000)
+    with pytest.raises(PackageError, match="holds 1048576 bytes; 100000 are allowed"):
+        archive.decode(out.getvalue())
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_holds_more_than_it_says_is_unpacked_no_further(method: int) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as zip_file:
+        zip_file.writestr("zeros", bytes(20 << 20))
+    data = bytearray(out.getvalue())
+    struct.pack_into("<I", data, data.find(b"PK\x01\x02") + 24, 10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PackageError, match="this is no package"):
+            archive.decode(bytes(data))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+def test_a_store_keeps_what_it_is_given(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    digest = store.put(b"data")
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "store").iterdir()] == [0o600]
+
+
+def test_a_store_whose_folder_has_gone_says_so_and_takes_packages_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    digest = store.put(b"data")
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(PackageError, match="is gone; deploy the app again"):
+        store.get(digest)
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+
+
+def test_a_spoilt_package_is_not_used(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    digest = store.put(b"data")
+    (tmp_path / f"{digest}.zip").write_bytes(b"evil")
+    with pytest.raises(PackageError, match="is spoilt; deploy the app again"):
+        store.get(digest)
+    assert store.put(b"data") == digest
+    assert store.get(digest) == b"data"
+
+
+def test_where_nothing_can_be_kept_the_error_says_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PackageError, match=r"cannot be kept at .*: "):
+        Store(tmp_path / "file").put(b"data")

@@ -1,0 +1,35 @@
+"""The page about durable streams: its blocks, put together, are tests that pass."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from harness import ROOT
+from pages import run_blocks
+
+from s4node.config.settings import KEYS
+from s4node.net.wire.frame import WINDOW_BYTES
+from s4node.runtime.task.settings import DURABLE_COMMIT
+
+PAGE = (ROOT / "docs" / "durable.md").read_text()
+
+
+def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
+    done = run_blocks(PAGE, tmp_path)
+
+    assert done.returncode == 0, done.stdout
+    assert PAGE.count("def test_") == 2
+    assert "2 passed" in done.stdout
+
+
+def test_every_setting_that_the_page_names_exists() -> None:
+    known = {key.name for key in KEYS}
+    named = set(re.findall(r"`<?((?:task|job|s4)\.[a-zA-Z.<>]*[a-zA-Z])", PAGE))
+
+    assert len(named) >= 3
+    assert named - known == set()
+
+
+def test_its_figures_are_those_of_the_code() -> None:
+    assert (DURABLE_COMMIT, WINDOW_BYTES) == (1.0, 64 << 20)

@@ -1,0 +1,583 @@
+"""Metrics: one's own, and the reporters that are given them."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from harness import ROOT, free_port, running, until
+from input_systems import fresh, memory
+from structlog.testing import capture_logs
+
+from s4node import App, Client, Event, ProcessingElement
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp, TaskContext
+from s4node.config.config import Config
+from s4node.errors import ConfigError, MetricError
+from s4node.metrics.registry import MetricsRegistry
+from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
+from s4node.metrics.reporting import Reporting
+from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged
+from s4node.runtime.container.container import Container
+from s4node.runtime.task.statistics import OutboxStatistics
+
+HERE = __name__
+
+
+# --- metrics of one's own ------------------------------------------------------------------------
+
+
+def test_a_task_counts_sets_and_times_under_its_own_name() -> None:
+    metrics = MetricsRegistry("TaskName-Partition 0")
+    metrics.counter("orders").increment()
+    metrics.counter("orders").increment(4)
+    metrics.counter("orders").decrement()
+    metrics.gauge("open").set(2.5)
+    metrics.gauge("size", lambda: 7, group="cache")
+    metrics.timer("call-ns").update(0.001)
+    metrics.timer("call-ns").update(0.003)
+    assert metrics.snapshot() == MetricsSnapshot(
+        "TaskName-Partition 0",
+        {
+            "app": {
+                "orders": 4,
+                "open": 2.5,
+                "call-ns": 2_000_000,
+                "call-ns-max": 3_000_000,
+                "call-ns-count": 2,
+            },
+            "cache": {"size": 7},
+        },
+    )
+
+
+def test_a_timer_measures_a_block_that_raises_too() -> None:
+    timer = MetricsRegistry("me").timer("t")
+    with pytest.raises(ZeroDivisionError), timer.time():
+        assert 1 / 0
+    assert timer.count == 1
+    assert timer.longest == timer.seconds > 0
+
+
+def test_a_name_is_one_kind_of_metric() -> None:
+    metrics = MetricsRegistry("TaskName-Partition 0")
+    metrics.counter("n")
+    metrics.timer("n", group="other")
+    with pytest.raises(MetricError) as caught:
+        metrics.gauge("n")
+    assert str(caught.value) == (
+        "metric 'n' of 'TaskName-Partition 0' is a counter already; give the gauge another name"
+    )
+
+
+def test_a_gauge_whose_function_raises_says_so_in_its_place() -> None:
+    metrics = MetricsRegistry("me")
+    metrics.gauge("broken", lambda: 1 // 0)
+    metrics.counter("fine")
+    values = metrics.snapshot().groups["app"]
+    assert values == {
+        "broken": "ZeroDivisionError: integer division or modulo by zero",
+        "fine": 0,
+    }
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    metrics = MetricsRegistry("me")
+
+    def count() -> None:
+        for _ in range(20_000):
+            metrics.counter("n").increment()
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert metrics.counter("n").value == 80_000
+
+
+def test_snapshots_of_one_source_are_one() -> None:
+    parts = [
+        MetricsSnapshot("a", {"g": {"x": 1}}),
+        MetricsSnapshot("b", {"g": {"x": 2}}),
+        MetricsSnapshot("a", {"g": {"y": 3}, "h": {"z": 4}}),
+    ]
+    assert merged(parts) == (
+        MetricsSnapshot("a", {"g": {"x": 1, "y": 3}, "h": {"z": 4}}),
+        MetricsSnapshot("b", {"g": {"x": 2}}),
+    )
+
+
+# --- reporters -----------------------------------------------------------------------------------
+
+REPORT = MetricsReport(
+    job="clicks",
+    container="node-1",
+    host="here",
+    version="1",
+    since_ms=1_000,
+    time_ms=61_000,
+    snapshots=(
+        MetricsSnapshot("node-1", {"Container": {"process-calls": 12_345, "idle": 0}}),
+        MetricsSnapshot("TaskName-Partition 0", {"Task": {"send-calls": 5}, "app": {"rate": 0.25}}),
+        MetricsSnapshot("TaskName-Partition 1", {"Task": {"send-calls": 1000}}),
+    ),
+)
+
+
+def test_the_console_s_table_can_be_read() -> None:
+    assert table(REPORT) == (
+        "-- metrics of node-1, app clicks, at 00:01:01 UTC after 60 s\n"
+        "                 node-1\n"
+        "Container\n"
+        "  process-calls  12,345\n"
+        "              Partition 0  Partition 1\n"
+        "Task\n"
+        "  send-calls            5        1,000\n"
+        "app\n"
+        "  rate              0.250\n"
+    )
+
+
+def test_json_lines_have_a_line_a_source_and_are_appended(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "metrics.jsonl"
+    for _ in range(2):
+        reporter = JsonLines(file)
+        reporter.start()
+        reporter.report(REPORT)
+        reporter.stop()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 6
+    assert lines[:3] == lines[3:]
+    assert lines[1] == {
+        "header": {
+            "job-name": "clicks",
+            "container-name": "node-1",
+            "source": "TaskName-Partition 0",
+            "host": "here",
+            "version": "1",
+            "time": 61_000,
+            "reset-time": 1_000,
+        },
+        "metrics": {"Task": {"send-calls": 5}, "app": {"rate": 0.25}},
+    }
+
+
+def test_json_lines_without_a_file_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    ((name, reporter),) = reporters_of(Config.of({"metrics.reporters": "jsonl"}))
+    reporter.start()
+    reporter.report(REPORT)
+    reporter.stop()
+    assert name == "jsonl"
+    sources = [
+        json.loads(line)["header"]["source"] for line in capsys.readouterr().err.splitlines()
+    ]
+    assert sources == ["node-1", "TaskName-Partition 0", "TaskName-Partition 1"]
+
+
+# --- one's own, and reporters that fail ----------------------------------------------------------
+
+
+class Own:
+    """Keeps what it is told; raises or hangs where its parameter ``trouble`` says."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self.trouble = parameters.get("trouble", "")
+        self.told: list[str] = []
+        self.reports: list[MetricsReport] = []
+        self.release = threading.Event()
+
+    def _do(self, what: str) -> None:
+        self.told.append(what)
+        if self.trouble == what:
+            raise RuntimeError("no")
+        if self.trouble == f"hang in {what}":
+            self.release.wait(30)
+
+    def start(self) -> None:
+        self._do("start")
+
+    def report(self, report: MetricsReport) -> None:
+        self.reports.append(report)
+        self._do("report")
+
+    def stop(self) -> None:
+        self._do("stop")
+
+
+class NoReporter:
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        pass
+
+
+def own(trouble: str = "") -> Own:
+    return Own({"trouble": trouble})
+
+
+@asynccontextmanager
+async def reporting(
+    *reporters: MetricsReporter, interval: float = 0.01
+) -> AsyncIterator[Reporting]:
+    named = [(f"reporter {number}", reporter) for number, reporter in enumerate(reporters)]
+    snapshots = [MetricsSnapshot("node-1", {"g": {"n": 1}})]
+    with capture_logs():
+        made = Reporting(named, lambda: snapshots, interval=interval, job="app", container="node-1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+async def seen(reporter: Own, count: int) -> None:
+    with trio.fail_after(10):
+        while len(reporter.reports) < count:
+            await trio.sleep(0.005)
+
+
+def test_one_s_own_reporter_is_named_in_the_configuration_and_gets_the_app_s_parameters() -> None:
+    config = Config.of({"metrics.reporters": f"console, {HERE}:Own", "s4.app.trouble": "report"})
+    names = [name for name, _ in reporters_of(config)]
+    assert names == ["console", f"{HERE}:Own"]
+    made = reporters_of(config)[1][1]
+    assert isinstance(made, Own)
+    assert made.trouble == "report"
+
+
+@pytest.mark.parametrize(
+    ("own", "what"),
+    [
+        ("NoReporter", "has no start, report, stop; it needs start, report, stop"),
+        ("Missing", "cannot be imported: AttributeError"),
+    ],
+)
+def test_what_is_no_reporter_is_refused(own: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        reporters_of(Config.of({"metrics.reporters": f"{HERE}:{own}"}))
+    assert str(caught.value).startswith(
+        f"metrics reporter '{HERE}:{own}' of metrics.reporters {what}"
+    )
+
+
+async def test_a_reporter_is_started_told_again_and_again_and_stopped() -> None:
+    reporter = own()
+    async with reporting(reporter):
+        await seen(reporter, 3)
+    assert reporter.told[0] == "start"
+    assert set(reporter.told[1:-1]) == {"report"}
+    assert reporter.told[-1] == "stop"
+    report = reporter.reports[-1]
+    assert (report.job, report.container) == ("app", "node-1")
+    assert report.snapshots == (MetricsSnapshot("node-1", {"g": {"n": 1}}),)
+    assert report.since_ms <= report.time_ms <= time.time() * 1000
+
+
+async def test_there_is_a_last_report_however_short_the_run() -> None:
+    reporter = own()
+    async with reporting(reporter, interval=3600):
+        pass
+    assert reporter.told == ["start", "report", "stop"]
+
+
+async def test_a_reporter_that_fails_is_told_once_counted_and_tried_again() -> None:
+    bad, good = own("report"), own()
+    with capture_logs() as logs:
+        named = [("bad", bad), ("good", good)]
+        made = Reporting(named, list, interval=0.01, job="app", container="node-1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made.run)
+            await seen(good, 3)
+            await seen(bad, 3)
+            nursery.cancel_scope.cancel()
+    assert made.failures["bad"] >= 3
+    assert made.failures["good"] == 0
+    assert bad.told[-1] == "stop"
+    (line,) = logs
+    assert (line["reporter"], line["method"], line["error"]) == (
+        "bad",
+        "report",
+        "RuntimeError: no",
+    )
+
+
+async def test_a_reporter_that_cannot_start_gets_no_reports() -> None:
+    bad, good = own("start"), own()
+    async with reporting(bad, good) as made:
+        await seen(good, 2)
+    assert bad.told == ["start"]
+    assert made.failures == {"reporter 0": 1, "reporter 1": 0}
+
+
+async def test_a_reporter_that_hangs_holds_up_neither_the_others_nor_the_end() -> None:
+    stuck, good = own("hang in report"), own()
+    began = time.monotonic()
+    async with reporting(stuck, good):
+        await seen(good, 3)
+        assert len(stuck.reports) == 1
+    assert time.monotonic() - began < 8
+    stuck.release.set()
+
+
+# --- of a running container ----------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "metrics.md"
+
+
+class Tick(Event):
+    number: int = 0
+
+
+class Counting:
+    """Counts, sends, raises what is to be ignored, and commits."""
+
+    def __init__(self, at_init: Callable[[], None]) -> None:
+        self.metrics: MetricsRegistry
+        self._at_init = at_init
+
+    def init(self, config: Mapping[str, str], context: TaskContext) -> None:
+        self._at_init()
+        self.metrics = context.metrics
+        self.metrics.gauge("seven", lambda: 7)
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        self.metrics.counter(envelope.stream).increment()
+        if envelope.message.number < 0:
+            raise ValueError(envelope.message.number)
+        if envelope.stream == "ticks":
+            raise KeyError(envelope.offset)
+        collector.send("out", envelope.message)
+        coordinator.commit()
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> None:
+        self.metrics.counter("windows").increment()
+
+
+def counting(at_init: Callable[[], None] = lambda: None) -> TaskApp:
+    inputs = ["memory.clicks", "memory.gate"]
+    app = TaskApp("counting", lambda: Counting(at_init), inputs=inputs, outputs=["out"])
+    app.create_input_stream("ticks", types=Tick)
+    return app
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> dict[str, str]:
+    system = fresh("the metrics' tests'")
+    system.create("clicks", 2)
+    system.create("gate", 2)
+    for partition in (0, 1):
+        system.put("clicks", partition, *(Tick(number) for number in range(5)))
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": "the metrics' tests'",
+        "systems.memory.samza.offset.default": "oldest",
+        "s4.state.folder": str(tmp_path / "state"),
+        "task.window.ms": "10",
+        "task.ignored.exceptions": "KeyError",
+        "s4.stream.ticks.grade": "fast",  # whose producers need no commits
+    }
+
+
+def by_source(container: Container) -> dict[str, Groups]:
+    return {snapshot.source: snapshot.groups for snapshot in merged(container.metrics())}
+
+
+def names_on_the_page(heading: str) -> set[tuple[str, str]]:
+    """Group and name of every row of a section's table."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    found, group = set(), ""
+    for line in section.splitlines():
+        if line.startswith(("| `", "| |")):
+            cells = [cell.strip() for cell in line.split("|")]
+            group = cells[1].strip("`") or group
+            found |= {(group, name) for name in re.findall(r"`([^`]+)`", cells[2])}
+    return found
+
+
+def placed(name: str) -> str:
+    """A name with the placeholders of the page."""
+    name = re.sub(r"^memory-\w+-[0-9]-", "<system>-<stream>-<partition>-", name)
+    name = re.sub(r"^memory-\w+-lagging", "<system>-<stream>-lagging", name)
+    name = re.sub(r"^live-\w+-", "live-<stream>-", name)
+    name = re.sub(r"^out-(sends|outbox|messages-unsendable|messages-dropped)", r"<stream>-\1", name)
+    name = re.sub(r"^gate-messages-left-out", "<stream>-messages-left-out", name)
+    return re.sub(r"^exception-ignored-KeyError", "exception-ignored-<class>", name)
+
+
+async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
+    values: dict[str, str],
+) -> None:
+    values |= {
+        "streams.gate.samza.bootstrap": "true",
+        "s4.stream.gate.onError": "skip",
+        "s4.stream.ticks.grade": "durable",
+        "task.commit.ms": "20",
+    }
+    found: dict[str, set[tuple[str, str]]] = {"Of the container": set(), "Of a task": set()}
+
+    def look(container: Container) -> bool:
+        for source, groups in by_source(container).items():
+            kind = "Of a task" if source.startswith("TaskName-") else "Of the container"
+            for group, named in groups.items():
+                found[kind] |= {(group, placed(name)) for name in named if group != "app"}
+        return all(task.processed >= 6 for task in container.tasks.values())
+
+    system = memory("memory", values["systems.memory.address"])
+    for partition in (0, 1):
+        system.put("gate", partition, Tick(-1))  # and a task is made anew for it
+    going = iter((system.go_away, system.go_away))  # so that there is something that lags
+    app = counting(lambda: next(going, lambda: None)())
+    async with running(app, values, partitions=2) as container:
+        look(container)
+        system.come_back()
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(8)])
+            assert await ticks.flush() == []
+        await until(lambda: look(container))
+        committer = container.replay.committer  # type: ignore[union-attr]
+        await until(lambda: committer.commits > 0)
+        look(container)
+    for heading, names in found.items():
+        assert names == names_on_the_page(heading), heading
+
+
+async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> None:
+    async with running(counting(), values, partitions=2) as container:
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(6)])
+            assert await ticks.flush() == []
+        await until(lambda: container.processed == 16)
+        await until(lambda: container.replay.committer.commits > 1)  # type: ignore[union-attr]
+        await until(
+            lambda: all(
+                "windows" in groups["app"] for groups in list(by_source(container).values())[1:]
+            )
+        )
+        sources = by_source(container)
+    assert list(sources) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
+    whole = sources[container.node]
+    assert whole["SamzaContainerMetrics"]["process-calls"] == 16
+    commits = whole["SamzaContainerMetrics"]["commit-calls"]
+    assert 10 <= commits <= 20  # one for each click, and again where another was being written
+    assert whole["SamzaContainerMetrics"]["tasks"] == 2
+    assert 0 < float(whole["SamzaContainerMetrics"]["event-loop-utilization"]) <= 1
+    assert float(whole["SamzaContainerMetrics"]["physical-memory-mb"]) > 10
+    assert whole["SystemConsumersMetrics"]["live-ticks-messages-admitted"] == 6
+    assert whole["SystemConsumersMetrics"]["memory-clicks-1-messages-behind-high-watermark"] == 0
+    for number in (0, 1):
+        task = sources[f"TaskName-Partition {number}"]
+        mine = task["TaskInstanceMetrics"]
+        assert mine["send-calls"] == 5
+        assert mine["process-calls"] == 5 + int(mine["exception-ignored-KeyError"])
+        assert mine["messages-actually-processed"] == 5
+        assert mine[f"memory-clicks-{number}-offset"] == 5
+        assert task["app"]["clicks"] == 5
+        assert task["app"]["seven"] == 7
+        assert int(task["app"]["windows"]) == int(mine["window-calls"])
+
+
+class Copy(ProcessingElement):
+    """Passes ticks on to other tasks and to another app, but for those at which it fails."""
+
+    def on_event(self, event: Tick) -> None:
+        self.app.streams["copies"].put(event)
+        if event.number < 0:
+            raise ValueError(event.number)
+
+
+class Copies(App):
+    def on_init(self) -> None:
+        self.create_output_stream("copies", key="number", types=Tick)
+        self.create_input_stream("ticks", self.create_pe(Copy), key="number")
+
+
+class Seen(App):
+    def on_init(self) -> None:
+        self.numbers: list[int] = []
+        self.create_input_stream("copies", self.create_pe(See), key="number")
+
+
+class See(ProcessingElement):
+    def on_event(self, event: Tick) -> None:
+        self.app.numbers.append(event.number)
+
+
+async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted(
+    tmp_path: Path,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    consumed = {"s4.stream.copies.consumers": "keeper", "s4.cluster.keeper.address": address}
+    values = {
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.stream.ticks.grade": "durable",
+        "s4.stream.ticks.onError": "skip",
+        "task.commit.ms": "10",
+        "task.shutdown.ms": "200",
+    }
+
+    def waiting(container: Container) -> int:
+        return sum(each.depth for each in container.statistics().outboxes)
+
+    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+        async with Client(container.address) as client:
+            ticks = await client.stream("ticks")
+            await ticks.send_many([Tick(number) for number in range(-3, 20)])
+            assert len(await ticks.flush()) == 3
+        statistics = container.statistics()
+        sources = by_source(container)
+    assert statistics.replay is not None
+    assert statistics.replay.left_out == {"ticks": 3}
+    assert sum(each.depth for each in statistics.outboxes) == 20
+    assert {each.task for each in statistics.outboxes} == {"Partition 0", "Partition 1"}
+    assert {(each.stream, each.consumer) for each in statistics.outboxes} == {("copies", "keeper")}
+    whole = sources[container.node]
+    assert whole["SystemConsumersMetrics"]["messages-left-out"] == 3
+    assert whole["SystemConsumersMetrics"]["ticks-messages-left-out"] == 3
+    producers = whole["SystemProducersMetrics"]
+    assert (producers["outbox-messages"], producers["copies-outbox-messages"]) == (20, 20)
+    assert int(producers["outbox-bytes"]) == sum(each.bytes for each in statistics.outboxes) > 0
+    assert [
+        sources[f"TaskName-{each.task}"]["TaskInstanceMetrics"]["outbox-messages"]
+        for each in statistics.outboxes
+    ] == [each.depth for each in statistics.outboxes]
+    # whose consumer is not there at all: it waits as it is
+    async with running(Copies("copies"), values, partitions=2) as container:
+        left = container.statistics().outboxes
+        assert sum(each.depth for each in left) == 20
+        assert all(isinstance(each, OutboxStatistics) and each.bytes > 0 for each in left)
+    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+        assert waiting(container) == 20
+        seen = Seen("keeper")
+        async with running(seen, {"s4.listener.address": address}):
+            await until(lambda: not waiting(container))
+        assert sorted(seen.numbers) == list(range(20))
+
+
+async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(
+    values: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    values |= {
+        "metrics.reporters": f"jsonl, {HERE}:Own",
+        "metrics.reporter.jsonl.file": str(file),
+        "metrics.reporter.interval": "20",
+        "s4.app.trouble": "report",  # one that fails stops nothing
+    }
+    async with running(counting(), values, partitions=2) as container:
+        await until(lambda: container.processed == 10)
+        await until(lambda: file.exists() and file.read_text().count("\n") > 9)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    last = {line["header"]["source"]: line["metrics"] for line in lines[-3:]}
+    assert list(last) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
+    assert last[container.node]["SamzaContainerMetrics"]["process-calls"] == 10
+    for number in (0, 1):
+        offsets = last[f"TaskName-Partition {number}"]["OffsetManagerMetrics"]
+        assert offsets == {f"memory-clicks-{number}-checkpointed-offset": 5} | {
+            name: value for name, value in offsets.items() if "gate" in name
+        }

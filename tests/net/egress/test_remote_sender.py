@@ -1,0 +1,57 @@
+"""What a remote sender counts, whoever consumes its stream."""
+
+from __future__ import annotations
+
+from s4node import GenericEvent
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.remote_sender import RemoteSender
+from s4node.net.egress.routes import Routes
+from s4node.stages.executors import REMOTE_SENDER, StageSettings
+from s4node.stages.stage import Stage
+
+
+def sender() -> RemoteSender:
+    settings = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
+    return RemoteSender(
+        "totals",
+        make_stage=lambda: Stage(settings),
+        on_room=lambda: None,
+        on_refused=lambda _: None,
+        on_dropped=lambda _, __: None,
+        awaited=False,
+    )
+
+
+def connect(one: RemoteSender, consumer: str) -> None:
+    """Have it consume the stream, and take nothing."""
+    emitter = Emitter([], queue_size=100, on_news=lambda: None)
+    outbox = Outbox("totals", "app", types=[GenericEvent])
+    one.connect(consumer, emitter, Routes(outbox, "1"))
+
+
+def put(one: RemoteSender, count: int) -> None:
+    one.extend([GenericEvent(n=n) for n in range(count)])
+
+
+def counts(one: RemoteSender) -> dict[str, tuple[int, int, dict[str, int]]]:
+    return {name: (s.depth, s.admitted, s.shed) for name, s in one.statistics().items()}
+
+
+async def test_what_was_for_a_consumer_stays_counted_when_it_has_gone_and_when_it_comes_again() -> (
+    None
+):
+    one = sender()
+    connect(one, "shop")
+    connect(one, "bank")
+    put(one, 3)
+    assert counts(one) == {"shop": (3, 3, {}), "bank": (3, 3, {})}
+    assert one.disconnect("shop") == 3
+    put(one, 2)
+    gone = {"its consumer has gone": 3}
+    assert counts(one) == {"shop": (0, 3, gone), "bank": (5, 5, {})}
+    connect(one, "shop")
+    put(one, 1)
+    assert counts(one) == {"shop": (1, 4, gone), "bank": (6, 6, {})}
+    assert one.disconnect("shop") == 1
+    assert counts(one)["shop"] == (0, 4, {"its consumer has gone": 4})

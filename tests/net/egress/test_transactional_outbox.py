@@ -1,0 +1,523 @@
+"""What a task puts for others: frames, rows and commits, with a crash at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node import Event
+from s4node.errors import SpillError, StateError
+from s4node.events.schema import EventType
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.outbox_rows import life_of, ways_of
+from s4node.net.egress.routes import Routes
+from s4node.net.egress.transactional_outbox import Dispatches
+from s4node.net.wire import frame as wire
+from s4node.net.wire.decoder import FrameDecoder
+from s4node.state.rows import OUTBOX, Changes, task_row
+
+ADDRESS = "tcp://there:1"
+PARTITIONS = 3
+
+
+class Click(Event):
+    number: int
+    what: Any = None
+
+
+class Older(Event):
+    number: int
+
+    event_name = "Click"
+
+
+class Other(Event):
+    number: str
+
+    event_name = "Click"
+
+
+class Database:
+    """The rows that were written."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def write(self, rows: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        for row, value in zip(rows, values, strict=True):
+            if value is None:
+                self.rows.pop(row, None)
+            else:
+                self.rows[row] = value
+
+    @property
+    def outbox(self) -> list[tuple[bytes, bytes]]:
+        start = len(task_row(OUTBOX, b""))
+        return [(row[start:], value) for row, value in sorted(self.rows.items())]
+
+
+class Life:
+    """A task's process, from a start to a crash."""
+
+    def __init__(
+        self,
+        database: Database,
+        frame: int = 4,
+        cls: type = Click,
+        partitions: int = PARTITIONS,
+        life: str = "",
+    ) -> None:
+        self.database = database
+        self.changes = Changes()
+        outbox = Outbox("digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame,
+                        committed=True)  # fmt: skip
+        if partitions:
+            outbox.open_lanes(partitions, wire.ROUTED)
+        self.outbox = outbox
+        rows = ways_of(database.outbox)
+        assert rows.keys() <= {"digits"}
+        self.dispatches = Dispatches(
+            outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
+        )
+        self.own = self.dispatches.restore(rows.get("digits", ()))
+        routes = Routes(outbox)
+        self.route = routes.to(ADDRESS)
+        routes.assign([ADDRESS] * PARTITIONS, 0)
+        self.committing = False
+
+    def begin(self, own: Sequence[Any] = ()) -> None:
+        self.dispatches.begin(own)
+        self.changes.begin()
+        self.committing = True
+
+    def end(self, *, written: bool) -> None:
+        while self.dispatches.encode():
+            self.dispatches.validate()
+        if written:
+            self.database.write(*self.changes.leave())
+            self.changes.written()
+        else:
+            self.changes.failed()
+        self.dispatches.end(written=written)
+        self.committing = False
+
+    def commit(self, own: Sequence[Any] = ()) -> None:
+        self.begin(own)
+        self.end(written=True)
+
+
+class Receiver:
+    """Takes frames as an owner of all partitions does, and commits now and then."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = [[] for _ in range(PARTITIONS)]
+        self.committed = [0] * PARTITIONS
+
+    def open(self, life: Life) -> None:
+        """Answer the hello of a new connection; what was not committed is forgotten."""
+        life.route.disconnected()
+        life.route.hello()
+        for partition, committed in enumerate(self.committed):
+            del self.taken[partition][committed:]
+        positions = tuple(
+            wire.Position(partition, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.route.on_hello(
+            wire.Hello("there", "1", "digits", partitions=PARTITIONS, positions=positions)
+        )
+        assert not life.outbox.error
+
+    def receive(self, life: Life) -> None:
+        decoder = FrameDecoder({kind.fingerprint: kind for kind in (EventType(Click),)})
+        for data in life.route.frames(1_000_000):
+            for frame in wire.read_envelope(wire.envelope([data]), 1_000_000):
+                assert isinstance(frame, wire.Frame)
+                if not isinstance(frame.header, wire.Data):
+                    continue
+                events, refusals = decoder.decode(frame.header, frame.body)
+                assert not refusals
+                taken = self.taken[frame.header.partition]
+                assert frame.header.first <= len(taken), "a hole"
+                taken += [event.number for event in events[len(taken) - frame.header.first :]]
+
+    def commit(self, life: Life) -> None:
+        self.committed = [len(taken) for taken in self.taken]
+        rulings = tuple(
+            wire.Ruling(partition, wire.ADMITTED, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.route.on_verdict(wire.Verdict("digits", life.outbox.producer, rulings))
+
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, PARTITIONS - 1), st.integers(1, 9)),
+        st.sampled_from([("begin",), ("encode",), ("write",), ("fail",), ("receive",),
+                         ("acknowledge",), ("reconnect",), ("crash",), ("own",)]),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(MOVES)
+def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: list[Any]) -> None:
+    """A crash takes the sender back to its last commit, the receiver to its own."""
+    database, receiver = Database(), Receiver()
+    life = Life(database)
+    receiver.open(life)
+    put: list[list[int]] = [[] for _ in range(PARTITIONS)]  # by this life and those before it
+    begun = [0] * PARTITIONS
+    safe = [0] * PARTITIONS
+    count = 0
+    own: list[int] = []
+    begun_own: list[int] = []
+    safe_own: list[int] = []
+
+    def read(events: list[Any]) -> list[int]:
+        return [event.number for event in events]
+
+    for move, *arguments in [*moves, ("fail",), ("crash",), ("begin",), ("write",), ("receive",)]:
+        if move == "put":
+            partition, size = arguments
+            put[partition] += range(count, count + size)
+            life.dispatches.put(partition, [Click(n) for n in range(count, count + size)])
+            count += size
+        elif move == "own":
+            own = [*own[1:], count, count + 1]
+        elif move == "begin" and not life.committing:
+            begun, begun_own = [len(each) for each in put], own
+            life.begin([Click(n) for n in own])
+        elif move == "encode" and life.committing:
+            life.dispatches.encode()
+        elif move in ("write", "fail") and life.committing:
+            life.end(written=move == "write")
+            if move == "write":
+                safe, safe_own = begun, begun_own
+        elif move == "receive":
+            receiver.receive(life)
+        elif move == "acknowledge":
+            receiver.commit(life)
+        elif move == "reconnect":
+            receiver.open(life)
+        elif move == "crash":
+            for partition, end in enumerate(safe):
+                del put[partition][end:]
+            life = Life(database)
+            own = safe_own
+            assert read(life.own) == own
+            receiver.open(life)
+        life.dispatches.validate()
+        if not life.committing:
+            assert life.dispatches.unreleased == (sum(map(len, put)) > sum(safe))
+        elif sum(map(len, put)) > sum(begun):
+            assert life.dispatches.unreleased
+        for partition, taken in enumerate(receiver.taken):
+            assert taken == put[partition][: len(taken)]
+            assert len(taken) <= safe[partition], "it left before its commit"
+    assert receiver.taken == put
+    receiver.commit(life)
+    assert life.dispatches.idle
+    life.commit()
+    assert not [key for key, _ in database.outbox if key[:1] in b"fo"]
+
+
+def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
+    database, receiver = Database(), Receiver()
+    life = Life(database)
+    receiver.open(life)
+    life.dispatches.put(1, [Click(n) for n in range(5)])
+    life.commit()
+    receiver.receive(life)
+    receiver.commit(life)
+    life.commit()
+    again = Life(database)
+    assert again.outbox.lanes[1].next_number == 5
+    receiver.open(again)
+    again.dispatches.put(1, [Click(5)])
+    again.commit()
+    receiver.receive(again)
+    assert receiver.taken[1] == [0, 1, 2, 3, 4, 5]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("spill"), st.integers(1, 700)),
+            st.sampled_from([("unspill",), ("commit",), ("fail",), ("crash",)]),
+        ),
+        max_size=30,
+    )
+)
+def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[Any]) -> None:
+    database = Database()
+    life = Life(database)
+    there: list[int] = []
+    safe: list[int] = []
+    count = 0
+    for move, *arguments in [*moves, ("commit",), ("crash",)]:
+        if move == "spill":
+            there += range(count, count + arguments[0])
+            life.dispatches.spill([Click(n) for n in range(count, count + arguments[0])])
+            count += arguments[0]
+        elif move == "unspill":
+            came = [event.number for event in life.dispatches.unspill()]
+            assert came == there[: len(came)]
+            assert bool(came) == bool(there)
+            del there[: len(came)]
+        elif move in ("commit", "fail"):
+            life.begin()
+            life.end(written=move == "commit")
+            safe = list(there) if move == "commit" else safe
+        else:
+            life, there = Life(database), list(safe)
+        assert life.dispatches.spilled == len(there)
+
+
+def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belongs() -> None:
+    database = Database()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(n) for n in range(3)])
+    life.commit()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(3)])
+    receiver = Receiver()
+    receiver.open(life)
+    life.commit()
+    receiver.receive(life)
+    assert sorted(n for taken in receiver.taken for n in taken) == [0, 1, 2, 3]
+    receiver.commit(life)
+    life.commit()
+    again = Life(database, partitions=0)
+    assert len(again.outbox.lanes) == PARTITIONS  # they are known now
+    assert sum(lane.next_number for lane in again.outbox.lanes) == 4
+    again.dispatches.send([Click(4)])
+    again.commit()
+    for row in again.dispatches.rows():
+        database.rows.pop(row, None)
+    assert not database.outbox
+
+
+def test_what_waits_for_an_answer_is_saved_by_one_commit_and_asks_for_another_when_it_comes() -> (
+    None
+):
+    life = Life(Database(), partitions=0)
+    out = life.dispatches
+    asks: list[tuple[bool, bool]] = []
+    for step in (
+        lambda: out.send([Click(0)]),
+        life.commit,
+        lambda: out.send([Click(1)]),
+        life.begin,
+        lambda: life.end(written=False),
+        life.commit,
+        lambda: Receiver().open(life),
+        life.commit,
+    ):
+        step()
+        asks.append((out.changed, out.unreleased))
+    yes, no = (True, True), (False, False)
+    assert asks == [yes, no, yes, no, yes, no, yes, no]
+
+
+def test_what_waits_for_an_answer_has_a_size_in_every_life() -> None:
+    database = Database()
+    life = Life(database, partitions=0)
+    life.dispatches.send([Click(n) for n in range(100)])
+    assert life.dispatches.size > 100
+    assert life.dispatches.depth == 100
+    life.commit()
+    size = life.dispatches.size
+    again = Life(database, partitions=0).dispatches
+    assert (again.size, again.depth) == (size, 100)
+
+
+def test_going_back_forgets_what_no_commit_holds() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(n) for n in range(6)])
+    life.commit([Click(100)])
+    receiver.receive(life)
+    receiver.commit(life)  # the rows are still there
+    life.dispatches.put(0, [Click(n) for n in range(20, 27)])
+    life.dispatches.put(1, [Click(30)])
+    life.changes = Changes()
+    rows = ways_of(life.database.outbox)["digits"]
+    assert life.dispatches.go_back(life.changes, rows) == [Click(100)]
+    life.dispatches.validate()
+    life.dispatches.put(0, [Click(6)])
+    life.commit()
+    receiver.receive(life)
+    assert receiver.taken[0] == [0, 1, 2, 3, 4, 5, 6]
+    receiver.commit(life)
+    life.commit()
+    assert not [key for key, _ in life.database.outbox if key[:1] in b"fo"]
+
+
+def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> None:
+    """Whose rows a commit was to have removed, which was not written."""
+    database = Database()
+    before = Life(database, partitions=0, life="a")
+    before.dispatches.send([Click(n) for n in range(9)])
+    Receiver().open(before)
+    before.commit()
+    assert life_of(database.outbox) == "a"
+    rows = ways_of(database.outbox)["digits"]
+    database.rows.clear()
+    life = Life(database, partitions=0, life="b")
+    life.dispatches.send([Click(0)])
+    life.changes = Changes()
+    assert life.dispatches.go_back(life.changes, rows) == []
+    assert life.dispatches.idle
+    life.dispatches.send([Click(20), Click(21)])
+    receiver = Receiver()
+    receiver.open(life)
+    database.rows.update((task_row(OUTBOX, key), value) for key, value in rows)
+    life.commit()
+    assert life_of(database.outbox) == "b"
+    receiver.receive(life)
+    assert sorted(n for taken in receiver.taken for n in taken) == [20, 21]
+    again = Life(database, partitions=0, life="b")
+    assert sum(lane.next_number for lane in again.outbox.lanes) == 2
+    for row in again.dispatches.rows():
+        database.rows.pop(row, None)
+    assert not database.outbox
+
+
+def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
+    life = Life(Database())
+    life.route.hello()
+    positions = tuple(wire.Position(p, 7, 99, 7) for p in range(PARTITIONS))
+    life.route.on_hello(wire.Hello("there", "1", "digits", partitions=3, positions=positions))
+    assert "goes on with event 7" in life.outbox.error
+    assert "has sent 0 so far: the state here is older" in life.outbox.error
+
+
+def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(n) for n in range(4)])
+    life.commit()
+    receiver.receive(life)
+    receiver.commit(life)
+    life.route.disconnected()
+    life.route.hello()
+    positions = tuple(wire.Position(p, 2 if p == 0 else 0, 99, 0) for p in range(PARTITIONS))
+    life.route.on_hello(wire.Hello("there", "2", "digits", partitions=3, positions=positions))
+    assert "which it had up to 4 before: the state there is older" in life.outbox.error
+
+
+def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_there() -> None:
+    database, receiver = Database(), Receiver()
+    before = Life(database, cls=Older)
+    before.dispatches.put(0, [Older(n) for n in range(3)])
+    before.commit([Older(7)])
+    life = Life(database)
+    assert life.own == [Click(7)]
+    older, newer = EventType(Older).declaration, EventType(Click).declaration
+    assert set(life.outbox.types.declarations) == {older, newer}
+    receiver.open(life)
+    frames = life.route.frames(1_000_000)
+    assert len(frames) == 1
+    receiver.taken[0] = [0, 1, 2]
+    receiver.commit(life)
+    life.commit()
+    assert Life(database).outbox.types.declarations == (newer,)
+
+
+def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_too() -> None:
+    database, receiver = Database(), Receiver()
+    before = Life(database, cls=Older)
+    before.dispatches.put(0, [Older(n) for n in range(3)])
+    before.dispatches.spill([Older(7)])
+    before.commit()
+    older, newer = EventType(Older).declaration, EventType(Click).declaration
+    life = Life(database)
+    receiver.open(life)
+    assert set(life.outbox.types.declarations) == {older, newer}
+    receiver.taken[0] = [0, 1, 2]
+    receiver.commit(life)
+    life.commit()
+    life = Life(database)
+    assert life.outbox.types.declarations == (newer,)
+    assert life.dispatches.unspill() == [Click(7)]  # its type was not forgotten
+    life.commit()
+    Life(database).commit()
+    assert [key[:1] for key, _ in database.outbox if key[:1] == b"t"] == []
+
+
+def test_what_cannot_be_read_any_more_is_an_error_that_names_the_stream() -> None:
+    database = Database()
+    Life(database).commit([Click(7)])
+    with pytest.raises(StateError, match=r"saved events of stream 'digits' cannot be read: no ev"):
+        Life(database, cls=Other)
+
+
+def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> None:
+    life, receiver = Life(Database()), Receiver()
+    receiver.open(life)
+    life.dispatches.put(0, [Click(0), Click(1, object()), Click(2)])
+    life.commit([Click(3), Click(4, object())])
+    receiver.receive(life)
+    assert receiver.taken[0] == [0, 2]
+    assert sum(each.count for each in life.dispatches.take_refusals()) == 1
+    assert Life(life.database).own == [Click(3)]
+
+
+def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have_it() -> None:
+    life = Life(Database())
+
+    def put_again() -> None:
+        life.dispatches.put(0, [Click(0), Click(1, object()), Click(2), Click(3), Click(4)])
+        assert life.dispatches.take_refusals() == []  # it is known, for a frame was made
+
+    put_again()
+    rows = ways_of(life.database.outbox).get("digits", ())
+    life.changes = Changes()
+    life.dispatches.go_back(life.changes, rows)
+    put_again()
+    life.begin()
+    life.dispatches.put(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
+    life.end(written=False)
+    assert life.dispatches.take_refusals() == []
+    life.begin()
+    life.dispatches.put(0, [Click(12, object()), *(Click(number) for number in range(13, 20))])
+    life.end(written=True)
+    (told,) = life.dispatches.take_refusals()
+    assert (told.count, told.unsent) == (2, True)
+    life.commit()
+    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    life.commit()
+    assert life.dispatches.take_refusals() == []
+
+
+def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_lost() -> None:
+    life = Life(Database())
+    life.commit([Click(0), Click(1, object()), Click(2), Click(3, object())])
+    life.commit([Click(1, object()), Click(2), Click(3, object())])  # the first was processed
+    life.begin([Click(3, object())])
+    life.end(written=False)
+    assert life.dispatches.take_refusals() == []  # they may come yet
+    rows = ways_of(life.database.outbox)["digits"]
+    life.changes = Changes()
+    assert life.dispatches.go_back(life.changes, rows) == [Click(2)]
+    (told,) = life.dispatches.take_refusals()
+    assert (told.count, told.unsent) == (2, True)
+    assert told.reason.startswith("a Click cannot be encoded: ")
+    life.commit([Click(2), Click(4, object())])
+    life.dispatches.unsent.leave()
+    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    life.commit()
+    life.dispatches.unsent.leave()
+    assert life.dispatches.take_refusals() == []
+
+
+def test_an_event_that_cannot_be_spilled_is_named_with_its_stream_and_app() -> None:
+    life = Life(Database())
+    life.dispatches.spill([Click(1), Click(2, object())])
+    with pytest.raises(SpillError, match=r"stream 'digits' of app 'counts' .* a Click cannot"):
+        life.begin()

@@ -1,0 +1,361 @@
+"""What an app puts on a stream and cannot be sent: its loss is told and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import running, until
+from several_containers import nodes
+from structlog.testing import capture_logs
+
+from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from s4node import Container
+
+LARGE = 2**64
+"""What msgpack has no integer for."""
+
+TOO_LARGE = "a Total cannot be encoded: can't serialize ints < -2**63 or > 2**64 - 1"
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+    size: int = 0
+    bad: bool = False
+
+
+class Total(Event):
+    user: str
+    n: int
+    text: str = ""
+    friend: str = ""
+
+
+class Double(ProcessingElement):
+    totals: OutputStream | Stream
+
+    def on_event(self, click: Click) -> None:
+        self.totals.put(Total(click.user, click.n * 2, "x" * click.size, click.user[::-1]))
+        if click.bad:
+            raise ValueError(click.n)
+
+
+class Keep(ProcessingElement):
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_event(self, total: Total) -> None:
+        self.seen.append(total.n)
+
+
+def putting() -> App:
+    app = App("putting")
+    double = app.create_pe(Double)
+    app.create_input_stream("clicks", double, key="user")
+    double.totals = app.create_output_stream("totals", types=Total)
+    return app
+
+
+def consuming() -> App:
+    app = App("consuming")
+    app.create_input_stream("totals", app.create_pe(Keep), key="user", types=Total)
+    return app
+
+
+def both() -> App:
+    app = App("both")
+    double = app.create_pe(Double)
+    app.create_input_stream("clicks", double, key="user")
+    double.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
+    return app
+
+
+def seen(*containers: Container) -> dict[str, list[int]]:
+    """What was kept, by key."""
+    return {
+        instance.key: instance.seen  # type: ignore[attr-defined]
+        for container in containers
+        for task in container.tasks.values()
+        for instance in task.instances["Keep"].values()
+    }
+
+
+def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
+    """How many events could not be sent, by stage and stream."""
+    found: Counter[tuple[str, str]] = Counter()
+    for container in containers:
+        for stage, streams in container.statistics().unsendable.items():
+            found.update({(stage, stream): count for stream, count in streams.items()})
+    return found
+
+
+def metric(container: Container, name: str) -> Any:
+    return next(
+        snapshot.groups[group][name]
+        for snapshot in container.metrics()
+        for group in snapshot.groups
+        if name in snapshot.groups[group]
+    )
+
+
+def told(logs: Sequence[Any]) -> list[tuple[str, str]]:
+    """The streams and reasons of the warnings."""
+    return [(line["stream"], line["reason"]) for line in logs if "cannot be sent" in line["event"]]
+
+
+async def test_a_subscriber_is_told_that_it_missed_what_cannot_be_encoded() -> None:
+    with capture_logs() as logs:
+        async with (
+            running(putting()) as node,
+            Client(node.address) as client,
+            client.subscribe("totals", types=[Total]) as totals,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2, LARGE // 2, 3)])
+            assert await clicks.flush() == []
+            found = []
+            async for total in totals:
+                found.append(total.n)
+                if len(found) == 3:
+                    break
+            assert found == [2, 4, 6]
+            await until(lambda: totals.missed == 2)
+            await clicks.send(Click("joe", LARGE // 2))  # nothing comes behind it
+            await until(lambda: totals.missed == 3)
+            assert unsendable(node) == {("subscriber", "totals"): 3}
+            assert metric(node, "messages-unsendable") == 3
+            assert metric(node, "totals-messages-unsendable") == 3
+            assert metric(node, "shed-messages") == 0
+    assert told(logs) == [("totals", TOO_LARGE)]
+
+
+async def test_a_subscriber_is_told_that_it_missed_what_is_too_large_for_a_frame() -> None:
+    async with (
+        running(putting()) as node,
+        Client(node.address) as client,
+        client.subscribe("totals", types=[Total]) as totals,
+    ):
+        clicks = await client.stream("clicks")
+        with capture_logs() as logs:
+            await clicks.send_many([Click("joe", 7, 300_000), Click("joe", 1)])
+            assert (await anext(totals)).n == 2
+            await until(lambda: totals.missed == 1)
+        ((_, reason),) = told(logs)
+        assert reason.startswith("a Total takes 3000")
+
+
+async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_counted() -> None:
+    with capture_logs() as logs:
+        async with running(consuming(), {"s4.cluster.name": "east"}) as last:
+            consumers = {
+                "s4.stream.totals.consumers": "east",
+                "s4.cluster.east.address": last.address,
+            }
+            async with running(putting(), consumers) as first, Client(first.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send(Click("joe", LARGE // 2))  # nothing comes behind it
+                await until(lambda: unsendable(first) == {("remoteSender", "totals"): 1})
+                await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2)])
+                await until(lambda: seen(last) == {"joe": [2, 4]})
+                assert unsendable(first) == {("remoteSender", "totals"): 2}
+                first.senders["totals"].disconnect("east")
+                assert unsendable(first) == {("remoteSender", "totals"): 2}
+                assert metric(first, "messages-unsendable") == 2
+                assert metric(first, "totals-messages-unsendable") == 2
+    assert told(logs) == [("totals", TOO_LARGE)]
+
+
+class Name(Event):
+    friend: str
+
+
+class Tell(ProcessingElement):
+    out: OutputStream
+
+    def on_event(self, click: Click) -> None:
+        self.out.put(Name("joe"))
+        self.out.put(GenericEvent(friend="joe"))
+        self.out.put(GenericEvent(user=click.user))
+
+
+class Take(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+
+async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() -> None:
+    def telling() -> App:
+        app = App("telling")
+        tell = app.create_pe(Tell)
+        app.create_input_stream("clicks", tell, key="user")
+        tell.out = app.create_output_stream("names")
+        return app
+
+    def taking() -> App:
+        app = App("taking")
+        app.create_input_stream("names", app.create_pe(Take), key="user")
+        return app
+
+    with capture_logs() as logs:
+        async with running(taking(), {"s4.cluster.name": "east"}, partitions=2) as last:
+            consumers = {
+                "s4.stream.names.consumers": "east",
+                "s4.cluster.east.address": last.address,
+            }
+            async with running(telling(), consumers) as first, Client(first.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many([Click("joe"), Click("ann")])
+                await until(lambda: unsendable(first) == {("remoteSender", "names"): 4})
+                assert metric(first, "messages-unsendable") == 4
+    ((stream, reason),) = told(logs)
+    assert stream == "names"
+    assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
+
+
+async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
+    tmp_path: Path,
+) -> None:
+    users = [f"user-{n}" for n in range(20)]
+    with capture_logs() as logs:
+        async with nodes(tmp_path, both, 2) as (all_nodes, _):
+            members = list(all_nodes.containers.values())
+            async with Client(members[0].address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many([
+                    Click(user, n) for user in users for n in (1, LARGE // 2, 2)
+                ])  # fmt: skip
+                assert await clicks.flush() == []
+
+            def came() -> int:
+                return sum(map(len, seen(*members).values()))
+
+            def lost() -> int:
+                return unsendable(*members)["sender", "totals"]
+
+            await until(lambda: came() + lost() >= 3 * len(users))
+            assert came() + lost() == 3 * len(users)
+            assert 0 < lost() < len(users)  # what stays in a process is not encoded
+            assert unsendable(*members).keys() == {("sender", "totals")}
+    assert set(told(logs)) == {("totals", TOO_LARGE)}
+
+
+async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count_it(
+    tmp_path: Path,
+) -> None:
+    users = [f"user-{n}" for n in range(20)]
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.totals.consumers": "east",
+    }
+    with capture_logs() as logs:
+        async with (
+            running(consuming(), {"s4.cluster.name": "east"}) as last,
+            running(putting(), {**settings, "s4.cluster.east.address": last.address}) as first,
+            Client(first.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([
+                Click(user, n) for user in users for n in (1, LARGE // 2, 2)
+            ])  # fmt: skip
+            assert await clicks.flush() == []
+            await until(lambda: seen(last) == {user: [2, 4] for user in users})
+            assert unsendable(first) == {("remoteSender", "totals"): 20}
+            first.senders["totals"].disconnect("east")
+            assert first.parts.exchange is not None
+            first.parts.exchange.consumer("totals", "east")
+            assert list(first.parts.exchange.statistics()) == []  # the ways of its tasks are gone
+            assert unsendable(first) == {("remoteSender", "totals"): 20}
+    assert told(logs) == [("totals", TOO_LARGE)]
+
+
+async def test_what_a_task_takes_back_is_not_counted_and_what_it_puts_again_is_counted_once(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "skip",
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.totals.consumers": "east",
+        "s4.step.maxEvents": "1",
+        "s4.sender.maxFrameEvents": "4",  # frames are made long before a commit
+    }
+    async with (
+        running(consuming(), {"s4.cluster.name": "east"}) as last,
+        running(putting(), {**settings, "s4.cluster.east.address": last.address}) as first,
+        Client(first.address) as client,
+    ):
+        clicks = await client.stream("clicks")
+        numbers = [1, LARGE // 2, *range(2, 20)]
+        await clicks.send_many([
+            *(Click("joe", n) for n in numbers),
+            Click("joe", LARGE // 2, bad=True),
+            Click("joe", 20),
+        ])  # fmt: skip
+        assert len(await clicks.flush()) == 1
+        await until(lambda: seen(last) == {"joe": [2 * n for n in range(1, 21)]})
+        assert unsendable(first) == {("remoteSender", "totals"): 1}
+
+
+class Hop(Event):
+    user: str
+    n: int
+
+
+class Pass(ProcessingElement):
+    clicks: int = 0
+    hops: Stream
+
+    def on_event(self, click: Click) -> None:
+        self.clicks += 1
+        self.hops.put(Hop(click.user, click.n * 2))
+        if click.bad:
+            raise ValueError(click.n)
+
+
+class Arrive(ProcessingElement):
+    hops: int = 0
+
+    def on_event(self, hop: Hop) -> None:
+        self.hops += 1
+
+
+def hopping() -> App:
+    app = App("hopping")
+    first = app.create_pe(Pass)
+    app.create_input_stream("clicks", first, key="user")
+    first.hops = app.create_stream("hops", app.create_pe(Arrive), key="user")
+    return app
+
+
+async def test_what_a_task_has_put_for_itself_comes_or_is_counted_when_it_goes_back(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "skip",
+        "s4.state.folder": str(tmp_path),
+    }
+    with capture_logs() as logs:
+        async with (
+            running(hopping(), settings, partitions=1) as node,
+            Client(node.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many([  # behind a failure each event has a commit of its own
+                Click("joe", 1, bad=True), Click("joe", LARGE // 2), Click("joe", 2, bad=True),
+                *(Click("joe", n) for n in range(3, 10)),
+            ])  # fmt: skip
+            assert len(await clicks.flush()) == 2
+            task = node.tasks[0]
+            passed, arrived = (task.instances[pe]["joe"] for pe in ("Pass", "Arrive"))
+            await until(lambda: arrived.hops == 7)  # type: ignore[attr-defined]
+            assert passed.clicks == 8  # type: ignore[attr-defined]
+            assert unsendable(node) == {("sender", "hops"): 1}
+    ((stream, reason),) = told(logs)
+    assert (stream, reason[:25]) == ("hops", "a Hop cannot be encoded: ")

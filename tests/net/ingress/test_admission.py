@@ -1,0 +1,419 @@
+"""The promises of the admission, the node's side of its producers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lanes import NODE
+
+from s4node.events.event import EventBatch
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import MAX_EXCEPTIONS, FrameReceipt, ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.stages.stage import Stage
+
+
+class Ears:
+    """Remembers which lanes' producers should hear something."""
+
+    def __init__(self) -> None:
+        self.lanes: list[ProducerLane] = []
+
+    def __call__(self, lane: ProducerLane) -> None:
+        self.lanes.append(lane)
+
+    def taken(self) -> list[tuple[str, int]]:
+        lanes, self.lanes = self.lanes, []
+        return [(lane.producer, lane.partition) for lane in lanes]
+
+
+def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:
+    ears = Ears()
+    return StreamAdmission("ticks", dict(enumerate(map(Stage, capacities))), ears), ears
+
+
+def greet(
+    admission: StreamAdmission, peer: str = "p", connection: object = NODE, now: float = 0.0,
+    positions: tuple[wire.Position, ...] = (),
+) -> tuple[wire.Position, ...]:  # fmt: skip
+    return admission.hello(wire.Hello(peer, "i1", "ticks", positions=positions), connection, now)
+
+
+def data(first: int, count: int, partition: int = 0, flags: int = 0, peer: str = "p") -> wire.Data:
+    return wire.Data(
+        "ticks", partition, peer, first, count, (wire.Section(1, count, count),), flags=flags
+    )
+
+
+def admitted(
+    admission: StreamAdmission, first: int, count: int, connection: object = NODE, **more: Any
+) -> tuple[int, int, int] | None:
+    """First, end and skip of what was admitted of a frame, or None."""
+    receipt = admission.admit(data(first, count, **more), connection, 0.0)
+    admission.validate()
+    return receipt and (receipt.first, receipt.end, receipt.skip)
+
+
+def test_a_new_producer_starts_where_it_says_and_gets_its_share() -> None:
+    admission, _ = admission_of(100, 60)
+    assert greet(admission) == (wire.Position(0, 0, 100, 0), wire.Position(1, 0, 60, 0))
+    assert greet(admission, "q", positions=(wire.Position(1, 7),)) == (
+        wire.Position(0, 0, 50, 0),
+        wire.Position(1, 7, 37, 7),
+    )
+
+
+def test_positions_of_partitions_that_do_not_exist_do_no_harm() -> None:
+    admission, _ = admission_of(100, 100)
+    positions = (wire.Position(77, 5), wire.Position(-1, 5), wire.Position(1, 3))
+    assert greet(admission, positions=positions) == (
+        wire.Position(0, 0, 100, 0),
+        wire.Position(1, 3, 103, 3),
+    )
+    admission.validate()
+
+
+def test_only_the_next_expected_number_is_admitted() -> None:
+    admission, _ = admission_of(100)
+    greet(admission)
+    assert admitted(admission, 0, 5) == (0, 5, 0)
+    assert admitted(admission, 6, 2) is None  # a gap
+    assert admitted(admission, 5, 3) == (5, 8, 0)
+    assert admitted(admission, 2, 3) is None  # twice
+    assert admitted(admission, 0, 8) is None  # twice, all of it
+    assert admitted(admission, 6, 5) == (8, 11, 2)  # an overlap is trimmed
+    assert (admission.admitted, admission.frames) == (11, 3)
+    assert (admission.duplicates, admission.gaps) == (13, 1)
+
+
+def test_what_comes_before_the_hello_or_on_another_connection_is_dropped_silently() -> None:
+    admission, ears = admission_of(100)
+    assert admitted(admission, 0, 5) is None
+    greet(admission)
+    ears.taken()
+    assert admitted(admission, 0, 5, connection=object()) is None
+    assert admitted(admission, 0, 5, peer="q") is None
+    assert admitted(admission, 0, 5, partition=1) is None
+    assert ears.taken() == []
+    assert admission.admitted == 0
+
+
+def test_a_gap_is_answered_once_with_the_number_to_go_back_to() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    admitted(admission, 0, 5)
+    for first in (6, 8, 10):
+        assert admitted(admission, first, 2) is None
+    lane = admission.lanes["p", 0]
+    assert ears.taken() == [("p", 0)]
+    assert lane.pressing
+    assert lane.ruling() == wire.Ruling(0, wire.EXPECTED, 0, 100, 5)
+    assert lane.ruling().outcome == wire.ADMITTED
+    assert admitted(admission, 5, 2) == (5, 7, 0)
+    assert admitted(admission, 9, 2) is None  # another gap is told again
+    assert lane.ruling().outcome == wire.EXPECTED
+
+
+def test_a_frame_that_begins_below_the_limit_owns_its_place_whole() -> None:
+    admission, _ = admission_of(10)
+    greet(admission)
+    assert admitted(admission, 0, 25) == (0, 25, 0)
+    assert admission.over_credit == 0
+
+
+def test_a_frame_that_does_not_is_dropped_and_asked_for_again() -> None:
+    admission, ears = admission_of(10)
+    greet(admission)
+    admitted(admission, 0, 10)
+    ears.taken()
+    assert admitted(admission, 10, 2) is None
+    assert admission.over_credit == 1
+    assert ears.taken() == [("p", 0)]
+    lane = admission.lanes["p", 0]
+    assert lane.ruling() == wire.Ruling(0, wire.EXPECTED, 0, 10, 10)
+    lane.complete(0, 10)
+    assert lane.ruling() == wire.Ruling(0, wire.ADMITTED, 10, 20, 10)
+    assert admitted(admission, 10, 2) == (10, 12, 0)
+
+
+def test_safe_moves_with_completion_and_never_past_a_hole() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    receipts = [admission.admit(data(first, 5), NODE, 0.0) for first in (0, 5, 10)]
+    lane = admission.lanes["p", 0]
+    assert all(isinstance(receipt, FrameReceipt) for receipt in receipts)
+    receipts[1].done()  # type: ignore[union-attr]
+    receipts[2].done()  # type: ignore[union-attr]
+    assert lane.safe == 0
+    assert ears.taken() == []
+    receipts[0].done()  # type: ignore[union-attr]
+    assert lane.safe == 15
+    assert ears.taken() == [("p", 0)]
+    admission.validate()
+
+
+def test_a_frame_is_done_when_all_of_its_parts_are() -> None:
+    admission, _ = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    assert receipt is not None
+    receipt.parts = 3
+    receipt.done()
+    receipt.done()
+    assert receipt.lane.safe == 0
+    receipt.done()
+    assert receipt.lane.safe == 5
+    assert receipt.describe(4) == "p:4"
+
+
+def test_refusals_are_told_at_once_and_once() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    assert receipt is not None
+    receipt.refuse(3, "no key")
+    lane = receipt.lane
+    assert ears.taken() == [("p", 0)]
+    assert lane.pressing
+    assert lane.ruling() == wire.Ruling(0, wire.REFUSED, 0, 100, 5, ((3, 1, "no key"),))
+    receipt.done()
+    assert lane.ruling() == wire.Ruling(0, wire.ADMITTED, 5, 100, 5)
+    assert admission.refused == 1
+
+
+def test_many_refusals_are_told_in_several_verdicts_and_none_is_passed_over() -> None:
+    """``upto`` stops below what is yet to be told: a producer that is settled knows it all."""
+    assert MAX_EXCEPTIONS == 256
+    admission, _ = admission_of(2000)
+    greet(admission)
+    receipt = admission.admit(data(0, 700), NODE, 0.0)
+    assert receipt is not None
+    for number in range(600):
+        receipt.refuse(number, f"no {number}")
+    receipt.done()
+    lane = receipt.lane
+    rulings = []
+    while lane.pressing:
+        rulings.append(lane.ruling())
+    assert [(r.outcome, r.upto, len(r.exceptions)) for r in rulings] == [
+        (wire.REFUSED, 256, 256), (wire.REFUSED, 512, 256), (wire.REFUSED, 700, 88),
+    ]  # fmt: skip
+    assert [n for r in rulings for n, _, _ in r.exceptions] == list(range(600))
+
+
+def test_refusals_do_not_hide_a_gap() -> None:
+    admission, _ = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    admitted(admission, 7, 2)
+    assert receipt is not None
+    receipt.refuse(1, "no")
+    lane = receipt.lane
+    assert lane.ruling().outcome == wire.REFUSED
+    assert lane.pressing
+    assert lane.ruling() == wire.Ruling(0, wire.EXPECTED, 0, 100, 5)
+
+
+def test_a_ruling_that_could_not_be_sent_is_said_again_whole() -> None:
+    admission, _ = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    admitted(admission, 7, 2)
+    assert receipt is not None
+    receipt.refuse(1, "no")
+    lane = receipt.lane
+    lane.ruling()
+    lane.not_told()
+    assert lane.pressing
+    receipt.refuse(2, "no 2")
+    assert lane.ruling().exceptions == ((1, 1, "no"), (2, 1, "no 2"))
+    lane.not_told()
+    assert lane.ruling().exceptions == ((1, 1, "no"), (2, 1, "no 2"))
+    assert lane.ruling().outcome == wire.EXPECTED
+    lane.not_told()
+    assert lane.ruling().outcome == wire.EXPECTED
+
+
+def test_a_producer_that_waits_is_answered_once_what_it_sent_is_processed() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    lane = admission.lanes["p", 0]
+    assert not lane.pressing
+    receipt = admission.admit(data(0, 1, flags=wire.ANSWER_NOW), NODE, 0.0)
+    assert ears.taken() == [("p", 0)]
+    assert not lane.pressing
+    assert receipt is not None
+    receipt.done()
+    assert ears.taken() == [("p", 0)]
+    assert lane.pressing
+    lane.ruling()
+    assert not lane.pressing
+    admission.ask("p", NODE)
+    assert ears.taken() == [("p", 0)]
+    assert lane.pressing
+    lane.ruling()
+    admission.ask("p", object())
+    admission.ask("q", NODE)
+    assert ears.taken() == []
+
+
+def test_a_producer_hears_when_a_quarter_of_its_window_is_used_up() -> None:
+    admission, _ = admission_of(100)
+    greet(admission)
+    receipts = [admission.admit(data(first, 1), NODE, 0.0) for first in range(100)]
+    lane = admission.lanes["p", 0]
+    for done, receipt in enumerate(receipts):
+        assert lane.pressing == (done >= 25)
+        receipt.done()  # type: ignore[union-attr]
+    assert lane.ruling() == wire.Ruling(0, wire.ADMITTED, 100, 200, 100)
+
+
+def test_what_comes_twice_is_answered_since_the_producer_may_not_know() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    admitted(admission, 0, 5)
+    ears.taken()
+    assert admitted(admission, 0, 5) is None
+    assert ears.taken() == [("p", 0)]
+    assert admission.lanes["p", 0].pressing
+
+
+def test_a_producer_s_id_belongs_to_its_latest_connection() -> None:
+    admission, _ = admission_of(100)
+    one, other = object(), object()
+    greet(admission, connection=one)
+    assert admitted(admission, 0, 5, connection=one) == (0, 5, 0)
+    assert greet(admission, connection=other) == (wire.Position(0, 5, 100, 0),)
+    assert admitted(admission, 5, 5, connection=one) is None
+    admission.gone(one, 1.0)
+    assert admitted(admission, 5, 5, connection=other) == (5, 10, 0)
+
+
+def test_a_lane_outlives_its_connection() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    assert receipt is not None
+    admission.gone(NODE, 1.0)
+    receipt.done()
+    assert ears.taken() == []  # there is nobody to tell
+    assert greet(admission, connection=object()) == (wire.Position(0, 5, 100, 5),)
+
+
+def test_refusals_made_while_the_producer_was_away_are_told_when_it_is_back() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 5), NODE, 0.0)
+    assert receipt is not None
+    admission.gone(NODE, 1.0)
+    receipt.refuse(3, "no key")
+    receipt.done()
+    assert ears.taken() == []
+    (position,) = greet(admission, connection=object())
+    assert (position.number, position.safe) == (5, 3)
+    assert ears.taken() == [("p", 0)]
+    assert receipt.lane.ruling() == wire.Ruling(
+        0, wire.REFUSED, 5, position.limit, 5, ((3, 1, "no key"),)
+    )
+
+
+def test_refusals_lost_with_a_connection_are_told_again_on_the_next() -> None:
+    admission, ears = admission_of(100)
+    greet(admission)
+    receipt = admission.admit(data(0, 9), NODE, 0.0)
+    assert receipt is not None
+    lane = receipt.lane
+    receipt.refuse(3, "heard")
+    lane.ruling()
+    receipt.refuse(5, "lost")
+    receipt.done()
+    assert lane.ruling().upto == 9
+    admission.gone(NODE, 1.0)
+    ears.taken()
+    # the producer knows everything below 5
+    (position,) = greet(admission, connection=object(), positions=(wire.Position(0, 5),))
+    assert position.safe == 5
+    assert ears.taken() == [("p", 0)]
+    assert lane.ruling().exceptions == ((5, 1, "lost"),)
+
+
+def test_what_was_refused_long_ago_is_remembered_no_longer_than_it_may_be_unheard() -> None:
+    admission, _ = admission_of(10)
+    greet(admission)
+    lane = admission.lanes["p", 0]
+    for number in range(1000):
+        receipt = admission.admit(data(number, 1), NODE, 0.0)
+        assert receipt is not None
+        receipt.refuse(number, "no")
+        receipt.done()
+        lane.ruling()
+    (position,) = greet(admission, positions=(wire.Position(0, 0),))
+    assert len(lane.ruling().exceptions) <= 20
+    assert position.number == 1000
+
+
+def test_the_end_of_a_stream_forgets_what_is_done_and_nothing_else() -> None:
+    admission, _ = admission_of(100, 100)
+    greet(admission)
+    admitted(admission, 0, 5, partition=1)
+    admission.forget("p", object())
+    assert set(admission.lanes) == {("p", 0), ("p", 1)}
+    admission.forget("p", NODE)
+    assert set(admission.lanes) == {("p", 1)}
+    admission.lanes["p", 1].complete(0, 5)
+    admission.forget("p", NODE)
+    assert admission.lanes == {}
+    assert admission.share(greeted_lane(admission)) == 100
+
+
+def greeted_lane(admission: StreamAdmission) -> ProducerLane:
+    greet(admission, "q")
+    return admission.lanes["q", 0]
+
+
+def test_a_lane_goes_on_where_the_node_stopped_that_had_the_partition_before() -> None:
+    admission, _ = admission_of(100)
+    (position,) = greet(admission)
+    assert (position.number, position.safe) == (0, 0)
+    (position,) = greet(admission, positions=(wire.Position(0, 5),))
+    assert (position.number, position.safe) == (5, 5)
+    assert admission.admit(data(5, 3), NODE, 0.0, 3) is not None
+    (position,) = greet(admission, positions=(wire.Position(0, 20),))
+    assert (position.number, position.safe) == (8, 5)  # what is in progress here is ours
+    admission.validate()
+
+
+def test_producers_that_stay_away_expire_unless_their_work_is_in_progress() -> None:
+    admission, _ = admission_of(100)
+    for peer in ("done", "busy", "here"):
+        greet(admission, peer, connection=peer)
+    admitted(admission, 0, 5, connection="busy", peer="busy")
+    admission.gone("done", 10.0)
+    admission.gone("busy", 10.0)
+    assert admission.expire(before=10.0) == 0
+    assert admission.expire(before=11.0) == 1
+    assert {peer for peer, _ in admission.lanes} == {"busy", "here"}
+    admission.lanes["busy", 0].complete(0, 5)
+    assert admission.expire(before=11.0) == 1
+
+
+def test_producers_held_back_by_a_full_stage_are_served_when_it_has_room() -> None:
+    admission, ears = admission_of(4)
+    stage = admission.stages[0]
+    greet(admission)
+    receipts = []
+    for first in range(4):
+        receipts.append(admission.admit(data(first, 1), NODE, 0.0))
+        stage.offer(EventBatch("ticks", 0, ["tick"], receipts[-1], first))
+    lane = admission.lanes["p", 0]
+    receipts[0].done()  # type: ignore[union-attr]  # done, but still counted in the stage
+    assert lane.ruling().limit == 4
+    ears.taken()
+    admission.released()
+    assert ears.taken() == []
+    stage.passed(1)
+    admission.released()
+    assert ears.taken() == [("p", 0)]
+    assert lane.ruling().limit == 5
+    admission.released()
+    assert ears.taken() == []

@@ -1,0 +1,515 @@
+"""The promises of durable streams: what producers and a node do when the node dies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from lanes import NODE, Tick, route_of
+from net_simulation import World, happen
+
+from s4node.events.event import EventBatch
+from s4node.net.egress.outbox import Outbox
+from s4node.net.ingress.durable_admission import (
+    UNKNOWN_BYTES,
+    DurableAdmission,
+    DurableReceipt,
+    TakenLanes,
+)
+from s4node.net.ingress.producer_lane import LaneReceipt
+from s4node.net.wire import frame as wire
+from s4node.net.wire.frame import WINDOW_BYTES, Frame
+from s4node.offsets.input_progress import PartReceipt
+from s4node.offsets.producer_offsets import KeptProducer
+from s4node.stages.stage import Gauge, Stage
+
+State = dict[tuple[str, int], list[int]]
+
+
+class DurableWorld(World):
+    """A node that commits and dies: what it has processed is what it had committed, and more."""
+
+    def __init__(self, window: int, **more: Any) -> None:
+        super().__init__(**more)
+        self.window = window
+        self.rows: dict[int, dict[str, KeptProducer]] = {}
+        self.saved: State = {}
+        self.committing: dict[int, tuple[TakenLanes, State]] = {}
+        self.at_hand: dict[int, EventBatch] = {}
+        self.wanted: set[int] = set()
+        self.history: dict[str, list[Tick]] = {name: [] for name in self.names}
+        self.reborn: set[str] = set()
+        self.waiting: list[tuple[Frame, Any]] = []
+        self.settings = [stage.settings for stage in self.admission.stages.values()]
+        self.begin()
+
+    def begin(self) -> None:
+        """A life of the node begins."""
+        frames = self.admission.deserializer.settings
+        self.admission = DurableAdmission(
+            "ticks",
+            {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
+            lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
+            Gauge(frames),
+            partitions=len(self.settings),
+            on_full=self.wanted.add,
+            window_events=self.window,
+        )
+        for partition, rows in self.rows.items():
+            self.admission.restore(partition, rows, self.time, 0)
+        self.processed = {place: list(serials) for place, serials in self.saved.items()}
+        self.committing.clear()
+        self.at_hand.clear()
+        self.wanted.clear()
+
+    def crash(self, *, written: bool) -> None:
+        """The node dies; what it was about to write may have been written all the same."""
+        for partition in list(self.committing) if written else ():
+            self.write(partition)
+        for name in self.names:
+            if self.wires[name] is not None:
+                self.wires[name] = None
+                self.routes[name].disconnected()
+        self.old_wires.clear()
+        self.waiting.clear()
+        self.begin()
+
+    def put(self, name: str, count: int, what: str) -> None:
+        incoming = self.outboxes[name]._incoming
+        before = len(incoming)
+        super().put(name, count, what)
+        self.history[name] += incoming[before:]
+
+    def bear(self, name: str) -> None:
+        """The producer dies, and a new process sends everything again."""
+        self.disconnect(name, 0)
+        old = self.outboxes[name]
+        self.outboxes[name] = Outbox(
+            "ticks", name, types=[Tick],
+            max_frame_events=old.builder.max_events, max_frame_bytes=200,
+        )  # fmt: skip
+        self.routes[name] = route_of(self.outboxes[name], stable=True, again=True)
+        self.outboxes[name].extend(self.history[name])
+        self.reborn.add(name)
+
+    def node_takes(self, frame: Frame, wire_: Any) -> None:
+        header = frame.header
+        if isinstance(header, wire.Hello):
+            assert self.admission.refusal(header) == ""
+            assert not self.admission.unknown(header)
+            if self.admission.unsettled(header, self.time):
+                self.waiting.append((frame, wire_))
+                return
+        super().node_takes(frame, wire_)
+
+    def process(self, partition: int, parts: int) -> None:
+        """Process some events of the batch at hand."""
+        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].take()
+        if batch is None:
+            return
+        receipt = batch.receipt
+        assert isinstance(receipt, DurableReceipt)
+        name = receipt.lane.producer
+        before, batch.at = batch.at, min(batch.size, batch.at + parts)
+        for index in range(before, batch.at):
+            tick = batch.events[index]
+            self.processed.setdefault((name, partition), []).append(tick.serial)
+            if tick.user.startswith("bad"):
+                receipt.refuse(batch.number(index), "bad")
+                self.refused[name].add(tick.serial)
+        stage = self.admission.stages[partition]
+        if batch.at < batch.size:
+            stage.passed(batch.at - before)
+            receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
+            self.at_hand[partition] = batch
+            return
+        stage.passed(batch.at - before, batch.bytes)
+        self.admission.deserializer.went(batch.size, batch.bytes)
+        receipt.done()
+        self.time += 1
+        self.admission.tick(self.time, 1 << 30)
+        self.admission.released()
+
+    def commit(self, partition: int) -> None:
+        """Take state and numbers of a task, to be written."""
+        if partition not in self.committing:
+            taken = self.admission.take(partition, self.time, 0)
+            state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
+            self.committing[partition] = taken, state
+            self.wanted.discard(partition)
+
+    def write(self, partition: int) -> TakenLanes | None:
+        if partition not in self.committing:
+            return None
+        taken, state = self.committing.pop(partition)
+        rows = self.rows.setdefault(partition, {})
+        for producer in taken.forgotten:
+            rows.pop(producer, None)
+        rows.update({lane.producer: kept for lane, kept in taken.lanes.items()})
+        self.saved.update(state)
+        return taken
+
+    def written(self, partition: int) -> None:
+        """It is written, and told."""
+        taken = self.write(partition)
+        if taken is not None:
+            self.admission.committed(partition, taken, self.time)
+            waiting, self.waiting = self.waiting, []
+            for frame, wire_ in waiting:
+                if wire_ in self.wires.values():
+                    self.node_takes(frame, wire_)
+
+    def finish(self, index: int) -> None:
+        partition = index % len(self.settings)
+        self.written(partition)
+        self.commit(partition)
+
+    def check(self) -> None:
+        self.admission.validate()
+        for name, outbox in self.outboxes.items():
+            outbox.validate()
+            counts = outbox.refusals.counts
+            assert outbox.admitted >= 0
+            assert counts["refused"] <= len(self.refused[name])
+        for stage in self.admission.stages.values():
+            stage.validate()
+        for serials in self.processed.values():  # once, and in order
+            assert all(one < other for one, other in pairwise(serials))
+        for lane in self.admission.lanes.values():
+            assert lane.limit <= lane.committed + lane.window  # type: ignore[attr-defined]
+
+    def settle(self) -> None:
+        for name in self.names:
+            self.connect(name)
+        for wire_ in list(self.old_wires):
+            self.node_notices(wire_)
+        for _ in range(20 + 8 * self.serial):
+            for name, each in self.wires.items():
+                assert each is not None
+                self.send(name, 1 << 20)
+                if self.admission.left and self.outboxes[name].unsettled:
+                    self.ask(name)
+                while each.up:
+                    self.node_reads(each)
+                while each.dirty or each.answers:
+                    self.node_tells(each, busy=False)
+                while each.down:
+                    self.hear(name)
+            for partition in self.admission.stages:
+                self.process(partition, 1 << 20)
+                if partition in self.wanted:  # a full window asks, before any time is over
+                    self.finish(partition)
+            self.check()
+            if all(lane.safe == lane.expected for lane in self.admission.lanes.values()):
+                for partition in self.admission.stages:
+                    self.finish(partition)
+            if not any(outbox.unsettled for outbox in self.outboxes.values()):
+                break
+        assert self.processed == self.saved
+        assert not any(outbox.unsettled for outbox in self.outboxes.values())
+        for gauge in (self.admission.deserializer, *self.admission.stages.values()):
+            assert (gauge.depth, gauge.bytes) == (0, 0)
+        handled = sorted(serial for serials in self.processed.values() for serial in serials)
+        assert handled == [n for n in range(self.serial) if n not in self.unsendable]
+        for name, outbox in self.outboxes.items():
+            if name not in self.reborn:
+                assert outbox.refusals.counts["refused"] == len(self.refused[name])
+
+
+def happens(world: DurableWorld, random: Random) -> None:
+    """One step of what may happen, chosen at random."""
+    if random.random() < 0.01:
+        world.crash(written=random.random() < 0.5)
+    elif random.random() < 0.01:
+        world.bear(random.choice(world.names))
+    else:
+        happen(world, random, True)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_event_counts_once_in_order_however_often_the_node_and_its_producers_die(
+    seed: int,
+) -> None:
+    random = Random(seed)
+    world = DurableWorld(
+        random.choice([1, 2, 7, 1 << 20]),
+        producers=random.randint(1, 3),
+        partitions=random.randint(1, 3),
+        capacity=random.choice([1, 2, 3, 8, 30]),
+        frame_events=random.randint(1, 6),
+        routing=random.choice(["crc32m:", "crc32m:user", "crc32m:?"]),
+        max_bytes=random.choice([40, 150, 1 << 20]),
+    )
+    for name in world.names:
+        world.connect(name)
+    for _ in range(600):
+        happens(world, random)
+        world.check()
+    world.settle()
+    world.crash(written=False)
+    world.put(world.names[0], 5, "good")
+    world.settle()
+    for serials in world.processed.values():
+        assert all(one < other for one, other in pairwise(serials))
+
+
+# -- one by one -----------------------------------------------------------------------------------
+
+
+class Node:
+    """A durable stream of two partitions, its commits, and who asks for them."""
+
+    def __init__(self, rows: dict[int, dict[str, KeptProducer]] | None = None, **more: Any) -> None:
+        self.rows = rows or {0: {}, 1: {}}
+        self.wanted: list[int] = []
+        self.admission = DurableAdmission(
+            "ticks",
+            {0: Stage(1000), 1: Stage(1000)},
+            lambda _: None,
+            partitions=2,
+            on_full=self.wanted.append,
+            **more,
+        )
+        for partition, kept in self.rows.items():
+            self.admission.restore(partition, kept, 0.0, 0)
+
+    def hello(self, *numbers: tuple[int, int], peer: str = "p", **headers: Any) -> wire.Hello:
+        positions = tuple(wire.Position(*number) for number in numbers)
+        return wire.Hello(peer, "i1", "ticks", positions=positions, headers=headers)
+
+    def greet(
+        self, *numbers: tuple[int, int], peer: str = "p", connection: object = NODE, **headers: Any
+    ) -> list[tuple[int, int]]:
+        """Number and what is settled, of each partition."""
+        hello = self.hello(*numbers, peer=peer, **headers)
+        assert self.admission.refusal(hello) == ""
+        assert not self.admission.unsettled(hello, 0.0)
+        return [(at.number, at.safe) for at in self.admission.hello(hello, connection, 0.0)]
+
+    def take(self, first: int, count: int, partition: int = 0, peer: str = "p") -> LaneReceipt:
+        sections = (wire.Section(1, count, count),)
+        data = wire.Data("ticks", partition, peer, first, count, sections)
+        receipt = self.admission.admit(data, NODE, 0.0, 10 * count)
+        assert receipt is not None
+        return receipt
+
+    def commit(self, partition: int = 0, now: float = 0.0) -> dict[str, KeptProducer | None]:
+        """What is written."""
+        taken = self.admission.take(partition, now, int(now * 1000))
+        self.admission.committed(partition, taken, now)
+        rows: dict[str, KeptProducer | None] = dict.fromkeys(taken.forgotten)
+        return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
+
+    def ruling(self, peer: str = "p") -> wire.Ruling:
+        return self.admission.lanes[peer, 0].ruling()
+
+
+def test_what_is_settled_is_what_was_committed_to_the_event() -> None:
+    node = Node()
+    node.greet()
+    frame = node.take(0, 10)
+    frame.passed(0, 4)
+    assert node.ruling().upto == 0
+    assert node.commit() == {"p": KeptProducer(4)}
+    frame.done()
+    assert node.ruling().upto == 4
+    assert node.commit() == {"p": KeptProducer(10)}
+    assert (node.ruling().upto, node.commit()) == (10, {})
+
+
+def test_half_a_window_asks_for_a_commit_and_a_whole_one_is_the_limit() -> None:
+    node = Node(window_events=20)
+    node.greet()
+    node.take(0, 9).done()
+    assert node.wanted == []
+    node.take(9, 3).done()
+    node.take(12, 5).done()
+    assert node.wanted == [0]  # once
+    assert node.ruling().limit == 20
+    node.commit()
+    assert node.ruling().limit == 37
+
+
+def test_a_producer_may_have_so_many_bytes_beyond_what_is_committed() -> None:
+    node = Node()
+    node.greet()
+    heavy = wire.Data("ticks", 0, "p", 0, 1, (wire.Section(1, 1, 1),))
+    receipt = node.admission.admit(heavy, NODE, 0.0, 1 << 23)
+    assert receipt is not None
+    assert node.admission.lanes["p", 0].window == WINDOW_BYTES // 2 // (1 << 23)  # type: ignore[attr-defined]
+
+
+def test_a_producer_gets_no_more_credit_than_its_window_before_its_events_are_weighed() -> None:
+    node = Node()
+    node.greet()
+    lane = node.admission.lanes["p", 0]
+    assert lane.limit == WINDOW_BYTES // 2 // UNKNOWN_BYTES == 512  # its stage has room for 1,000
+    heavy = wire.Data("ticks", 0, "p", 0, 1, (wire.Section(1, 1, 1),))
+    receipt = node.admission.admit(heavy, NODE, 0.0, UNKNOWN_BYTES)
+    assert receipt is not None
+    receipt.done()
+    assert node.ruling().limit == 512
+    node.take(1, 1).done()
+    for _ in range(20):  # they have become light
+        node.take(lane.expected, 1).done()
+    assert node.ruling().limit == lane.expected + 1000
+
+
+def test_a_lane_begins_where_its_row_says() -> None:
+    node = Node({0: {"p": KeptProducer(7)}, 1: {}})
+    assert node.greet((0, 5), (1, 0)) == [(7, 7), (0, 0)]
+
+
+def test_a_producer_that_has_heard_more_than_the_row_says_is_told_of_the_loss() -> None:
+    node = Node({0: {"p": KeptProducer(7)}, 1: {}})
+    assert "below 8 is committed in partition 0" in node.admission.refusal(node.hello((0, 8)))
+    node = Node()
+    hello = node.hello((0, 8), (1, 0), (9, 1))
+    assert node.admission.refusal(hello) == ""
+    assert node.admission.unknown(hello) == [0]  # nothing is known, so it is believed, and told
+    assert node.greet((0, 8), (1, 0)) == [(8, 8), (0, 0)]
+    assert node.admission.unknown(hello) == []
+
+
+def test_a_producer_without_numbers_waits_until_its_past_is_committed() -> None:
+    node = Node()
+    node.greet()
+    frame = node.take(0, 10)
+    hello = node.hello()
+    assert node.admission.unsettled(hello, 0.0)
+    assert node.wanted == []  # there is nothing to commit yet
+    frame.done()
+    assert node.wanted == [0]
+    assert node.admission.unsettled(hello, 0.0)
+    node.commit()
+    assert node.greet() == [(10, 10), (0, 0)]
+    node.admission.validate()
+
+
+def test_refusals_that_were_perhaps_not_heard_are_told_by_the_next_life() -> None:
+    node = Node()
+    node.greet()
+    frame = node.take(0, 10)
+    frame.refuse(3, "bad")
+    frame.done()
+    rows = node.commit()
+    assert rows == {"p": KeptProducer(10, untold=((3, 1, "bad", False),))}
+    later = Node({0: rows, 1: {}})  # type: ignore[dict-item]
+    assert later.greet((0, 2), (1, 0))[0] == (10, 3)
+    ruling = later.ruling()
+    assert (ruling.exceptions, ruling.upto) == (((3, 1, "bad"),), 10)
+    heard = Node({0: rows, 1: {}})  # type: ignore[dict-item]
+    assert heard.greet((0, 4), (1, 0))[0] == (10, 10)
+
+
+def test_a_producer_is_forgotten_when_it_says_so_or_was_not_seen_for_long() -> None:
+    node = Node()
+    for peer in ("p", "q", "~t"):
+        node.greet(peer=peer, fence=1)
+        node.take(0, 10, peer=peer).done()
+    assert set(node.commit()) == {"p", "q", "~t"}
+    node.admission.forget("p", NODE)
+    assert node.commit() == {"p": None}
+    node.admission.gone(NODE, 10.0)
+    node.admission.tick(100.0, 100.0)
+    assert node.commit(now=100.0) == {}
+    node.admission.tick(111.0, 100.0)
+    assert node.commit(now=111.0) == {"q": None}  # a task may be away for ever
+    assert node.greet(peer="q") == [(0, 0), (0, 0)]
+    assert node.greet(peer="~t", fence=1) == [(10, 10), (0, 0)]
+
+
+def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_heard() -> None:
+    rows = {"p": KeptProducer(5, seen_ms=40_000), "q": KeptProducer(6, seen_ms=90_000)}
+    node = Node()
+    node.admission.restore(0, rows, 1000.0, 100_000)
+    node.admission.tick(1039.0, 100.0)
+    assert node.commit() == {}
+    node.admission.tick(1046.0, 100.0)
+    assert node.commit() == {"p": None}
+
+
+def test_who_comes_back_before_it_is_forgotten_for_good_is_known() -> None:
+    node = Node({0: {"p": KeptProducer(5)}, 1: {}})
+    node.admission.tick(200.0, 100.0)
+    taken = node.admission.take(0, 200.0, 0)
+    assert taken.forgotten == {"p"}
+    assert node.greet() == [(5, 5), (0, 0)]
+    node.admission.committed(0, taken, 200.0)
+    assert node.commit() == {"p": KeptProducer(5)}
+
+
+def test_a_task_s_later_owner_shuts_out_the_earlier_one_for_ever() -> None:
+    node = Node()
+    assert "tells no fence" in node.admission.refusal(node.hello(peer="~t"))
+    node.greet(peer="~t", fence=4)
+    node.take(0, 3, peer="~t").done()
+    for later in (node, Node({0: node.commit(), 1: {}})):  # type: ignore[dict-item]
+        refusal = later.admission.refusal(later.hello(peer="~t", fence=3))
+        assert "a later owner of that task (fence 4)" in refusal
+        assert later.admission.refusal(later.hello(peer="~t", fence=5)) == ""
+
+
+def test_on_demand_a_producer_that_wants_its_verdict_makes_a_commit() -> None:
+    node = Node(on_demand=True)
+    node.greet()
+    frame = node.take(0, 3)
+    node.admission.ask("p", NODE)
+    assert node.wanted == []
+    frame.done()
+    assert node.wanted == [0]
+    node.commit()
+    node.take(3, 3).done()
+    node.admission.ask("p", NODE)
+    assert node.wanted == [0, 0]
+
+
+def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
+    node = Node()
+    node.greet()
+    frame = node.take(0, 6)
+    frame.parts = 2
+    assert isinstance(frame, DurableReceipt)
+    even, odd = PartReceipt(frame, [0, 2, 4]), PartReceipt(frame, [1, 3, 5])
+    even.passed(0, 3)
+    assert node.commit() == {"p": KeptProducer(1)}
+    odd.passed(1, 4)
+    assert node.commit() == {"p": KeptProducer(4)}
+    odd.done()
+    assert node.commit() == {}
+    even.done()
+    assert node.commit() == {"p": KeptProducer(6)}
+
+
+def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_process() -> None:
+    held: set[int] = set()
+    node = Node(held=held.__contains__)
+    for peer in ("p", "~t"):
+        node.greet(peer=peer, fence=1)
+        node.take(0, 400, peer=peer).done()
+    node.commit()
+    held.add(0)
+    assert node.ruling().limit == 512  # what it got before anything came
+    assert node.ruling("~t").limit == 900  # tasks wait for each other
+    node.admission.released()
+    assert not node.admission.lanes["p", 0].pressing
+    held.clear()
+    node.admission.released()
+    assert node.admission.lanes["p", 0].pressing
+    node.take(400, 600).done()
+    assert node.ruling().limit == 1500
+
+
+def test_of_a_partition_that_is_left_nobody_is_held_back_any_more() -> None:
+    tasks = {0: False, 1: False}
+    node = Node(held=lambda partition: tasks[partition])
+    node.greet()
+    node.take(0, 400).done()
+    node.commit()
+    tasks[0] = True
+    assert node.ruling().limit == 512
+    node.admission.leave(0)
+    del tasks[0]
+    node.admission.released()

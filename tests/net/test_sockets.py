@@ -1,0 +1,810 @@
+"""Bad input, lost peers and restarted nodes, with real sockets and real processes."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import socket
+import struct
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import trio
+from harness import (
+    RawPeer,
+    data_frame,
+    free_port,
+    node_process,
+    proxy,
+    raw_peer,
+    running,
+    until,
+)
+from structlog.testing import capture_logs
+
+from s4node import AdapterApp, App, Client, Event, ProcessingElement
+from s4node.errors import ConfigError, ConnectionRefused
+from s4node.events.schema import EventType
+from s4node.net.wire import frame as wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from s4node import Container
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+class Buy(Event):
+    user: str
+    cents: int = 0
+
+
+def open_files() -> int:
+    """How many file descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Node:
+    """A running app that notes clicks, and a check that it still works."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.checks = 0
+        seen = self.seen
+
+        class Note(ProcessingElement):
+            def on_event(self, event: Click) -> None:
+                seen.append(event.n)
+
+        self.app = App("notes")
+        note = self.app.create_pe(Note)
+        self.app.create_input_stream("clicks", note, key="user", types=[Click, Buy])
+        self.container: Container
+
+    async def works(self) -> None:
+        """A client of its own gets an event through."""
+        async with Client(self.container.address) as client:
+            stream = await client.stream("clicks")
+            self.checks += 1
+            await stream.send(Click("well", 4711 + self.checks))
+            assert await stream.flush() == []
+        assert self.seen.count(4711 + self.checks) == 1
+
+
+@pytest.fixture
+async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
+    """A node; it must still work when the test has done its worst."""
+    node = Node()
+    settings = {"s4.comm.timeout": "200"}
+    async with running(node.app, settings, partitions=2) as node.container:
+        yield node
+        await node.works()
+
+
+def counts(node: Node) -> dict[str, int]:
+    return node.container.statistics().peers
+
+
+async def error_of(peer: RawPeer) -> str:
+    """The next error that the node tells a peer."""
+    frame = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+    return str(frame.error)
+
+
+GOOD = wire.encode_frame(
+    wire.Hello("raw", "1", "clicks", (EventType(Click).declaration,), "", 2, (wire.Position(0, 0),))
+)
+
+
+def header_bytes(*fields: Any) -> bytes:
+    """A frame with a header of any shape."""
+    head = msgspec.msgpack.encode(fields)
+    return struct.pack(">II", len(head), 0) + head
+
+
+# -- bad envelopes and frames ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("envelope", "told"),
+    [
+        (b"", "an envelope starts with b'S4'"),
+        (b"S4", "truncated: 2 bytes are no envelope"),
+        (b"hello, world", "is this an s4node peer?"),
+        (b"S4\x02\x00" + GOOD, "protocol version 2 is not spoken here"),
+        (b"S4\x00\x00" + GOOD, "protocol version 0 is not spoken here"),
+        (wire.MAGIC + GOOD[:5], "truncated: 5 bytes at offset 4 are no frame"),
+        (wire.MAGIC + GOOD[:-3], "truncated: a frame of"),
+        (wire.MAGIC + GOOD + b"\x00\x00", "truncated: 2 bytes"),
+        (
+            wire.MAGIC + struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF),
+            "truncated: a frame of 8589934598",
+        ),
+        (wire.MAGIC + struct.pack(">II", 0, 0), "does not decode"),
+        (wire.MAGIC + struct.pack(">II", 3, 0) + b"\xff\xff\xff", "does not decode"),
+        (wire.MAGIC + header_bytes(0, "raw", "1"), "does not decode"),
+        (wire.MAGIC + header_bytes(99, "raw"), "does not decode"),
+        (wire.MAGIC + header_bytes(4, "clicks", 5), "does not decode"),
+        (
+            wire.MAGIC + struct.pack(">II", 9, 0) + b"\x93\x04\xa4\xff\xfe\xfd\xfc\xa1p",
+            "does not decode",
+        ),
+        (wire.MAGIC + struct.pack(">II", 5001, 0) + b"\x91" * 5001, "does not decode"),
+        (
+            wire.MAGIC + wire.encode_frame(wire.Verdict("clicks", "raw")),
+            "a node takes no verdict frame",
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+async def test_an_envelope_that_is_none_is_counted_and_answered_and_the_peer_stays(
+    node: Node, envelope: bytes, told: str
+) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.send(envelope)
+        assert told in await error_of(peer)
+        assert counts(node)["bad frames"] == 1
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Click("ann", 1)]))
+        await until(lambda: node.seen == [1])
+        assert counts(node) == {"connections": 1, "bad frames": 1}
+
+
+async def test_a_frame_over_the_limit_is_answered_to_its_producer_and_the_peer_stays(
+    node: Node,
+) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        large = data_frame("clicks", "raw", 0, [Click("x" * 2_000_000, 1)])
+        await peer.send_frames(large, data_frame("clicks", "raw", 0, [Click("ann", 2)]))
+        verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+        assert "bytes is over the limit of 1048576" in verdict.error
+        assert (verdict.stream, verdict.producer) == ("clicks", "raw")
+        await until(lambda: node.seen == [2])
+    assert counts(node)["bad frames"] == 1
+
+
+async def test_an_envelope_over_the_limit_closes_its_connection_only(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send(wire.MAGIC + bytes(17_000_000))
+        await until(lambda: counts(node)["connections"] == 2)  # it has dialled again
+        await node.works()
+
+
+async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        good = [
+            wire.encode_frame(*data_frame("clicks", "raw", n, [Click("ann", n)])) for n in range(3)
+        ]
+        bad = header_bytes(1, "clicks")
+        await peer.send(wire.envelope([good[0], bad, good[1], bad, good[2]]))
+        assert "does not decode" in await error_of(peer)
+        await until(lambda: node.seen == [0, 1, 2])
+    assert counts(node)["bad frames"] == 2
+
+
+@pytest.mark.parametrize(
+    ("sections", "order", "count", "first", "partition", "told"),
+    [
+        ([], b"", 1, 0, 0, "at least one section"),
+        ([(1, 1, 5)], b"", 1, 0, 0, "do not add up to the body's 4 bytes"),
+        ([(1, 2, 4)], b"", 3, 0, 0, "do not add up to 3 events"),
+        ([(1, -1, 4)], b"", 1, 0, 0, "negative count or size"),
+        ([(1, 1, 4)], b"", 0, 0, 0, "count is 1 or more"),
+        ([(1, 1, 4)], b"", 1, -1, 0, "first and partition are 0 or more"),
+        ([(1, 1, 4)], b"", 1, 1 << 63, 0, "first is 9223372036854775808, over"),
+        (
+            [(1, 10**12, 4)],
+            b"",
+            10**12,
+            0,
+            0,
+            "a section of 4 bytes announces 1000000000000 events",
+        ),
+        ([(1, 1, 2), (2, 1, 2)], b"\x00", 2, 0, 0, "order has 1 bytes for 2 events"),
+        ([(1, 1, 2), (2, 1, 2)], b"\x00\x00", 2, 0, 0, "order and section 0 disagree"),
+        ([(1, 1, 2), (2, 1, 2)], b"\x00\x07", 2, 0, 0, "order and section 1 disagree"),
+        ([(1, 1, 4), *[(2, 0, 0)] * 300], b"\x00", 1, 0, 0, "301 sections are more than 256"),
+        ([(1, 1, 4)], b"", 1, 0, 2, "stream 'clicks' has no partition 2"),
+        ([(1, 1, 4)], b"", 1, 0, 1 << 40, "stream 'clicks' has no partition 1099511627776"),
+    ],
+)
+async def test_a_data_frame_that_does_not_add_up_is_answered_to_its_producer(
+    node: Node,
+    sections: list[tuple[int, int, int]],
+    order: bytes,
+    count: int,
+    first: int,
+    partition: int,
+    told: str,
+) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        parts = tuple(wire.Section(*section) for section in sections)
+        header = wire.Data("clicks", partition, "raw", first, count, parts, order=order)
+        await peer.send_frames((header, b"\x90\x90\x90\x90"))
+        verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+        assert told in verdict.error
+        assert (verdict.stream, verdict.producer) == ("clicks", "raw")
+    assert counts(node)["bad frames"] == 1
+    assert node.seen == []
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, (1 << 64) - 1])
+async def test_a_hello_with_a_number_out_of_bounds_is_turned_down(node: Node, number: int) -> None:
+    async with raw_peer(node.container.address) as peer:
+        positions = (wire.Position(0, number),)
+        await peer.send_frames(wire.Hello("raw", "1", "clicks", positions=positions))
+        assert f"{number} is no event's number" in await error_of(peer)
+
+
+async def test_a_hello_cannot_take_the_fingerprint_of_another_type(node: Node) -> None:
+    declaration = EventType(Click).declaration
+    stolen = msgspec.structs.replace(declaration, fingerprint=EventType(Buy).fingerprint)
+    async with raw_peer(node.container.address) as peer:
+        await peer.send_frames(wire.Hello("raw", "1", "clicks", (stolen,)))
+        assert "is not the fingerprint of Click" in await error_of(peer)
+
+
+async def test_a_frame_for_a_stream_that_is_none_names_those_that_are(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        answer = await peer.open("click", "raw", Click)
+        assert "has no input stream 'click'; its input streams: clicks" in answer.error
+        await peer.send_frames(data_frame("click", "raw", 0, [Click("ann", 1)]))
+        assert "has no input stream 'click'" in await error_of(peer)
+
+
+async def test_data_before_a_hello_is_not_taken_and_can_be_sent_again(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        frame = data_frame("clicks", "raw", 0, [Click("ann", 1)])
+        await peer.send_frames(frame)
+        await peer.open("clicks", "raw", Click)
+        assert node.seen == []
+        await peer.send_frames(frame)
+        await until(lambda: node.seen == [1])
+
+
+async def test_repeated_and_overlapping_frames_are_trimmed_and_gaps_answered(node: Node) -> None:
+    clicks = [Click("ann", n) for n in range(30)]
+
+    def frame(first: int, end: int) -> tuple[wire.Header, bytes]:
+        return data_frame("clicks", "raw", first, clicks[first:end])
+
+    def expects(header: wire.Header) -> bool:
+        return isinstance(header, wire.Verdict) and any(
+            ruling.outcome == wire.EXPECTED for ruling in header.rulings
+        )
+
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames(frame(0, 10), frame(0, 10), frame(5, 15), frame(20, 25))
+        verdict = await peer.receive_until(expects)
+        assert [ruling.expected for ruling in verdict.rulings] == [15]
+        assert node.seen == list(range(15))
+        await peer.send_frames(frame(15, 30), frame(20, 25))
+        await until(lambda: len(node.seen) == 30)
+        assert node.seen == list(range(30))
+    admission = node.container.ports["clicks"].admission
+    assert (admission.admitted, admission.duplicates, admission.gaps) == (30, 20, 1)
+
+
+def packed(*fields: Any) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+def numbers_of(exceptions: Iterable[tuple[int, int, str]]) -> list[int]:
+    """The events of a ruling's ranges, one by one."""
+    return [first + n for first, count, _ in exceptions for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("events", "refused", "processed", "told"),
+    [
+        (
+            [packed("ann", 1), packed("ann", "two"), packed("ann", 3)],
+            [1],
+            [1, 3],
+            "Click does not decode: Expected `int`, got `str` - at `$.n`",
+        ),
+        (
+            [packed(), packed("ann", 2), packed("ann", 3, "more"), packed(b"ann", 4), b"\x05"],
+            [0, 3, 4],
+            [2, 3],
+            "Click does not decode: Expected `array`, got `int`",
+        ),
+        (
+            [packed("ann", 1), b"\x92\xa1\xff\x02", packed("ann", 3)],
+            [1],
+            [1, 3],
+            "Click does not decode: 'utf-8' codec can't decode byte 0xff",
+        ),
+        (
+            [packed("ann", 1), b"\xc1", packed("ann", 3)],  # a byte that begins nothing
+            [0, 1, 2],
+            [],
+            "MessagePack data is malformed",
+        ),
+    ],
+    ids=["wrong type", "wrong shape", "no UTF-8", "no msgpack"],
+)
+async def test_events_that_do_not_decode_are_refused_one_by_one(
+    node: Node, events: list[bytes], refused: list[int], processed: list[int], told: str
+) -> None:
+    body = bytes([0x90 | len(events)]) + b"".join(events)
+    sections = (wire.Section(EventType(Click).fingerprint, len(events), len(body)),)
+    header = wire.Data("clicks", 0, "raw", 0, len(events), sections, flags=wire.ANSWER_NOW)
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        await peer.send_frames((header, body))
+        verdict = await peer.receive_until(
+            lambda frame: isinstance(frame, wire.Verdict) and frame.rulings[0].upto == len(events)
+        )
+    (ruling,) = verdict.rulings
+    assert numbers_of(ruling.exceptions) == refused
+    assert told in str(ruling.exceptions)
+    assert node.seen == processed
+
+
+async def test_a_type_that_no_hello_declared_is_refused_with_its_fingerprint(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+
+        class Other(Event):
+            x: int
+
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Other(1), Other(2)]))
+        verdict = await peer.receive_until(
+            lambda frame: isinstance(frame, wire.Verdict) and frame.rulings[0].exceptions
+        )
+    assert numbers_of(verdict.rulings[0].exceptions) == [0, 1]
+    assert str(EventType(Other).fingerprint) in str(verdict)
+
+
+async def test_a_host_is_logged_once_a_minute_however_much_it_sends_and_often_it_comes(
+    node: Node,
+) -> None:
+    with capture_logs() as logs:
+        for n in range(1, 6):
+            async with raw_peer(node.container.address) as peer:
+                for _ in range(20):
+                    await peer.send(b"rubbish")
+                await until(lambda n=n: counts(node).get("bad frames") == 20 * n)
+    assert len([log for log in logs if log["event"] == "bad frame"]) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_frames_that_were_damaged_at_random_hurt_nobody_else(node: Node, seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = [
+        wire.encode_frame(*data_frame("clicks", "raw", 0, [Click("ann", 5), Click("bob", 6)])),
+        wire.encode_frame(wire.Idle("clicks", "raw", wire.ANSWER_NOW)),
+        wire.encode_frame(wire.Watermark("clicks", 0, "raw", 5)),
+        wire.encode_frame(wire.EndOfStream("clicks", "raw")),
+        wire.encode_frame(wire.Drain("bye")),
+        GOOD,
+    ]
+    async with raw_peer(node.container.address) as peer, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            while True:
+                await peer.receive()
+
+        nursery.start_soon(read)
+        for round_ in range(300):
+            damaged = bytearray(b"".join(chance.choices(kinds, k=3)))
+            for _ in range(chance.randint(1, 4)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            end = chance.choice([len(damaged), chance.randrange(len(damaged))])
+            await peer.send(wire.MAGIC + bytes(damaged[:end]))
+            if round_ % 100 == 0:
+                await node.works()
+        nursery.cancel_scope.cancel()
+    assert counts(node)["bad frames"] > 100
+
+
+# -- the port -------------------------------------------------------------------------------------
+
+
+def tcp(address: str) -> tuple[str, int]:
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    return host, int(port)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-A",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        random.Random(1).randbytes(5000),
+        b"\x00SP\x00\x00\x99\x00\x00",
+        b"\x00SP\x00\x00\x10\x00\x00" + b"\xff" * 8 + b"x" * 100,
+        b"\x00SP\x00\x00\x10\x00\x00" + struct.pack(">Q", 100) + b"half",
+    ],
+    ids=["nothing", "HTTP", "TLS", "noise", "another nng protocol", "endless message", "half"],
+)
+@pytest.mark.parametrize("end", ["stays", "leaves"])
+async def test_whatever_comes_to_the_port_the_node_goes_on(
+    node: Node, sent: bytes, end: str
+) -> None:
+    stranger = await trio.open_tcp_stream(*tcp(node.container.address))
+    await stranger.send_all(sent)
+    await until(lambda: node.container.listener.connections)
+    await node.works()
+    if end == "leaves":
+        await stranger.aclose()
+    elif sent.startswith(b"\x00SP\x00\x00\x10"):  # it speaks nng: a slow peer, not a stranger
+        await node.works()
+        await stranger.aclose()
+    await until(lambda: not node.container.listener.connections)
+    await trio.aclose_forcefully(stranger)
+
+
+async def test_connections_that_are_reset_at_once_are_no_trouble(node: Node) -> None:
+    for _ in range(50):
+        with socket.create_connection(tcp(node.container.address)) as scanner:
+            scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await node.works()
+
+
+async def test_a_crowd_of_strangers_is_let_go_and_leaves_no_file_descriptor(node: Node) -> None:
+    await node.works()
+    await until(lambda: not node.container.listener.connections)
+    before = open_files()
+    async with AsyncExitStack() as crowd:
+        for _ in range(150):
+            stranger = await trio.open_tcp_stream(*tcp(node.container.address))
+            crowd.push_async_callback(trio.aclose_forcefully, stranger)
+        await node.works()
+        await until(lambda: not node.container.listener.connections)
+    await until(lambda: open_files() <= before)
+    assert counts(node)["strangers"] == 150
+
+
+async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
+    node = Node()
+    settings = {"s4.listener.maxConnections": "2"}
+    async with running(node.app, settings) as node.container:
+        async with AsyncExitStack() as crowd:
+            for _ in range(2):
+                stranger = await trio.open_tcp_stream(*tcp(node.container.address))
+                crowd.push_async_callback(trio.aclose_forcefully, stranger)
+            await until(lambda: len(node.container.listener.connections) == 2)
+            third = await trio.open_tcp_stream(*tcp(node.container.address))
+            assert await third.receive_some(1) == b""
+            await third.aclose()
+            assert counts(node)["connections refused"] == 1
+            with capture_logs() as logs:
+                async with Client(node.container.address, timeout=0.3) as client:
+                    with pytest.raises(
+                        ConnectionRefused, match=r"as many connections as s4\.listener\.max"
+                    ):
+                        await client.stream("clicks")
+            assert counts(node)["connections refused"] > 2
+            assert logs == []  # the third has been told already
+        await until(lambda: not node.container.listener.connections)
+        await node.works()
+
+
+async def test_a_port_in_use_is_told_with_the_setting_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"tcp://127.0.0.1:{port}"
+
+        async def run() -> None:
+            async with running(Node().app, address=address):
+                raise AssertionError("it must not run")
+
+        with pytest.raises(ConfigError, match=r"choose another s4\.listener\.address") as caught:
+            await run()
+    assert f"cannot listen on {address}" in str(caught.value)
+
+
+# -- peers that vanish or do not listen -----------------------------------------------------------
+
+
+async def test_a_client_that_vanishes_in_the_middle_of_a_frame_leaves_nothing_behind(
+    node: Node,
+) -> None:
+    envelope = wire.envelope(
+        [GOOD, wire.encode_frame(*data_frame("clicks", "raw", 0, [Click("ann", 1)]))]
+    )
+    whole = b"\x00SP\x00\x00\x10\x00\x00" + struct.pack(">Q", len(envelope)) + envelope
+    for cut in (len(whole) - 1, len(whole) // 2, 20):
+        gone = await trio.open_tcp_stream(*tcp(node.container.address))
+        await gone.send_all(whole[:cut])
+        linger = struct.pack("ii", 1, 0)
+        gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await gone.aclose()
+    await node.works()
+    await until(lambda: not node.container.listener.connections)
+    lanes = node.container.ports["clicks"].admission.lanes
+    assert "raw" not in {producer for producer, _ in lanes}
+    assert 1 not in node.seen
+
+
+async def test_a_client_that_never_reads_its_verdicts_is_held_back_and_costs_nothing_more() -> None:
+    node = Node()
+    async with running(node.app, {"s4.stream.workQueueSize": "100"}) as node.container:
+        admission = node.container.ports["clicks"].admission
+        async with raw_peer(node.container.address) as peer, trio.open_nursery() as nursery:
+            answer = await peer.open("clicks", "raw", Click)
+            assert answer.positions[0].limit == 100
+            bad = [Click("x" * 1000, n) for n in range(50)]
+
+            async def flood() -> None:
+                first = 0
+                while True:  # it sends on, whatever it is told, and never reads
+                    await peer.send_frames(data_frame("clicks", "raw", first, bad, flags=0))
+                    first += 50
+
+            nursery.start_soon(flood)
+            await until(lambda: admission.over_credit + admission.gaps > 500)
+            await node.works()
+            lane = admission.lanes["raw", 0]
+            assert lane.expected <= lane.told_limit + 50
+            assert len(node.container.listener.connections) <= 2
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_on() -> None:
+    node = Node()
+    hold = trio.Event()
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Buy) -> None:
+            await hold.wait()
+
+    slow = node.app.create_pe(Slow)
+    node.app.create_input_stream("slow", slow, key="user")
+    async with running(node.app, {"s4.stream.workQueueSize": "100"}, partitions=2) as container:
+        node.container = container
+        home = container.partitioner.partition_of
+        user = next(user for user in map(str, range(99)) if home(user) != home("well"))
+        async with raw_peer(container.address) as peer:
+            await peer.open("slow", "raw", Buy)
+            for first in range(0, 20_000, 50):
+                buys = [Buy(user, first + n) for n in range(50)]
+                await peer.send_frames(data_frame("slow", "raw", first, buys))
+            verdict = await peer.receive_until(
+                lambda frame: (
+                    isinstance(frame, wire.Verdict) and frame.rulings[0].outcome == wire.EXPECTED
+                )
+            )
+            assert verdict.rulings[0].expected == 100
+            admission = container.ports["slow"].admission
+            await until(lambda: admission.over_credit + admission.gaps == 398)
+            assert admission.admitted == 100
+            await node.works()
+            hold.set()
+
+
+async def test_a_peer_that_asks_without_end_and_never_reads_costs_a_bounded_number_of_answers(
+    node: Node,
+) -> None:
+    async with raw_peer(node.container.address) as peer, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            while True:
+                await peer.send(b"rubbish")
+
+        nursery.start_soon(ask)
+        await until(lambda: counts(node).get("bad frames", 0) > 5000)
+        (connection,) = node.container.listener.connections
+        assert len(connection.answers) <= 256
+        nursery.cancel_scope.cancel()
+
+
+async def test_clients_that_come_and_go_leave_no_file_descriptor(node: Node) -> None:
+    await node.works()
+    await until(lambda: not node.container.listener.connections)
+    before = open_files()
+    for _ in range(30):
+        await node.works()
+    await until(lambda: not node.container.listener.connections)
+    await until(lambda: open_files() <= before)
+
+
+# -- two containers -------------------------------------------------------------------------------
+
+
+class Source(AdapterApp):
+    """Sends numbered clicks on and on, and notes how many it has sent."""
+
+    output_stream = "clicks"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
+    def on_start(self) -> None:
+        self.start_soon(self.feed)
+
+    async def feed(self) -> None:
+        while True:
+            await self.remote_stream.send(Click("ann", self.sent))
+            self.sent += 1
+
+
+async def test_an_adapter_goes_on_when_its_consumer_is_restarted() -> None:
+    node = Node()
+    address = f"tcp://127.0.0.1:{free_port()}"
+    settings = {"s4.stream.clicks.consumers": "next", "s4.cluster.next.address": address}
+    source = Source()
+    stop, stopped = trio.Event(), trio.Event()
+
+    async def adapt() -> None:
+        async with running(source, settings):
+            await stop.wait()
+        stopped.set()
+
+    async with trio.open_nursery() as nursery:
+        async with running(node.app, address=address):
+            nursery.start_soon(adapt)
+            await until(lambda: len(node.seen) > 5000)
+        before = len(node.seen)
+        assert node.seen == list(range(before))
+        again = Node()
+        async with running(again.app, address=address):
+            await until(lambda: len(again.seen) > 5000)
+            stop.set()
+            await stopped.wait()
+    assert again.seen == list(range(before, before + len(again.seen)))
+    assert before + len(again.seen) - source.sent in (0, 1)
+
+
+async def test_a_consumer_behind_a_cut_connection_gets_everything_once_and_in_order() -> None:
+    node = Node()
+    async with (
+        running(node.app) as node.container,
+        proxy(node.container.address) as between,
+    ):
+        settings = {
+            "s4.stream.clicks.consumers": "next",
+            "s4.cluster.next.address": between.address,
+        }
+        source = Source()
+        async with running(source, settings):
+            for cut in range(1, 6):
+                enough = len(node.seen) + 2000
+                await until(lambda enough=enough: len(node.seen) > enough)
+                between.cut()
+                await until(lambda cut=cut: between.connections > cut)
+        assert node.seen == list(range(len(node.seen)))
+        assert len(node.seen) - source.sent in (0, 1)
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+COUNTER = """
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+    n: int = 0
+class Note(ProcessingElement):
+    def on_event(self, event: Click): print(event.n, flush=True)
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Note), key="user")
+"""
+
+
+@pytest.mark.slow
+async def test_a_client_goes_on_when_its_node_is_killed_and_started_again(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    sent = 0
+    enough = trio.Event()
+    lives: list[list[int]] = []
+    async with Client(address) as client, trio.open_nursery() as nursery:
+
+        async def feed() -> None:
+            nonlocal sent
+            stream = await client.stream("clicks")
+            while not enough.is_set():
+                await stream.send(Click("ann", sent))
+                sent += 1
+                if sent % 20 == 0:
+                    await trio.sleep(0.001)
+
+        for life in range(3):
+            async with node_process("counter.py", cwd=tmp_path, listen=address) as node:
+                if not life:
+                    nursery.start_soon(feed)
+                await until(lambda node=node: len(node.stdout) > 1000)
+                if life < 2:
+                    await node.kill()
+                else:
+                    enough.set()
+                    stream = await client.stream("clicks")
+                    assert await stream.flush() == []
+                    assert stream.counts["admitted"] == sent
+                    node.signal(signal.SIGTERM)
+                await node.wait()
+                lives.append([int(line) for line in node.stdout])
+    for numbers in lives:  # in each life without a hole, and no life begins behind the last's end
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    for before, after in pairwise(lives):
+        assert after[0] <= before[-1] + 1
+    assert lives[-1][-1] == sent - 1
+
+
+@pytest.mark.slow
+async def test_a_stopped_node_makes_send_wait_and_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    sent = 0
+    async with (
+        node_process("counter.py", "-p", "s4.stream.workQueueSize=1000", cwd=tmp_path) as node,
+        Client(node.address, queue_size=1000) as client,
+        trio.open_nursery() as nursery,
+    ):
+        stream = await client.stream("clicks")
+        await stream.send(Click("ann", 0))
+        await stream.flush()
+
+        async def feed() -> None:
+            nonlocal sent
+            for sent in range(1, 10_000):
+                await stream.send(Click("ann", sent))
+
+        node.signal(signal.SIGSTOP)
+        nursery.start_soon(feed)
+        await until(lambda: stream.pressure >= 1)
+        last, since = -1, trio.current_time()
+        while trio.current_time() - since < 0.3:  # until it stands still
+            if sent != last:
+                last, since = sent, trio.current_time()
+            await trio.sleep(0.01)
+        assert sent < 3000
+        node.signal(signal.SIGCONT)
+        await until(lambda: sent == 9999)
+        assert await stream.flush() == []
+        await until(lambda: len(node.stdout) == 10_000)
+        assert node.stdout == [str(n) for n in range(10_000)]
+
+
+@pytest.mark.slow
+async def test_a_node_opens_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    hard = min(5000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    def careful() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+
+    async with node_process("counter.py", cwd=tmp_path, limits=careful) as node:
+        limits = await trio.Path(f"/proc/{node.pid}/limits").read_text()
+        (told,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+        assert told.split()[3:5] == [str(hard), str(hard)]
+
+
+@pytest.mark.slow
+async def test_a_node_out_of_file_descriptors_turns_peers_away_and_recovers(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    settings = ("-p", "s4.comm.timeout=300")
+    async with node_process("counter.py", *settings, cwd=tmp_path, limits=few) as node:
+        async with AsyncExitStack() as crowd:
+            for _ in range(100):
+                stranger = await trio.open_tcp_stream(*tcp(node.address))
+                crowd.push_async_callback(trio.aclose_forcefully, stranger)
+            await until(lambda: "failed" in node.errors or "cannot be taken" in node.errors)
+        async with Client(node.address) as client:
+            stream = await client.stream("clicks")
+            await stream.send(Click("ann", 7))
+            assert await stream.flush() == []
+        await until(lambda: node.stdout == ["7"])
+        node.signal(signal.SIGTERM)
+        assert await node.wait() == 0

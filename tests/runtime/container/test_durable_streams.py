@@ -1,0 +1,910 @@
+"""Durable streams in real containers: what producers send counts once, whatever dies."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from harness import DEADLINE, free_port, running, until
+from input_systems import dies
+from kept import kept_instances, kept_producers
+from structlog.testing import capture_logs
+
+from s4node import App, Client, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
+from s4node.events.schema import JsonText
+from s4node.offsets.task_claims import ProgressStore
+from s4node.state.task_state import TaskState
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Count(ProcessingElement):
+    count: int = 0
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.seen.append(event.number)
+        self.app.counts[self.key] = self.count
+        self.app.seen[self.key] = list(self.seen)
+
+
+class Counting(App):
+    """Counts clicks by user. What it notes is of this object, so of one life."""
+
+    def __init__(self) -> None:
+        super().__init__("counting")
+        self.counts: dict[Any, int] = {}
+        self.seen: dict[Any, list[int]] = {}
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+
+
+USERS = ["joe", "ann", "eve", "bob"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "s4.stream.clicks.grade": "durable",
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
+        "s4.cluster.partitions": "2",
+        "s4.watchdog.ms": "0",
+        "task.commit.ms": "60000",
+    }
+
+
+async def test_an_integer_beyond_64_bits_is_refused_on_arrival_and_ends_no_app(
+    settings: dict[str, str],
+) -> None:
+    app = App("kept")
+
+    class Last(ProcessingElement):
+        value: Any = None
+
+        def on_event(self, event: GenericEvent) -> None:
+            self.value = event.attributes
+
+    app.create_input_stream("clicks", app.create_pe(Last), key="user", types=GenericEvent)
+    settings |= {"s4.cluster.partitions": "1", "task.commit.ms": "10"}
+    async with running(app, settings) as node:
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as("GenericEvent")
+            await clicks.send(JsonText(b'{"user": "a", "n": 18446744073709551616}'))
+            await clicks.send(JsonText(b'{"user": "a", "n": [{"x": -9223372036854775809}]}'))
+            await clicks.send(JsonText(b'{"user": "a", "n": 18446744073709551615}'))
+            refused = await clicks.flush()
+        assert [one.number for one in refused] == [0, 1]
+        assert all("it holds a value that cannot be kept" in one.reason for one in refused)
+
+
+class Lives:
+    """Containers of one address, one after the other; each ends at once, without a last commit."""
+
+    def __init__(self, nursery: trio.Nursery, settings: dict[str, str]) -> None:
+        self._nursery = nursery
+        self._settings = settings
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        self.container: Container
+
+    async def begin(self, app: App, **settings: str) -> Container:
+        """Start the next one."""
+        self.container = Container(app, Config.of(self._settings | settings))
+        self._scope, self._ended = trio.CancelScope(), trio.Event()
+        self._nursery.start_soon(self._run, self.container)
+        await self.container.ready.wait()
+        return self.container
+
+    async def _run(self, container: Container) -> None:
+        with self._scope:
+            await container.run()
+        self._ended.set()
+
+    async def crash(self) -> None:
+        """End it as it is."""
+        self._scope.cancel()
+        await self._ended.wait()
+
+    def commit(self) -> None:
+        """Have all tasks commit soon."""
+        for task in self.container.tasks.values():
+            task.want_commit()
+            self.container.parts.loop.wake(task)
+
+
+@asynccontextmanager
+async def lives(settings: dict[str, str]) -> AsyncIterator[Lives]:
+    """Where containers live; what runs at the end is ended."""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            yield Lives(nursery, settings)
+            nursery.cancel_scope.cancel()
+
+
+def clicks_of(first: int, end: int) -> list[Click]:
+    return [Click(USERS[n % 4], n) for n in range(first, end)]
+
+
+def processed(app: Counting) -> int:
+    return sum(app.counts.values())
+
+
+async def test_after_a_crash_a_producer_goes_back_to_what_was_committed(
+    settings: dict[str, str],
+) -> None:
+    first, second = Counting(), Counting()
+    async with lives(settings) as node:
+        await node.begin(first)
+        async with Client(settings["s4.listener.address"], producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 100))
+            await until(lambda: processed(first) == 100)
+            assert clicks.counts["admitted"] == 0  # nothing is committed
+            node.commit()
+            await clicks.flush()
+            await clicks.send_many(clicks_of(100, 200))
+            await until(lambda: processed(first) == 200)
+            assert clicks.counts["admitted"] == 100
+            await node.crash()
+            await node.begin(second)
+            await until(lambda: processed(second) == 200)
+            node.commit()
+            assert await clicks.flush() == []
+            assert clicks.counts["admitted"] == 200
+    assert second.counts == dict.fromkeys(USERS, 50)
+    for at, user in enumerate(USERS):
+        assert second.seen[user] == list(range(at, 200, 4))
+
+
+async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_is_left_out(
+    settings: dict[str, str],
+) -> None:
+    app = Counting()
+    address = settings["s4.listener.address"]
+    async with lives(settings) as node:
+        container = await node.begin(app)
+        for end in (60, 130, 200):
+            async with Client(address, producer="clicker") as client:
+                clicks = await client.stream("clicks", again=True)
+                await clicks.send_many(clicks_of(0, end))
+                await until(lambda end=end: processed(app) == end)  # type: ignore[misc]
+                client.abandon()  # with all of it uncommitted
+        async with Client(address, producer="clicker") as client:
+            clicks = await client.stream("clicks", again=True)
+            assert [await clicks.resume_at(p) for p in (0, 1)] == numbers(container)
+            await clicks.send_many(clicks_of(0, 200))
+            assert await clicks.flush() == []
+            assert clicks.counts["admitted"] == 200
+    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
+
+
+class Held(App):
+    """Holds each click until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.began = 0
+        self.let_go = trio.Event()
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Hold), key="user")
+
+
+class Hold(ProcessingElement):
+    app: Held
+
+    async def on_event(self, event: Click) -> None:
+        self.app.began += 1
+        await self.app.let_go.wait()
+
+
+async def test_who_waits_for_its_earlier_life_is_told_that_it_is_not_the_node_that_is_away(
+    settings: dict[str, str],
+) -> None:
+    app = Held()
+    address = settings["s4.listener.address"]
+    async with lives(settings) as node:
+        await node.begin(app)
+        async with Client(address, producer="clicker") as client:
+            await (await client.stream("clicks", again=True)).send(Click("joe", 0))
+            await until(lambda: app.began == 1)
+            client.abandon()
+        async with Client(address, producer="clicker", timeout=0.5) as client:
+            with pytest.raises(ConnectionRefused, match="yet to commit what an earlier life"):
+                await client.stream("clicks", again=True)
+            app.let_go.set()
+            clicks = await client.stream("clicks", again=True)
+            await clicks.send_many(clicks_of(0, 4))
+            await until(lambda: app.began == 4)
+            node.commit()
+            assert await clicks.flush() == []
+            assert clicks.counts["admitted"] == 4
+    assert app.began == 4
+
+
+def numbers(container: Container) -> list[int]:
+    """How far the producer ``clicker`` is committed, by partition."""
+    lanes = container.ports["clicks"].admission.lanes
+    return [lanes["clicker", partition].settled for partition in container.tasks]
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+async def test_a_program_goes_on_where_its_last_life_stopped(
+    settings: dict[str, str], lives: int
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "20"}
+    address = one["s4.listener.address"]
+    for _ in range(lives):  # of the node, which ends in order
+        app = Counting()
+        async with running(app, one, address=address):
+            for _ in range(4 // lives):  # of the program
+                async with Client(address, producer="clicker") as client:
+                    clicks = await client.stream("clicks")
+                    first = await clicks.resume_at()
+                    await clicks.send_many(clicks_of(first, first + 50))
+    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
+    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    assert [row.number for rows in kept.values() for row in rows.values()] == [200]
+
+
+async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "5"}
+    async with running(Counting(), often, address=often["s4.listener.address"]) as container:
+        for _ in range(3):
+            async with Client(container.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many(clicks_of(0, 20))
+        # a node that stops does not wait to hear that a client was the last time there
+        await until(lambda: not container.ports["clicks"].admission.lanes)
+    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    assert {task: list(rows) for task, rows in kept.items()} == {
+        "Partition 0": [],
+        "Partition 1": [],
+    }
+
+
+async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
+    settings: dict[str, str],
+) -> None:
+    soon = settings | {"s4.producer.expiry": "100", "task.commit.ms": "5"}
+    folder = Path(settings["s4.state.folder"]) / "default" / "counting"
+    async with running(Counting(), soon, address=soon["s4.listener.address"]) as container:
+        async with Client(container.address, producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await trio.sleep(0.3)  # who is there is seen, and who sends nothing, too
+            assert [len(rows) for rows in kept_producers(folder).values()] == [1, 1]
+        await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
+        async with Client(container.address, producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            assert await clicks.resume_at() == 0
+
+
+async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[str, str]) -> None:
+    for stage in ("stream", "deserializer"):
+        bad = settings | {f"s4.{stage}.executor": "shed"}
+        with dies(
+            ConfigError, match=f"'clicks' is durable, and the executor 'shed' of its {stage}"
+        ):
+            async with running(Counting(), bad):
+                pass
+
+
+async def test_throttling_a_durable_stream_delays_and_drops_nothing(
+    settings: dict[str, str],
+) -> None:
+    slow = settings | {
+        "s4.stream.executor": "throttle", "s4.stream.maxRate": "2000",
+        "s4.stream.workQueueSize": "50", "task.commit.ms": "20",
+    }  # fmt: skip
+    app = Counting()
+    async with running(app, slow) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        began = trio.current_time()
+        await clicks.send_many(clicks_of(0, 1500))
+        assert await clicks.flush() == []
+        assert trio.current_time() - began > 0.2
+    assert processed(app) == 1500
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("s4.stream.click.grade", "app 'counting' has: clicks"),
+        ("s4.stream.results.grade", "a grade is for input streams that producers send to"),
+    ],
+)
+async def test_a_grade_is_for_a_live_input(settings: dict[str, str], key: str, words: str) -> None:
+    with dies(ConfigError, match=words):
+        async with running(Counting(), settings | {key: "durable"}):
+            pass
+
+
+async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
+    folder = Path(one["s4.state.folder"])
+    async with lives(one) as node:
+        await node.begin(Counting())
+        async with Client(one["s4.listener.address"], producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await node.crash()
+            shutil.copytree(folder, tmp_path / "older")
+            await node.begin(Counting())
+            await clicks.send_many(clicks_of(20, 40))
+            await clicks.flush()
+            await node.crash()
+            shutil.rmtree(folder)
+            shutil.copytree(tmp_path / "older", folder)
+            await node.begin(Counting())
+            await clicks.send(Click("joe"))
+            with pytest.raises(EventError, match=r"everything below 40 is committed .* is of 20"):
+                await clicks.flush()
+            client.abandon()
+
+
+async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tells_them(
+    settings: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
+    app = Counting()
+    async with lives(one) as node:
+        await node.begin(Counting())
+        async with Client(one["s4.listener.address"], producer="clicker") as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 20))
+            await clicks.flush()
+            await node.crash()
+            shutil.rmtree(one["s4.state.folder"])
+            await node.begin(app)
+            await clicks.send_many(clicks_of(20, 40))
+            await clicks.flush()
+    assert processed(app) == 20
+    assert "the node knows this producer no longer" in capsys.readouterr().err
+
+
+def test_ids_of_tasks_are_not_for_programs() -> None:
+    with pytest.raises(ConfigError, match="ids that begin with ~ are those of tasks"):
+        Client("tcp://127.0.0.1:1", producer="~me")
+
+
+async def test_an_app_with_stores_has_durable_streams_unless_they_are_set_to_fast(
+    settings: dict[str, str],
+) -> None:
+    del settings["s4.stream.clicks.grade"]
+    async with running(Counting(), settings) as container:
+        assert container.statistics().grades == {"clicks": "fast"}
+        assert container.replay is None
+
+    class Tally:
+        def process(self, envelope: Any, _collector: Any, _coordinator: Any) -> None: ...
+
+    app = TaskApp("tally", Tally)
+    app.create_input_stream("words")
+    app.create_output_stream("told")
+    app.create_store("counts", key=str, value=int)
+    async with running(app, settings) as container:
+        assert container.statistics().grades == {"words": "durable", "told": "durable"}
+
+
+async def test_without_an_interval_a_producer_that_flushes_has_a_commit_made(
+    settings: dict[str, str],
+) -> None:
+    never = settings | {"task.commit.ms": "0"}
+    async with running(Counting(), never) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(clicks_of(0, 20))
+        assert await clicks.flush() == []
+
+
+async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(
+    settings: dict[str, str],
+) -> None:
+    class Committing:
+        """Commits at every seventh event."""
+
+        def init(self, _config: Any, context: Any) -> None:
+            self.counts = context.store("counts")
+
+        def process(self, envelope: Any, _collector: Any, coordinator: Any) -> None:
+            done = self.counts.get("all", 0) + 1
+            self.counts.put("all", done)
+            seen.append((done, envelope.message.number))
+            if done % 7 == 0:
+                coordinator.commit()
+
+    class Committed(TaskApp):
+        def __init__(self) -> None:
+            super().__init__("committed", Committing)
+
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", types=Click)
+            self.create_store("counts", key=str, value=int)
+
+    seen: list[tuple[int, int]] = []
+    one = settings | {"s4.cluster.partitions": "1"}
+    async with lives(one) as node:
+        container = await node.begin(Committed())
+        async with Client(one["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 100))
+            await until(lambda: len(seen) == 100 and container.replay.committer.commits)  # type: ignore[union-attr]
+            await node.crash()
+            seen.clear()
+            await node.begin(Committed())
+            await clicks.send_many(clicks_of(100, 110))
+            await until(lambda: seen and seen[-1] == (110, 109))
+            client.abandon()
+    assert all(done == number + 1 for done, number in seen)  # state and place are of one moment
+
+
+BAD = [0, 1, 7, 50, 51, 70, 99]
+"""Events of a frame that do not decode, or have no key."""
+
+
+class Once:
+    """What is noted of each event in a task's state: how often it was seen. A commit is asked for
+    at each; it fails at one, or stops behind event 30 when a commit has covered some."""
+
+    def __init__(self, *, fails: int = -1) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.covered: Callable[[], bool] | None = None
+        self.fails = fails
+        self.stopped = trio.Event()
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted({number for number, _ in self.seen})
+
+    @property
+    def app(self) -> TaskApp:
+        once = self
+
+        class Note:
+            def init(self, _config: Any, context: Any) -> None:
+                self.times = context.store("times")
+
+            async def process(self, envelope: Any, _collector: Any, coordinator: Any) -> None:
+                number = envelope.message.number
+                if number > 30 and once.covered is not None:
+                    if once.covered():
+                        once.stopped.set()
+                        await trio.sleep_forever()
+                    await trio.sleep(0.02)  # commits have time before the last event
+                if number == once.fails:
+                    raise ValueError("it fails")
+                times = self.times.get(number, 0) + 1
+                self.times.put(number, times)
+                once.seen.append((number, times))
+                coordinator.commit()
+
+        class Notes(TaskApp):
+            def __init__(self) -> None:
+                super().__init__("notes", Note)
+
+            def on_init(self) -> None:
+                self.create_input_stream("clicks", key=key_of, types=Click)
+                self.create_store("times", key=int, value=int)
+
+        return Notes()
+
+
+def key_of(click: Click) -> Any:
+    if click.user == "raises":
+        raise ValueError("no key")
+    return None if click.user == "none" else click.user
+
+
+def texts_of(bad: str) -> list[JsonText]:
+    """A hundred events that the client looks at no closer; some of them are bad."""
+    texts = []
+    for click in clicks_of(0, 100):
+        user: Any = click.user
+        if click.number in BAD:
+            user = 5 if bad == "undecodable" else bad
+        texts.append(JsonText(msgspec.json.encode({"user": user, "number": click.number})))
+    return texts
+
+
+GOOD = sorted(set(range(100)) - set(BAD))
+
+
+@pytest.mark.parametrize("concurrency", ["1", "4"])
+@pytest.mark.parametrize(
+    ("partitions", "bad"),
+    [("1", "undecodable"), ("4", "undecodable"), ("4", "raises"), ("4", "none")],
+)
+async def test_a_crash_behind_a_commit_within_a_frame_with_bad_events_counts_the_others_once(
+    settings: dict[str, str], partitions: str, bad: str, concurrency: str
+) -> None:
+    chosen = settings | {
+        "s4.cluster.partitions": partitions, "task.max.concurrency": concurrency,
+        "task.commit.ms": "20",
+    }  # fmt: skip
+    first, last = Once(), Once()
+    async with lives(chosen) as node:
+        container = await node.begin(first.app)
+        lanes = container.ports["clicks"].admission.lanes
+        first.covered = lambda: any(lane.settled > 2 for lane in lanes.values())
+        async with Client(chosen["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as("Click")
+            await clicks.send_many(texts_of(bad))
+            await first.stopped.wait()
+            await node.crash()
+            await node.begin(last.app)
+            refusals = await clicks.flush()
+            assert refused_of(refusals) == BAD
+            await until(lambda: sorted({*first.numbers, *last.numbers}) == GOOD)
+            await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
+    assert [one for one in first.seen + last.seen if one[1] != 1] == []
+    if partitions == "1":  # of several, it may cover only what was sent on
+        assert last.numbers != GOOD
+
+
+def refused_of(refusals: list[Any]) -> list[int]:
+    return sorted(n for one in refusals for n in range(one.number, one.number + one.count))
+
+
+@pytest.mark.parametrize("concurrency", ["1", "4"])
+async def test_going_back_to_a_commit_within_a_frame_with_bad_events_counts_the_others_once(
+    settings: dict[str, str], concurrency: str
+) -> None:
+    chosen = settings | {
+        "s4.cluster.partitions": "1", "task.max.concurrency": concurrency,
+        "s4.stream.clicks.onError": "skip", "task.commit.ms": "20",
+    }  # fmt: skip
+    once = Once(fails=90)
+    async with running(once.app, chosen) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        clicks.read_as("Click")
+        await clicks.send_many(texts_of("undecodable"))
+        await until(lambda: once.numbers == sorted({*GOOD} - {90}))
+        assert refused_of(await clicks.flush()) == sorted([*BAD, 90])
+    assert [one for one in once.seen if one[1] != 1] == []
+
+
+async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = settings | {"s4.cluster.partitions": "1"}
+    other = one | {"s4.listener.address": f"tcp://127.0.0.1:{free_port()}"}
+    sleeps, awake = threading.Event(), threading.Event()
+    write = TaskState.write
+
+    def sleeping(state: TaskState) -> None:
+        """The first one that writes stops there, as by SIGSTOP."""
+        if armed and not sleeps.is_set():
+            sleeps.set()
+            awake.wait(20)
+        write(state)
+
+    armed: list[bool] = []
+    monkeypatch.setattr(TaskState, "write", sleeping)
+    first, second = Counting(), Counting()
+    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+        async with lives(one) as node:
+            container = await node.begin(first)
+            assert container.replay is not None
+            committer = container.replay.committer
+            async with Client(one["s4.listener.address"]) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many(clicks_of(0, 10))
+                await until(lambda: processed(first) == 10 and not committer.writing)
+                armed.append(True)
+                node.commit()
+                await until(sleeps.is_set)
+                async with running(second, other):
+                    awake.set()
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        assert clicks.counts["admitted"] == 0
+                        client.abandon()
+
+
+async def test_troubles_of_commits_that_pass_do_not_add_up(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s4node.runtime.commit.task_commit.RETRY_SECONDS", 0.01)
+    often = settings | {"task.commit.ms": "10", "task.commit.timeout.ms": "50"}
+    fails: list[str] = []
+
+    def failing(name: str) -> None:
+        call = getattr(ProgressStore, name)
+
+        def once(*arguments: Any, **more: Any) -> None:
+            if name in fails:
+                fails.remove(name)
+                raise ProgressUnwritten("it is locked")
+            call(*arguments, **more)
+
+        monkeypatch.setattr(ProgressStore, name, once)
+
+    failing("check")  # behind a commit
+    failing("renew")  # before one
+    async with running(Counting(), often) as container, Client(container.address) as client:
+        assert container.replay is not None
+        clicks = await client.stream("clicks")
+        for name in ("check", "renew"):
+            fails.append(name)
+            await clicks.send_many(clicks_of(0, 10))
+            assert await clicks.flush() == []
+            assert not fails
+            await trio.sleep(0.1)  # longer than commits may fail
+        assert container.replay.committer.failures == 2
+
+
+class Slow(ProcessingElement):
+    """Counts; handlers of several keys overlap, and end in any order."""
+
+    count: int = 0
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    async def on_event(self, event: Click) -> None:
+        await trio.sleep(0.001 * (event.number % 3))
+        self.count += 1
+        self.seen.append(event.number)
+        self.app.counts[self.key] = self.count
+        self.app.seen[self.key] = list(self.seen)
+
+
+class Overlapping(Counting):
+    def on_init(self) -> None:
+        clicks = self.create_input_stream("clicks", self.create_pe(Slow), key="user")
+        clicks.set_parallelism(4)
+
+
+async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
+    settings: dict[str, str],
+) -> None:
+    random = Random(7)
+    often = settings | {"task.commit.ms": "15"}
+    async with lives(often) as node:
+        await node.begin(Overlapping())
+        async with Client(often["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            for part in range(6):
+                await clicks.send_many(clicks_of(part * 100, part * 100 + 100))
+                await trio.sleep(random.random() * 0.1)
+                await node.crash()
+                last = Overlapping()
+                await node.begin(last)
+            assert await clicks.flush() == []
+    for at, user in enumerate(USERS):
+        if user in last.seen:  # its state was read in this life
+            assert last.seen[user] == list(range(at, 600, 4))
+    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    assert {key: each["count"] for key, each in kept.items()} == dict.fromkeys(USERS, 150)
+
+
+async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_processed(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
+    async with running(Counting(), often) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        clicks.read_as("Click")
+        await clicks.send_many(
+            [
+                JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                for click in clicks_of(0, 100)
+            ]
+        )
+        assert await clicks.flush() == []
+        await until(lambda: container.parts.exchange.idle)  # type: ignore[union-attr]
+        assert container.ports["clicks"].redispatched
+        assert container.processed == 100
+        assert container.statistics().admitted == {"clicks": 100}
+        (whole, *_) = container.metrics()
+        assert whole.groups["SystemConsumersMetrics"]["live-clicks-messages-admitted"] == 100
+
+
+async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commits(
+    settings: dict[str, str],
+) -> None:
+    often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
+    redispatched = 0
+    async with lives(often) as node:
+        await node.begin(Counting())
+        async with Client(often["s4.listener.address"]) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as("Click")
+            for part in range(6):
+                texts = [
+                    JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                    for click in clicks_of(part * 100, part * 100 + 100)
+                ]
+                await clicks.send_many(texts)
+                await trio.sleep(0.05 * part)
+                redispatched += node.container.ports["clicks"].redispatched
+                await node.crash()
+                await node.begin(Counting())
+            assert await clicks.flush() == []
+            await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
+            redispatched += node.container.ports["clicks"].redispatched
+    assert redispatched
+    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    assert {key: each["seen"] for key, each in kept.items()} == {
+        user: list(range(at, 600, 4)) for at, user in enumerate(USERS)
+    }
+
+
+async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alone(
+    settings: dict[str, str],
+) -> None:
+    class Keyless(Counting):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Count), key=key_of)
+
+    def key_of(click: Click) -> str:
+        if click.number == 7:
+            raise ValueError("seven")
+        return click.user
+
+    app = Keyless()
+    often = settings | {"task.commit.ms": "20"}
+    async with running(app, often) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(clicks_of(0, 100))
+        (refusal,) = await clicks.flush()
+        assert "seven" in refusal.reason
+        await until(lambda: processed(app) == 99)
+
+
+async def test_who_sends_much_for_other_tasks_waits_until_they_have_committed_it(
+    settings: dict[str, str],
+) -> None:
+    small = settings | {"task.commit.ms": "20", "s4.state.changesBytes": "2000"}
+    app = Counting()
+    async with running(app, small) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks", key=lambda click: "all to one")
+        await clicks.send_many(clicks_of(0, 20_000))
+        assert await clicks.flush() == []
+        await until(lambda: processed(app) == 20_000)
+    assert {user: len(seen) for user, seen in app.seen.items()} == dict.fromkeys(USERS, 5_000)
+
+
+class Copy(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.streams["copies"].put(event)
+
+
+class Copies(App):
+    def on_init(self) -> None:
+        self.create_output_stream("copies", key="user", types=Click)
+        self.create_input_stream("clicks", self.create_pe(Copy), key="user")
+
+
+class Seen(App):
+    def on_init(self) -> None:
+        self.numbers: list[int] = []
+        self.create_input_stream("copies", self.create_pe(See), key="user")
+
+
+class See(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.numbers.append(event.number)
+
+
+async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_nothing(
+    settings: dict[str, str],
+) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    settings |= {
+        "s4.stream.copies.consumers": "keeper",
+        "s4.cluster.keeper.address": away,
+        "s4.state.changesBytes": "10000",
+        "s4.step.maxEvents": "16",
+        "task.commit.ms": "10",
+    }
+    count = 5000
+    async with running(Copies("copies"), settings) as container:
+
+        def waiting() -> tuple[int, int]:
+            outboxes = container.statistics().outboxes
+            return sum(each.depth for each in outboxes), sum(each.bytes for each in outboxes)
+
+        async with Client(container.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, count))
+            await until(lambda: waiting()[1] > 10_000)  # one task has as much as it may
+            before = (0, 0)
+            with trio.fail_after(DEADLINE):
+                while waiting() != before:  # until nothing more is processed
+                    before = waiting()
+                    await trio.sleep(0.2)
+            assert before[1] < 40_000
+            assert before[0] < count
+            seen = Seen("keeper")
+            async with running(seen, {"s4.listener.address": away}):
+                assert await clicks.flush() == []
+                await until(lambda: waiting()[0] == 0)
+    assert sorted(seen.numbers) == list(range(count))
+
+
+class Copied(Event):
+    number: int
+
+
+@pytest.mark.parametrize("make", [Copied, GenericEvent])
+async def test_what_was_put_on_a_stream_without_types_is_read_again_after_a_restart(
+    settings: dict[str, str], make: Callable[..., Any]
+) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    settings |= {
+        "s4.stream.copies.consumers": "keeper",
+        "s4.cluster.keeper.address": away,
+        "task.commit.ms": "10",
+    }
+
+    class Copy(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.app.streams["copies"].put(make(number=event.number))
+
+    def copies() -> App:
+        app = App("copies")
+        app.create_output_stream("copies")
+        app.create_input_stream("clicks", app.create_pe(Copy), key="user")
+        return app
+
+    for _ in range(2):
+        async with running(copies(), settings) as before, Client(before.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 30))
+            assert await clicks.flush() == []
+    seen: list[int] = []
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Any) -> None:
+            seen.append(event.number)
+
+    keeper = App("keeper")
+    pe = keeper.create_pe(Note)
+    keeper.create_input_stream("copies", pe, types=make)
+    pe.set_singleton(True)
+    async with running(keeper, {"s4.listener.address": away}), running(copies(), settings):
+        await until(lambda: len(seen) == 60)
+    assert sorted(seen) == sorted([*range(30), *range(30)])
+
+
+async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
+    settings: dict[str, str],
+) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    settings |= {
+        "s4.stream.copies.consumers": "keeper",
+        "s4.cluster.keeper.address": away,
+        "task.commit.ms": "10",
+    }
+    with capture_logs() as logs:
+        async with running(Copies("copies"), settings) as before, Client(before.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 30))
+            assert await clicks.flush() == []
+    assert [log for log in logs if log["log_level"] == "error"] == []
+    seen = Seen("keeper")
+    async with running(seen, {"s4.listener.address": away}), running(Copies("copies"), settings):
+        await until(lambda: len(seen.numbers) == 30)

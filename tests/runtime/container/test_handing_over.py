@@ -1,0 +1,353 @@
+"""A task is handed over in the middle of something: nothing of it is left behind, and nothing lost.
+
+Containers of one process, real sockets, and inputs in memory. ``n0`` runs alone until ``n1`` comes,
+which gets the last partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from failing import Click, Store, Stores, counted, fill, ssp, stored, truth
+from harness import free_port, until
+from several_containers import Nodes, nodes
+
+from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
+from s4node.events.keys import Partitioner
+from s4node.runtime.container.container import Container
+from s4node.stages.stage import Overflow
+from s4node.state.key_value_store import KeyValueStore
+from s4node.state.task_state import TaskState
+from s4node.systems.memory import MemorySystem
+
+
+class Two:
+    """``old`` has all partitions until ``hand_over`` makes ``new``."""
+
+    def __init__(self, all_nodes: Nodes, nursery: trio.Nursery, partitions: int) -> None:
+        self.partitions = partitions
+        self.old = all_nodes.containers["n0"]
+        self.new: Container
+        self._nodes = all_nodes
+        self._nursery = nursery
+
+    async def begin(self) -> None:
+        """Have the last partition handed over; returns when its task begins nothing more."""
+        self.new = await self._nodes.start("n1", self._nursery)
+        last, tasks = self.partitions - 1, self.old.tasks
+        await until(lambda: last not in tasks or tasks[last]._retired)
+
+    async def end(self) -> None:
+        """Return when that is done."""
+        last = self.partitions - 1
+        await until(lambda: last in self.new.tasks)
+        assert last not in self.old.tasks
+
+    async def hand_over(self) -> None:
+        """Begin and end."""
+        await self.begin()
+        await self.end()
+
+    async def processed(self, system: MemorySystem) -> None:
+        """Return when all that is in the clicks was processed, by whichever of the two."""
+        for partition in range(self.partitions):
+            upcoming = (await system.bounds(ssp(partition))).upcoming
+
+            def done(partition: int = partition, end: int = upcoming) -> bool:
+                owner = self.new if partition in self.new.tasks else self.old
+                mine = owner.replay.consumers.progress.get(partition, {}).get(ssp(partition))
+                return mine is not None and mine.safe >= end
+
+            await until(done, f"partition {partition} up to {upcoming}")
+
+    def sum_of(self, state: Callable[[Container], Mapping[str, int]]) -> Counter[str]:
+        """What both have counted."""
+        return Counter(state(self.old)) + Counter(state(self.new))
+
+
+@asynccontextmanager
+async def two(
+    folder: Path, make: Callable[[], App], settings: dict[str, str], partitions: int = 2
+) -> AsyncIterator[Two]:
+    async with nodes(folder / "cluster", make, 1, partitions, **settings) as (all_nodes, nursery):
+        yield Two(all_nodes, nursery, partitions)
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_goes_back_while_it_is_handed_over_loses_nothing(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    closing, closed = trio.Event(), trio.Event()
+
+    class Slow(Store):
+        async def close(self) -> None:
+            closing.set()
+            await closed.wait()
+
+    clicks = fill(system, 500, lambda n: n > 400 and n % 3 == 0)
+    settings |= {"s4.stream.clicks.onError": "skip", "task.commit.ms": "1000000"}
+    async with two(tmp_path, lambda: Stores("stores", Slow), settings) as it:
+        await closing.wait()
+        await it.begin()
+        closed.set()
+        await it.end()
+        await it.processed(system)
+        assert it.sum_of(stored) == truth(clicks)
+
+
+async def test_who_hands_over_the_only_input_that_has_not_ended_is_told_of_the_end_of_the_others(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    clicks = fill(system, 100, lambda _: False)
+    system.end("clicks", 0)
+    async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
+        await it.hand_over()
+        await until(it.old._stopping.is_set)
+        await until(lambda: len(it.new.tasks) == 2)
+        await it.processed(system)
+        assert stored(it.new) == truth(clicks)
+
+
+async def test_a_task_that_waits_for_its_turn_to_be_careful_is_handed_over(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    clicks = fill(system, 100, lambda _: False)
+    async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
+        recovery = it.old.replay.recovery
+        first, last = it.old.tasks[0], it.old.tasks[1]
+        recovery.turns(first, begins=True)  # with an event that may have killed the process
+        assert not recovery.may(last)
+        await it.hand_over()
+        recovery.turns(first, begins=False)
+        await it.processed(system)
+        assert it.sum_of(stored) == truth(clicks)
+
+
+class Forgetful(TaskApp):
+    """With stores of which rows are over after a time."""
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", key="user", types=Click, system="memory")
+        self.create_output_stream("seen", types=Click)
+        for name in ("counts", "others", "more", "most"):
+            self.create_store(name, key=str, value=int, ttl=3600)
+
+
+async def test_a_task_is_handed_over_while_what_is_over_its_time_is_deleted(
+    system: MemorySystem,
+    settings: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expire, close = KeyValueStore.expire, TaskState.close
+    looked: list[bool] = []
+    closed: list[Any] = []
+
+    def note(store: KeyValueStore[Any, Any], *arguments: Any) -> bytes:
+        time.sleep(0.02)  # there is much of it, or the machine is slow
+        looked.append(store._rows not in closed)
+        return expire(store, *arguments)
+
+    def note_closed(state: TaskState) -> None:
+        closed.append(state.database)
+        close(state)
+
+    monkeypatch.setattr(KeyValueStore, "expire", note)
+    monkeypatch.setattr(TaskState, "close", note_closed)
+    clicks = fill(system, 100, lambda _: False)
+    settings["task.commit.ms"] = "1000000"
+    async with two(tmp_path, lambda: Forgetful("stores", Store), settings) as it:
+        await it.hand_over()
+        await it.processed(system)
+        assert it.sum_of(stored) == truth(clicks)
+    assert all(looked)
+
+
+async def test_no_stage_of_a_task_that_was_handed_over_is_given_a_spill(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    clicks = fill(system, 100, lambda _: False)
+    async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
+        pipeline = it.old.parts.pipeline
+        await it.hand_over()
+        spill, partitions = pipeline.overflow_of, []
+
+        def noted(stream: str, partition: int) -> Overflow:
+            partitions.append(partition)
+            assert spill is not None
+            return spill(stream, partition)
+
+        pipeline.overflow_of = noted
+        pipeline.put("clicks", "clicks")  # it feeds itself, and only now is that known
+        assert set(partitions) == {0}
+        await it.processed(system)
+        assert it.sum_of(stored) == truth(clicks)
+
+
+# -- what tasks put -------------------------------------------------------------------------------
+
+
+class Pass(ProcessingElement):
+    clicks: int = 0
+    seen: OutputStream
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.seen.put(event)
+
+
+def passing() -> App:
+    app = App("passing")
+    one = app.create_pe(Pass)
+    app.create_input_stream("clicks", one, key="user", system="memory")
+    one.seen = app.create_output_stream("seen", key="user", types=Click)
+    return app
+
+
+async def test_a_full_way_that_is_handed_over_holds_nobody_up(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+) -> None:
+    system.create("clicks", 2)
+    home = Partitioner(2)
+    users = {home.partition_of(user): user for user in map(str, range(100))}
+    settings |= {
+        "s4.stream.seen.consumers": "elsewhere",  # which nobody runs
+        "s4.cluster.elsewhere.address": f"tcp://127.0.0.1:{free_port()}",
+        "s4.state.changesBytes": "2000",
+        "task.commit.ms": "20",
+    }
+    async with two(tmp_path, passing, settings) as it:
+        system.put("clicks", 1, *(Click(users[1], n) for n in range(1000)))
+        await until(lambda: "clicks" in it.old.parts.pipeline.order.held)
+        system.put("clicks", 0, Click(users[0]))
+        await until(lambda: it.old.tasks[0].backlog.stages[ssp(0)].depth)
+        assert it.old.tasks[0].processed == 0
+        await it.hand_over()
+        await until(lambda: it.old.tasks[0].processed == 1)
+        assert not it.old.parts.pipeline.strained
+
+
+class Turn(Event):
+    place: str
+    left: int
+
+
+class Begin(ProcessingElement):
+    clicks: int = 0
+    turns: Stream
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.turns.put(Turn(f"place-{event.number % 7}", 20))
+
+
+class Spin(ProcessingElement):
+    clicks: int = 0
+    turns: Stream
+
+    def on_event(self, event: Turn) -> None:
+        self.clicks += 1
+        if event.left:
+            step = event.left % 2  # every other stays where it is
+            place = (int(event.place[-1]) + step) % 7
+            self.turns.put(Turn(f"place-{place}", event.left - 1))
+
+
+def loops() -> App:
+    app = App("loops")
+    begin, spin = app.create_pe(Begin), app.create_pe(Spin)
+    app.create_input_stream("clicks", begin, key="user", system="memory")
+    begin.turns = spin.turns = app.create_stream("turns", spin, key="place", types=Turn)
+    return app
+
+
+@pytest.mark.parametrize("room", ["10", "10000"])
+async def test_what_goes_round_is_counted_once_when_its_task_moves(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path, room: str
+) -> None:
+    clicks = fill(system, 400, lambda _: False, partitions=4)
+    settings |= {"s4.stream.turns.workQueueSize": room, "task.commit.ms": "20"}
+    async with two(tmp_path, loops, settings, partitions=4) as it:
+        await it.begin()
+        await until(lambda: len(it.new.tasks) == 2)
+        clicks += (more := [Click(f"user-{n % 17}", n) for n in range(400)])
+        for click in more:
+            system.put("clicks", Partitioner(4).partition_of(click.user), click)
+        users = Counter(click.user for click in clicks)
+
+        def spun() -> int:
+            return (it.sum_of(counted) - users).total()
+
+        await until(lambda: spun() == 21 * len(clicks), seconds=60)
+        await trio.sleep(0.2)
+        assert (spun(), it.sum_of(counted) & users) == (21 * len(clicks), users)
+        assert len(it.old.tasks) == 2
+
+
+# -- producers ------------------------------------------------------------------------------------
+
+
+async def test_a_producer_that_waits_for_its_past_is_answered_when_that_is_the_next_owner_s(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    begun, may_end = trio.Event(), trio.Event()
+
+    class Waiting(ProcessingElement):
+        clicks: int = 0
+
+        async def on_event(self, event: Click) -> None:
+            begun.set()
+            await may_end.wait()
+            self.clicks += 1
+
+    def live() -> App:
+        app = App("live")
+        app.create_input_stream("clicks", app.create_pe(Waiting), key="user")
+        return app
+
+    home = Partitioner(2)
+    user = next(user for user in map(str, range(100)) if home.partition_of(user) == 1)
+    del settings["systems.memory.samza.offset.default"]
+    settings |= {"s4.stream.clicks.grade": "durable", "task.commit.ms": "1000000"}
+    async with two(tmp_path, live, settings) as it:
+        async with trio.open_nursery() as first_life:
+
+            async def send() -> None:
+                async with Client(it.old.address, producer="clicker") as client:
+                    stream = await client.stream("clicks", again=True)
+                    for number in range(5):
+                        await stream.send(Click(user, number))
+                        await trio.sleep(0.02)
+                    await trio.sleep_forever()
+
+            first_life.start_soon(send)
+            await begun.wait()
+            lanes = it.old.ports["clicks"].admission.lanes
+            await until(lambda: lanes["clicker", 1].expected == 5)
+            first_life.cancel_scope.cancel()
+        await until(lambda: lanes["clicker", 1].connection is None)
+        async with trio.open_nursery() as second_life:
+
+            async def go_on() -> None:
+                async with Client(it.old.address, producer="clicker") as client:
+                    stream = await client.stream("clicks", again=True)
+                    for number in range(5):
+                        await stream.send(Click(user, number))
+                    await trio.sleep_forever()
+
+            second_life.start_soon(go_on)
+            await until(lambda: lanes["clicker", 1].awaited)
+            await it.begin()
+            may_end.set()
+            await it.end()
+            await until(lambda: it.sum_of(counted) == {user: 5})
+            second_life.cancel_scope.cancel()

@@ -1,0 +1,118 @@
+"""Waits that once had no end: each must end by itself."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from harness import running
+
+from s4node import App, Client, Event, ProcessingElement
+from s4node.cluster.coordination.topology import Topology
+from s4node.config.config import Config
+from s4node.errors import ConfigError, StageBroken
+from s4node.runtime.loop.run_loop import EventLoop
+
+
+class Note(Event):
+    user: str | None
+    n: int = 0
+
+
+class Keep(ProcessingElement):
+    def on_event(self, note: Note) -> None: ...
+
+
+def notes_app() -> App:
+    app = App("notes")
+    app.create_input_stream("notes", app.create_pe(Keep), key="user")
+    return app
+
+
+async def test_senders_go_on_when_all_that_waited_before_them_had_no_key() -> None:
+    async with (
+        running(notes_app(), partitions=4) as node,
+        Client(node.address, queue_size=8) as client,
+    ):
+        notes = await client.stream("notes")
+        with trio.fail_after(10):
+            for round_ in range(6):
+                await notes.send_many([Note(None, n) for n in range(300)])
+                await notes.send(Note("joe", round_))
+            refused = await notes.flush()
+    assert len(refused) == 1800
+    assert notes.counts["admitted"] == 6
+
+
+async def test_flush_ends_when_the_node_is_gone_for_good() -> None:
+    async with running(notes_app()) as node, Client(node.address, timeout=1) as client:
+        notes = await client.stream("notes")
+        node.stop()
+        with trio.fail_after(10):
+            while any(link.connected for link in client._emitter.links.values()):
+                await trio.sleep(0.01)
+            await notes.send(Note("joe"))
+            with pytest.raises(StageBroken, match="have no verdict"):
+                await notes.flush()
+        client.abandon()
+
+
+async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> None:
+    arrived = trio.Event()
+
+    class Listen(ProcessingElement):
+        def on_event(self, note: Note) -> None:
+            arrived.set()
+
+    class Greet(ProcessingElement):
+        async def on_create(self) -> None:
+            await trio.lowlevel.checkpoint()
+            self.app.streams["inner"].put(Note("ann"))
+
+        def on_event(self, note: Note) -> None: ...
+
+    app = App("greeting")
+    listen, greet = app.create_pe(Listen), app.create_pe(Greet)
+    greet.set_singleton()
+    app.create_stream("inner", listen, key="user")
+    app.create_input_stream("notes", greet)
+    async with running(app):
+        with trio.fail_after(5):
+            await arrived.wait()
+
+
+def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:
+    config = Config.of(
+        {
+            "s4.stream.out.consumers": "a, b",
+            "s4.cluster.a.address": "tcp://127.0.0.1:12000",
+            "s4.cluster.b.address": "tcp://127.0.0.1:12000",
+        }
+    )
+    with pytest.raises(ConfigError, match="two consumers at tcp://"):
+        Topology(config).consumers("out")
+
+
+async def test_what_is_told_behind_a_turn_that_a_sleeping_loop_took_at_once_has_another_turn() -> (
+    None
+):
+    """Such as a verdict that comes due while verdicts are being sent."""
+    turns: list[int] = []
+    told = False
+
+    def after_turn() -> None:
+        nonlocal told
+        turns.append(loop.turns)
+        if told:
+            told = False
+            loop.nudge()
+
+    loop = EventLoop(max_events=1, max_seconds=1, after_turn=after_turn)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        await trio.testing.wait_all_tasks_blocked()
+        told = True
+        loop.take_turn()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert turns[-2:] == [turns[0] + 1, turns[0] + 2]

@@ -1,0 +1,660 @@
+"""Several containers share an app: who owns what, and what goes from one to another."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from harness import ANY_PORT, free_port, plain_errors, proxy, until
+from msgspec import structs
+from several_containers import USERS, Click, CountWords, Nodes, Split, Word, nodes, words
+
+from s4node import (
+    AdapterApp,
+    App,
+    Client,
+    Config,
+    Container,
+    Event,
+    OutputStream,
+    ProcessingElement,
+    Stream,
+)
+from s4node.cluster.coordination.stream_directory import Consumer
+from s4node.cluster.node.redirector import Door
+from s4node.errors import ConnectionRefused, StageBroken
+from s4node.events.schema import JsonText
+from s4node.metrics.snapshot import Value
+from s4node.stages.stage import Stage
+
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, click: Click) -> None:
+        self.n += 1
+
+
+def clicks() -> App:
+    app = App("clicks")
+    app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    return app
+
+
+async def test_partitions_are_shared_out_evenly_and_each_event_goes_to_its_owner(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 3) as (all_nodes, _):
+        owned = [len(container.tasks) for container in all_nodes.containers.values()]
+        assert sorted(owned) == [2, 3, 3]
+        async with Client(all_nodes.containers["n1"].address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS * 50])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 50)
+        assert all(container.processed for container in all_nodes.containers.values())
+
+
+async def test_more_nodes_than_partitions_leave_spares_which_know_the_owners(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 3, partitions=2) as (all_nodes, _):
+        owned = {name: len(c.tasks) for name, c in all_nodes.containers.items()}
+        assert sorted(owned.values()) == [0, 1, 1]
+        (spare,) = [name for name, count in owned.items() if not count]
+        async with Client(all_nodes.containers[spare].address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
+
+
+async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the_owner(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 25]
+            await stream.send_many(texts)
+            await stream.send(JsonText(b'{"user": 7}'))
+            (refused,) = await stream.flush()
+        assert "user" in refused.reason
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 25)
+
+
+def live_metrics(container: Container, stream: str) -> tuple[Value, Value]:
+    """How many events of a stream are reported as admitted, and as refused."""
+    whole = next(each for each in container.metrics() if each.source == container.node)
+    group = whole.groups["SystemConsumersMetrics"]
+    return group[f"live-{stream}-messages-admitted"], group[f"live-{stream}-messages-refused"]
+
+
+async def test_an_event_that_is_passed_on_counts_as_admitted_where_its_partition_is(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 25]
+            await stream.send_many(texts)
+            assert await stream.flush() == []
+        assert any(one.statistics().inputs["clicks"].forwarded for one in both)
+        assert [live_metrics(one, "clicks") for one in both] == [(one.processed, 0) for one in both]
+        assert [one.statistics().admitted["clicks"] for one in both] == [
+            one.processed for one in both
+        ]
+        assert sum(one.processed for one in both) == 1000
+
+
+async def test_an_event_that_is_refused_where_it_was_passed_on_to_is_refused_once(
+    tmp_path: Path,
+) -> None:
+    looks: Counter[str] = Counter()
+
+    def key(click: Click) -> str:
+        """Found by who passes an event on or takes it, and not by who is to process it."""
+        looks[click.user] += 1
+        if looks[click.user] > 1:
+            raise ValueError("it has no key")
+        return click.user
+
+    def keyless() -> App:
+        app = App("keyless")
+        app.create_input_stream("clicks", app.create_pe(Count), key=key, types=Click)
+        return app
+
+    async with nodes(tmp_path, keyless, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            await stream.send_many(
+                [JsonText(msgspec.json.encode({"user": user})) for user in USERS]
+            )
+            assert len(await stream.flush()) == len(USERS)
+        assert any(one.statistics().inputs["clicks"].forwarded for one in both)
+        owned = [
+            sum(one.partitioner.partition_of(user) in one.tasks for user in USERS) for one in both
+        ]
+        assert [live_metrics(one, "clicks") for one in both] == [(n, n) for n in owned]
+
+
+async def test_an_event_that_is_too_large_to_be_passed_on_counts_where_it_came_to(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2, **{"s4.sender.maxFrameBytes": "1024"}) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            home = stream._outbox._only.partition  # type: ignore[union-attr]
+            here, there = both if home in both[0].tasks else reversed(both)
+            user = next(u for u in USERS if there.partitioner.partition_of(u) in there.tasks)
+            for words in ("few", "many " * 1000):
+                await stream.send(JsonText(msgspec.json.encode({"user": user, "words": words})))
+            (refused,) = await stream.flush()
+            assert "1024" in refused.reason
+        assert live_metrics(here, "clicks") == (1, 1)
+        assert live_metrics(there, "clicks") == (1, 0)
+        assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
+
+
+async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the_app_is(
+    tmp_path: Path,
+) -> None:
+    begun: list[str] = []
+    gates = {words: trio.Event() for words in ("own", "sent")}
+
+    class Held(ProcessingElement):
+        async def on_event(self, click: Click) -> None:
+            begun.append(click.words)
+            await gates[click.words].wait()
+
+    class Echo(ProcessingElement):
+        clicks: Stream
+
+        def on_event(self, click: Click) -> None:
+            self.clicks.put(Click(click.words, "own"))
+
+    def echoing() -> App:
+        app = App("echoing")
+        echo = app.create_pe(Echo)
+        app.create_input_stream("echoes", echo, key="user")
+        echo.clicks = app.create_input_stream("clicks", app.create_pe(Held), key="user")
+        return app
+
+    async with nodes(tmp_path, echoing, 2) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            echoes, stream = await client.stream("echoes"), await client.stream("clicks")
+            stream.read_as()
+            home = stream._outbox._only.partition  # type: ignore[union-attr]
+            here, there = both if home in both[0].tasks else reversed(both)
+            near, far = (
+                next(u for u in USERS if one.partitioner.partition_of(u) in one.tasks)
+                for one in (here, there)
+            )
+            await echoes.send(Click(near, far))
+            await until(lambda: begun == ["own"])
+            await stream.send(JsonText(msgspec.json.encode({"user": far, "words": "sent"})))
+            await until(lambda: there.statistics().inputs["clicks"].forwarded == 2)
+            gates["own"].set()
+            await until(lambda: begun == ["own", "sent"])
+            with trio.move_on_after(0.5) as early:
+                await stream.flush()
+            assert early.cancelled_caught
+            gates["sent"].set()
+            assert await stream.flush() == []
+
+
+async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path) -> None:
+    async with nodes(tmp_path, words, 2) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address) as client:
+            stream = await client.stream("clicks")
+            text = " ".join(f"word-{n}" for n in range(30))
+            await stream.send_many([Click(user, text) for user in USERS * 10])
+            await stream.flush()
+        await until(lambda: sum(all_nodes.state("CountWords").values()) == 400 * 30)
+        assert all_nodes.state("CountWords") == {f"word-{n}": 400 for n in range(30)}
+        assert all(container.processed > 400 for container in all_nodes.containers.values())
+
+
+async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 3) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            dead = all_nodes.containers["n0"]
+            lost = {
+                pe.key for task in dead.tasks.values() for pe in task.instances["Count"].values()
+            }
+            assert lost
+            all_nodes.kill("n0")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        owned = sorted(len(container.tasks) for container in all_nodes.containers.values())
+        assert owned == [4, 4]
+        assert all_nodes.state("Count") == {user: 1 if user in lost else 2 for user in USERS}
+
+
+NOBODY_TAKES = (
+    "a node answers, but nobody takes partition .* events have no verdict. "
+    "The app may be failing: s4 status and the node's log say why"
+)
+
+
+async def test_a_flush_says_which_partitions_nobody_takes_while_others_answer(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        session, all_nodes.scopes["n1"] = all_nodes.scopes["n1"], trio.CancelScope()
+        async with Client(all_nodes.containers["n0"].address, timeout=1) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            all_nodes.kill("n1")  # its session goes on, as that of a machine that is cut off
+            await stream.send_many([Click(user) for user in USERS])
+            with pytest.raises(StageBroken, match=NOBODY_TAKES):
+                await stream.flush()
+            session.cancel()
+            await until(lambda: len(all_nodes.containers["n0"].tasks) == 8)
+            assert await stream.flush() == []
+
+
+async def test_a_stopping_node_gives_its_partitions_up_without_losing_an_event(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
+        leaving = all_nodes.containers.pop("n0")
+        kept: Counter[str] = Counter()
+        async with Client(leaving.address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            for round_ in range(200):
+                await stream.send_many([Click(user) for user in USERS])
+                if round_ == 100:
+                    leaving.stop()
+                await trio.sleep(0.001)
+            assert await stream.flush() == []
+        for task in leaving.tasks.values():
+            kept.update({pe.key: pe.n for pe in task.instances["Count"].values()})
+        assert all_nodes.state("Count") + kept == dict.fromkeys(USERS, 200)
+
+
+async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 1, partitions=4) as (all_nodes, nursery):
+        late = await all_nodes.start("late", nursery)
+        assert len(late.tasks) == 0
+        await until(lambda: late.address in all_nodes.containers["n0"].parts.ownership.view.members)
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            all_nodes.kill("n0")
+            await until(lambda: len(late.tasks) == 4)
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
+
+
+class Patient(ProcessingElement):
+    may_go: trio.Event
+    n: int = 0
+
+    async def on_event(self, event: Event) -> None:
+        await self.may_go.wait()
+        self.n += 1
+
+
+@pytest.mark.parametrize("on_its_way", ["inside", "forwarded"])
+async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead(
+    tmp_path: Path, on_its_way: str
+) -> None:
+    may_go = trio.Event()
+
+    def patient() -> App:
+        app = App("patient")
+        last = app.create_pe(Patient)
+        last.may_go = may_go
+        if on_its_way == "forwarded":
+            app.create_input_stream("clicks", last, key="user", types=Click)
+            return app
+        split = app.create_pe(Split)
+        app.create_input_stream("clicks", split, key="user")
+        split.words = app.create_stream("words", last, key="word", types=Word)
+        return app
+
+    async with nodes(tmp_path, patient, 2) as (all_nodes, _):
+        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
+            stream = await client.stream("clicks")
+            if on_its_way == "forwarded":  # from where all texts of the producer go
+                stream.read_as()
+                home = stream._outbox._only.partition  # type: ignore[union-attr]
+            else:
+                home = 0
+            (staying,) = [one for one in all_nodes.containers.values() if home in one.tasks]
+            (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
+            there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
+            members, name = staying.parts.members, "words" if on_its_way == "inside" else "clicks"
+            way = (members.ways if on_its_way == "inside" else members._forwarders)[name]
+            if on_its_way == "forwarded":
+                texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
+                await stream.send_many(texts)
+            else:
+                here = next(user for user in USERS if user not in there)
+                # words of its own would go before the next click, and wait
+                await stream.send_many([Click(here, " ".join(there))] * 20)
+                assert await stream.flush() == []
+            await until(lambda: way.outbox.in_flight == 20 * len(there))
+            all_nodes.kill(dying.node)
+            await until(lambda: len(staying.tasks) == 8)
+            may_go.set()
+            assert await stream.flush() == []
+            await until(lambda: not members.unsettled(name))
+        counted = there if on_its_way == "inside" else USERS
+        assert all_nodes.state("Patient") == dict.fromkeys(counted, 20)
+
+
+async def test_a_member_takes_events_once_the_singletons_of_its_partitions_are_made(
+    tmp_path: Path,
+) -> None:
+    story: list[str] = []
+    begun, may_go = trio.Event(), trio.Event()
+
+    class Only(ProcessingElement):
+        async def on_create(self) -> None:
+            begun.set()
+            await may_go.wait()
+            story.append("made")
+
+        def on_event(self, click: Click) -> None:
+            story.append(click.user)
+
+    def slow() -> App:
+        app = App("slow")
+        only = app.create_pe(Only)
+        only.set_singleton()
+        app.create_input_stream("clicks", only)
+        return app
+
+    starting = Nodes(tmp_path, slow, "slow", {"s4.cluster.partitions": "1"})
+    with plain_errors(), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            node = await starting.start("n0", nursery, ready=False)
+            await begun.wait()
+            async with Client(node.address) as client:
+                stream = await client.stream("clicks")
+                await stream.send(Click("ann"))
+                assert node.tasks.keys() == {0}
+                assert not node.ports["clicks"].admission.lanes
+                may_go.set()
+                assert await stream.flush() == []
+            node.stop()
+    assert story == ["made", "ann"]
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+async def test_a_stream_inside_the_app_is_closed_to_the_outside(
+    tmp_path: Path, partitions: int
+) -> None:
+    async with (
+        nodes(tmp_path, words, 2, partitions=partitions) as (all_nodes, _),
+        Client(all_nodes.containers["n0"].address) as client,
+    ):
+        with pytest.raises(ConnectionRefused, match="has no input stream 'words'"):
+            await client.stream("words")
+
+
+class Pass(ProcessingElement):
+    onward: OutputStream
+
+    def on_event(self, click: Click) -> None:
+        self.onward.put(click)
+
+
+def first() -> App:
+    app = App("first")
+    relay = app.create_pe(Pass)
+    app.create_input_stream("raw", relay, key="user")
+    relay.onward = app.create_output_stream("clicks", key="user", types=Click)
+    return app
+
+
+class Feed(AdapterApp):
+    output_stream = "clicks"
+    remote_stream_key_finder = "user"
+    remote_stream_types = (Click,)
+    sent = 0
+
+    def on_start(self) -> None:
+        self.start_soon(self.feed)
+
+    async def feed(self) -> None:
+        for user in USERS * 20:
+            await self.remote_stream.send(Click(user))
+            Feed.sent += 1
+
+
+async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: Path) -> None:
+    async with (
+        nodes(tmp_path, clicks, 2, app="east") as (east, _),
+        nodes(tmp_path, clicks, 1, partitions=3, app="west") as (west, _),
+        nodes(tmp_path, first, 2, app="first") as (relay, _),
+    ):
+        for container in relay.containers.values():
+            await until(lambda c=container: len(c.senders["clicks"].consumers) == 2)
+        async with Client(relay.containers["n0"].address) as client:
+            stream = await client.stream("raw")
+            await stream.send_many([Click(user) for user in USERS * 25])
+            assert await stream.flush() == []
+        want = dict.fromkeys(USERS, 25)
+        await until(lambda: east.state("Count") == want and west.state("Count") == want)
+
+
+async def test_of_a_consumer_that_has_gone_no_stage_stays_behind(tmp_path: Path) -> None:
+    def stages() -> list[Stage]:
+        """Those of the senders in this process, whoever has them."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if isinstance(each, Stage)]
+        return [each for each in found if each.settings.stage == "remoteSender"]
+
+    others = stages()  # of other tests, held so that they stay as many
+    async with nodes(tmp_path, first, 1, app="first") as (relay, _):
+        outputs = relay.containers["n0"].parts.outputs
+        for _ in range(5):
+            outputs.consumed("clicks", {"east.last": Consumer("east", "last", 0, (), (), ())})
+            assert len(stages()) == len(others) + 1
+            outputs.consumed("clicks", {})
+            assert len(stages()) == len(others)
+
+
+async def test_an_adapter_waits_for_the_first_app_that_consumes_its_stream(tmp_path: Path) -> None:
+    Feed.sent = 0
+    async with nodes(tmp_path, Feed, 1, partitions=1, app="feed") as (feed, _):
+        waiting = feed.containers["n0"].senders["clicks"]._lot
+        await until(lambda: waiting.statistics().tasks_waiting == 1)
+        assert Feed.sent == 0
+        async with nodes(tmp_path, clicks, 2, app="late") as (late, _):
+            await until(lambda: late.state("Count") == dict.fromkeys(USERS, 20))
+
+
+async def test_an_app_that_is_away_gets_what_was_sent_meanwhile_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, first, 1, app="first") as (relay, _):
+        async with nodes(tmp_path, clicks, 1, app="away"):
+            await until(lambda: relay.containers["n0"].senders["clicks"].consumers)
+        async with Client(relay.containers["n0"].address) as client:
+            stream = await client.stream("raw")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+            async with nodes(tmp_path, clicks, 2, app="away") as (back, _):
+                await until(lambda: back.state("Count") == dict.fromkeys(USERS, 1))
+
+
+async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_path: Path) -> None:
+    async with nodes(tmp_path, clicks, 2) as (all_nodes, nursery):
+        addresses = [container.address for container in all_nodes.containers.values()]
+        door = Door(
+            Config.of({"s4.listener.address": ANY_PORT}),
+            "door",
+            lambda stream, reads: addresses if stream == "clicks" else f"no app takes {stream!r}",
+        )
+        await nursery.start(door.run)
+        async with Client(door.address) as client:
+            with pytest.raises(ConnectionRefused, match="no app takes 'taps'"):
+                await client.stream("taps")
+            stream = await client.stream("clicks")
+            await stream.send_many([Click(user) for user in USERS])
+            assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
+        nursery.cancel_scope.cancel()
+
+
+class SlowSplit(ProcessingElement):
+    words: Stream
+
+    async def on_event(self, click: Click) -> None:
+        await trio.sleep(0.001)
+        for word in click.words.split():
+            self.words.put(Word(word))
+
+
+@pytest.mark.parametrize("texts", [False, True])
+async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
+    tmp_path: Path, texts: bool
+) -> None:
+    def slow() -> App:
+        app = App("slow")
+        split = app.create_pe(SlowSplit)
+        app.create_input_stream("clicks", split, key="user", types=Click)
+        split.words = app.create_stream("words", app.create_pe(CountWords), key="word", types=Word)
+        return app
+
+    async with nodes(tmp_path, slow, 3, **{"task.shutdown.ms": "20000"}) as (all_nodes, _):
+        containers = list(all_nodes.containers.values())
+        async with Client(containers[0].address) as client:
+            stream = await client.stream("clicks")
+            clicks: list[Any] = [Click(user, "a b c d e f g h") for user in USERS * 10]
+            if texts:
+                stream.read_as()
+                clicks = [JsonText(msgspec.json.encode(structs.asdict(one))) for one in clicks]
+            await stream.send_many(clicks)
+            await until(lambda: all(container.processed for container in containers))
+            began = trio.current_time()
+            for container in containers:
+                container.stop()
+            scopes = [all_nodes.scopes[name] for name in all_nodes.containers]
+            await until(lambda: all(scope.cancel_called for scope in scopes))
+            assert trio.current_time() - began < 10
+            client.abandon()
+        admitted = stream.counts["admitted"]
+        assert admitted
+        assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
+
+
+class PatientPass(ProcessingElement):
+    may_go: trio.Event
+    onward: OutputStream
+
+    async def on_event(self, click: Click) -> None:
+        await self.may_go.wait()
+        self.onward.put(click)
+
+
+async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_processed_there(
+    tmp_path: Path,
+) -> None:
+    may_go, may_end = trio.Event(), trio.Event()
+
+    def relay() -> App:
+        app = App("relay")
+        only = app.create_pe(PatientPass)
+        only.may_go = may_go
+        app.create_input_stream("raw", only, key="user", types=Click)
+        only.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    def last() -> App:
+        app = App("last")
+        only = app.create_pe(Patient)
+        only.may_go = may_end
+        app.create_input_stream("clicks", only, key="user", types=Click)
+        return app
+
+    seldom = {"s4.comm.verdictDelay": "60000"}
+    async with (
+        nodes(tmp_path, last, 1, app="last") as (lasts, _),
+        nodes(tmp_path, relay, 2, app="relay", **seldom) as (relays, _),
+    ):
+        both = list(relays.containers.values())
+        leaving = relays.containers.pop("n0")
+        async with Client(leaving.address, timeout=20) as client:
+            stream = await client.stream("raw")
+            await until(lambda: all(one.senders["clicks"].consumers for one in both))
+            await stream.send_many([Click(user) for user in USERS * 20])
+            await until(lambda: sum(one.statistics().admitted["raw"] for one in both) == 800)
+            leaving.stop()
+            await until(lambda: leaving.ports["raw"].closed)
+            may_go.set()
+            await until(lambda: len(relays.containers["n1"].tasks) == 8)
+            assert await stream.flush() == []  # the other still waits for the last app's verdicts
+            assert not relays.scopes["n0"].cancel_called
+        may_end.set()
+        await until(lambda: relays.scopes["n0"].cancel_called)
+        await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
+        assert sum(one.processed for one in both) == 800
+
+
+class Greet(ProcessingElement):
+    onward: OutputStream
+
+    def on_create(self) -> None:
+        self.onward.put(Click("hello"))
+
+    def on_event(self, click: Click) -> None: ...
+
+
+async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_already(
+    tmp_path: Path,
+) -> None:
+    def greeter() -> App:
+        app = App("greeter")
+        greet = app.create_pe(Greet)
+        greet.set_singleton()
+        app.create_input_stream("raw", greet, types=Click)
+        greet.onward = app.create_output_stream("clicks", key="user", types=Click)
+        return app
+
+    async with (
+        nodes(tmp_path, clicks, 1, app="last") as (lasts, _),
+        nodes(tmp_path, greeter, 1, partitions=4, app="greeter"),
+    ):
+        await until(lambda: lasts.state("Count") == {"hello": 4})
+
+
+async def test_a_node_is_found_by_its_own_name_when_the_one_it_was_dialled_by_leads_nowhere(
+    tmp_path: Path,
+) -> None:
+    async with (
+        nodes(tmp_path, clicks, 1) as (all_nodes, _),
+        proxy(all_nodes.containers["n0"].address) as between,
+        Client(between.address, timeout=20) as client,
+    ):
+        stream = await client.stream("clicks")
+        await stream.send_many([Click(user) for user in USERS])
+        assert await stream.flush() == []
+        between.redirect(f"tcp://127.0.0.1:{free_port()}")
+        between.cut()
+        await stream.send_many([Click(user) for user in USERS])
+        assert await stream.flush() == []
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 2)

@@ -1,0 +1,608 @@
+"""Inputs that can be read again: from a system in memory into real containers and their tasks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from harness import free_port, node_process, running, until
+from input_systems import dies, fresh
+
+from s4node import App, Event, GenericEvent, ProcessingElement
+from s4node.errors import (
+    CheckpointError,
+    ConfigError,
+    DecodeError,
+    InputLost,
+    S4Error,
+    StartpointError,
+    UnknownStream,
+)
+from s4node.events.keys import Partitioner
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.container.container import Container
+from s4node.systems.memory import MemorySystem
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Other(Event):
+    title: str
+
+
+class Record(ProcessingElement):
+    """Writes down which events its key got, in which partition."""
+
+    def on_event(self, event: Click) -> None:
+        self.app.seen.append((event.user, event.number))
+
+
+class Clicks(App):
+    """Records clicks by user, read from the system ``memory``."""
+
+    def __init__(self, *, system: str = "memory") -> None:
+        super().__init__("clicks")
+        self.seen: list[tuple[str, int]] = []
+        self._system = system
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Record), key="user", system=self._system)
+
+
+def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
+    return SystemStreamPartition("memory", stream, partition)
+
+
+def safe(container: Container, partition: int = 0) -> int:
+    """How far the task of a partition has come in it; -1 before it has begun."""
+    assert container.replay is not None
+    progress = container.replay.consumers.progress[partition].get(ssp(partition))
+    return -1 if progress is None else progress.safe
+
+
+async def test_an_input_is_read_from_the_oldest_event_to_what_comes_later(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 1), Click("bob", 2))
+    app = Clicks()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 2)
+        system.put("clicks", 0, Click("ada", 3))
+        await until(lambda: len(app.seen) == 3)
+    assert app.seen == [("ada", 1), ("bob", 2), ("ada", 3)]
+
+
+async def test_an_orderly_stop_commits_so_that_a_restart_replays_nothing_and_skips_nothing(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 2)
+    for number in range(500):
+        system.put("clicks", number % 2, Click(f"user-{number % 7}", number))
+    app = Clicks()
+    async with running(app, settings, partitions=2):
+        await until(lambda: len(app.seen) > 50)
+    before = sorted(number for _, number in app.seen)
+    again = Clicks()
+    async with running(again, settings, partitions=2):
+        await until(lambda: len(again.seen) + len(before) >= 500)
+        system.put("clicks", 0, Click("ada", 500))
+        await until(lambda: ("ada", 500) in again.seen)
+    after = sorted(number for _, number in again.seen)
+    assert sorted(before + after) == list(range(501))
+
+
+async def test_events_go_to_the_task_of_their_key_in_the_order_of_each_key(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 2)
+    for number in range(3000):
+        system.put("clicks", 0, Click(f"user-{number % 11}", number))
+    app = Clicks()
+    async with running(app, settings, partitions=4) as container:
+        await until(lambda: len(app.seen) == 3000)
+        homes = [set(task.instances["Record"].keys()) for task in container.tasks.values()]
+        safe = container.replay.consumers.progress[0][ssp(0)].safe
+    assert len(homes) == 4
+    assert sum(map(len, homes)) == 11  # each key in one task
+    for user in range(11):
+        mine = [number for name, number in app.seen if name == f"user-{user}"]
+        assert mine == sorted(mine)
+    assert safe == 3000
+
+
+# -- where inputs begin ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings_too", "first"),
+    [
+        ({"streams.clicks.samza.offset.default": "oldest"}, 0),
+        ({"streams.clicks.samza.offset.default": "newest"}, 4),
+        ({"streams.clicks.samza.offset.default": "upcoming"}, 5),
+    ],
+)
+async def test_an_input_without_progress_begins_where_the_settings_say(
+    system: MemorySystem, settings: dict[str, str], settings_too: dict[str, str], first: int
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(5)))
+    app = Clicks()
+    async with running(app, settings | settings_too) as container:
+        await until(lambda: ssp(0) in container.replay.consumers.progress[0])
+        system.put("clicks", 0, Click("ada", 5))
+        await until(lambda: ("ada", 5) in app.seen)
+    assert app.seen[0] == ("ada", first)
+
+
+async def test_a_system_s_default_offset_is_that_of_its_streams_without_one(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    app = Clicks()
+    async with running(app, {**settings, "systems.memory.samza.offset.default": "oldest"}):
+        await until(lambda: app.seen == [("ada", 0)])
+
+
+async def test_an_input_that_is_reset_begins_anew_whatever_progress_there_is(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
+    for _ in range(2):
+        app = Clicks()
+        async with running(app, {**settings, "streams.clicks.samza.reset.offset": "true"}):
+            await until(lambda: len(app.seen) == 3)  # noqa: B023 - it is this turn's
+
+
+async def test_retention_that_took_what_the_checkpoint_goes_on_with_stops_the_container(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
+    app = Clicks()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 3)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(3, 10)))
+    system.trim("clicks", 0, 6)
+    with dies(InputLost, match=r"offset 3.*oldest.* 6.*streams.clicks.onLost = oldest"):
+        async with running(Clicks(), settings):
+            await trio.sleep_forever()
+    app = Clicks()
+    async with running(app, {**settings, "streams.clicks.onLost": "oldest"}) as container:
+        await until(lambda: len(app.seen) == 4)
+        assert container.replay.consumers.starts.lost == {"memory.clicks": 3}
+    assert app.seen == [("ada", number) for number in range(6, 10)]
+
+
+async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and_counts(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    def lose() -> None:
+        """Retention that is faster than the reader, before it has had a turn."""
+        first = system.put("clicks", 0, *(Click("ada", 100 + number) for number in range(8)))
+        system.trim("clicks", 0, first + 5)
+
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    app = Clicks()
+    with dies(InputLost, match="retention was faster"):
+        async with running(app, settings):
+            await until(lambda: len(app.seen) == 1)
+            lose()
+            await trio.sleep_forever()
+    system = fresh(settings["systems.memory.address"])
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    app = Clicks()
+    more = {"streams.clicks.onLost": "oldest", "streams.clicks.samza.reset.offset": "true"}
+    async with running(app, settings | more) as container:
+        await until(lambda: len(app.seen) == 1)
+        lose()
+        await until(lambda: len(app.seen) == 4)
+        assert container.replay.consumers.starts.lost == {"memory.clicks": 5}
+        await until(lambda: safe(container) == 9)
+    assert app.seen == [("ada", 0), ("ada", 105), ("ada", 106), ("ada", 107)]
+
+
+async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
+    app = Clicks()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 3)
+    fresh(settings["systems.memory.address"]).create("clicks", 1)
+    with dies(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
+        async with running(Clicks(), settings):
+            await trio.sleep_forever()
+
+
+async def test_a_live_input_cannot_begin_at_the_oldest(settings: dict[str, str]) -> None:
+    oldest = {**settings, "streams.clicks.samza.offset.default": "oldest"}
+    with dies(StartpointError, match="live sockets, which keep nothing"):
+        async with running(Clicks(system="live"), oldest):
+            raise AssertionError("it runs")
+
+
+# -- what is wrong with inputs --------------------------------------------------------------------
+
+
+async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("views", 1)
+    with dies(UnknownStream, match=r"no stream 'clicks'; it has: views"):
+        async with running(Clicks(), settings):
+            raise AssertionError("it runs")
+    with dies(UnknownStream, match=r"no system 'archive'; known are live, memory"):
+        async with running(Clicks(system="archive"), settings):
+            raise AssertionError("it runs")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("clicks", "'clicks' is not system.stream, such as log.clicks"),
+        ("memory.views", "no input stream 'views'; it has: clicks"),
+        ("memory.clicks, live.clicks", "from 'memory' and from 'live'"),
+    ],
+)
+async def test_inputs_that_cannot_be_bound_are_told(
+    system: MemorySystem, settings: dict[str, str], inputs: str, said: str
+) -> None:
+    with dies(ConfigError, match=said):
+        async with running(Clicks(), {**settings, "task.inputs": inputs}):
+            raise AssertionError("it runs")
+
+
+async def test_the_setting_wins_over_the_app_in_where_a_stream_is_read(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 1))
+    app = Clicks(system="live")
+    async with running(app, {**settings, "task.inputs": "memory.clicks"}) as container:
+        await until(lambda: app.seen == [("ada", 1)])
+        assert container.ports == {}
+
+
+async def test_there_are_as_many_tasks_as_the_largest_input_has_partitions(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 5)
+    app = Clicks()
+    async with running(app, settings, partitions=2) as container:
+        assert sorted(container.tasks) == [0, 1, 2, 3, 4]
+        assert app.partitions == 5
+
+
+async def test_a_system_that_goes_away_is_waited_for_and_told_of_once(
+    system: MemorySystem,
+    settings: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("s4node.runtime.inputs.system_consumers._GRACE_SECONDS", 0.01)
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 1))
+    app = Clicks()
+    with structlog.testing.capture_logs() as logs:
+        async with running(app, settings):
+            await until(lambda: len(app.seen) == 1)
+            system.go_away()
+            await until(lambda: any("waited for" in line["event"] for line in logs))
+            system.put("clicks", 0, Click("ada", 2))
+            system.come_back()
+            await until(lambda: len(app.seen) == 2)
+    said = [line["event"] for line in logs if "reached" in line["event"]]
+    assert said == [
+        "an input cannot be reached; it is waited for",
+        "an input can be reached again",
+    ]
+
+
+@pytest.mark.parametrize(("now", "fix"), [(1, "Give it 2 again"), (3, "Start the app again")])
+async def test_a_number_of_partitions_that_changes_under_us_stops_the_container(
+    system: MemorySystem, settings: dict[str, str], now: int, fix: str
+) -> None:
+    system.create("clicks", 2)
+    settings["job.coordinator.monitor-partition-change.frequency.ms"] = "10"
+    with dies(S4Error, match=f"has {now} partitions, and had 2.*{fix}|has 1 partitions"):
+        async with running(Clicks(), settings):
+            system.create("clicks", now)
+            await trio.sleep_forever()
+
+
+class Tally(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.seen.append((event.user, self.clicks))
+
+
+class Tallies(Clicks):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Tally), key="user", system=self._system)
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+async def test_a_keyed_input_gets_more_partitions_and_each_key_goes_on_with_its_state(
+    system: MemorySystem, settings: dict[str, str], partitions: int
+) -> None:
+    def put(count: int) -> None:
+        homes = Partitioner(count)
+        for user in users:
+            system.put("clicks", homes.memo[user], Click(user))
+        system.routed("clicks", "crc32:user")
+
+    users = [f"user-{n}" for n in range(64)]
+    system.create("clicks", 4)
+    put(4)
+    tasks = max(4, partitions)
+    app = Tallies()
+    async with running(app, settings, partitions=partitions) as container:
+        await until(lambda: len(app.seen) == 64)
+        assert len(container.tasks) == tasks
+    settings["systems.memory.samza.offset.default"] = "upcoming"
+    for life in (2, 4):  # it goes on by what the start before has kept
+        put(4)  # by those that have not heard of it
+        system.create("clicks", 8)
+        put(8)
+        app = Tallies()
+        async with running(app, settings, partitions=partitions) as container:
+            await until(lambda: len(app.seen) == 128)  # noqa: B023 - it is this life's
+            assert len(container.tasks) == tasks
+        assert sorted(app.seen) == sorted((u, n) for u in users for n in (life, life + 1))
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_the_reason_why_a_job_may_not_have_more_tasks_names_what_makes_them(
+    system: MemorySystem, settings: dict[str, str], keyed: bool
+) -> None:
+    def make() -> App:
+        app = App("clicks")
+        tally = app.create_pe(Tally)
+        if not keyed:
+            tally.set_singleton()
+        key = "user" if keyed else None
+        app.create_input_stream("clicks", tally, types=Click, key=key, system="memory")
+        return app
+
+    system.create("clicks", 4)
+    async with running(make(), settings):
+        pass
+    if not keyed:
+        system.create("clicks", 8)
+    fix = r"give memory.clicks \(8 partitions\) a key"
+    if keyed:
+        fix = "set s4.cluster.partitions = 4$"
+    with dies(CheckpointError, match=f"(?m)it had 4 tasks and would have 8: .*; {fix}"):
+        async with running(make(), settings, partitions=8 if keyed else 4):
+            await trio.sleep_forever()
+
+
+# -- what cannot be processed ---------------------------------------------------------------------
+
+
+async def test_an_event_that_does_not_decode_stops_the_container_naming_its_place(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 1))
+    system.put_raw("clicks", 0, b"\xc1", like=Click)
+    with dies(DecodeError, match=r"memory.clicks\[0\] offset 1: Click does not decode"):
+        async with running(Clicks(), settings):
+            await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_events_that_do_not_decode_are_dropped_and_counted_where_the_settings_say_so(
+    system: MemorySystem, settings: dict[str, str], partitions: int
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    system.put_raw("clicks", 0, b"\xc1", like=Click)
+    system.put("clicks", 0, Click("bob", 2), Other("no click"), Click("ada", 4))
+    app = Clicks()
+    settings["task.drop.deserialization.errors"] = "true"
+    async with running(app, settings, partitions=partitions) as container:
+        await until(lambda: safe(container) == 5)
+        assert container.replay.rejects.counts == {"memory.clicks": 2}
+    assert sorted(app.seen) == [("ada", 0), ("ada", 4), ("bob", 2)]
+    again = Clicks()
+    async with running(again, settings, partitions=partitions):
+        system.put("clicks", 0, Click("ada", 5))
+        await until(lambda: again.seen == [("ada", 5)])
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_dead_letters_are_kept_with_place_reason_and_bytes_before_progress_moves_on(
+    system: MemorySystem, settings: dict[str, str], partitions: int
+) -> None:
+    system.create("clicks", 1)
+    system.create("dead", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    system.put_raw("clicks", 0, b"\x91\xc1", like=Click)
+    system.put("clicks", 0, Click("ada", 2))
+    dead = SystemStreamPartition("memory", "dead", 0)
+    app = Clicks()
+    settings["task.dead.letter.stream"] = "memory.dead"
+    async with running(app, settings, partitions=partitions) as container:
+        await until(lambda: safe(container) == 3)
+        assert (await system.bounds(dead)).upcoming == 1
+        reader = await system.open(dead, 0, [GenericEvent])
+        batch = await reader.read()
+        assert isinstance(batch, InputBatch)
+        batch.load()
+    [letter] = batch.events
+    assert (letter.system, letter.stream, letter.partition, letter.offset) == (
+        "memory", "clicks", 0, 1,
+    )  # fmt: skip
+    assert "does not decode" in letter.reason
+    assert letter.raw == b"\x91\xc1"
+    assert app.seen == [("ada", 0), ("ada", 2)]
+
+
+async def test_progress_waits_for_a_dead_letter_that_is_not_kept_yet(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    graveyard = fresh("another")
+    graveyard.create("dead", 1)
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    system.put_raw("clicks", 0, b"\xc1", like=Click)
+    system.put("clicks", 0, Click("ada", 2))
+    app = Clicks()
+    more = {
+        "systems.graveyard.type": "input_systems:memory",
+        "systems.graveyard.address": "another",
+        "task.dead.letter.stream": "graveyard.dead",
+    }
+    async with running(app, settings | more) as container:
+        graveyard.go_away()
+        await until(lambda: len(app.seen) == 2)
+        progress = container.replay.consumers.progress[0][ssp(0)]
+        assert progress.safe == 0  # the batch is held by its second event
+        graveyard.come_back()
+        await until(lambda: progress.safe == 3)
+
+
+async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_not_decode(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Guests(Clicks):
+        def on_init(self) -> None:
+            self.create_input_stream(
+                "clicks", self.create_pe(Record), key=lambda click: click.user or None,
+                system="memory",
+            )  # fmt: skip
+
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0), Click("", 1), Click("ada", 2))
+    for partitions in (1, 4):
+        more = {
+            "task.drop.deserialization.errors": "true",
+            "s4.state.folder": f"{settings['s4.state.folder']}{partitions}",
+        }
+        app = Guests()
+        async with running(app, settings | more, partitions=partitions) as container:
+            progress = container.replay.consumers.progress[0]
+            await until(lambda: ssp(0) in progress and progress[ssp(0)].safe == 3)  # noqa: B023
+            assert container.replay.rejects.counts == {"memory.clicks": 1}
+        assert app.seen == [("ada", 0), ("ada", 2)]
+    with dies(DecodeError, match=r"offset 1: .*KeyFinder returned nothing"):
+        async with running(Guests(), settings):
+            await trio.sleep_forever()
+
+
+async def test_a_dead_letter_stream_that_is_none_stops_the_start(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    for name, said in (("dead", "is no output stream"), ("memory.dead", "no stream 'dead'")):
+        with dies(S4Error, match=said):
+            async with running(Clicks(), {**settings, "task.dead.letter.stream": name}):
+                raise AssertionError("it runs")
+
+
+# -- commits and what the app has put on streams --------------------------------------------------
+
+
+class Passing(ProcessingElement):
+    """Puts what it gets on the app's own stream."""
+
+    def on_event(self, event: Click) -> None:
+        self.app.streams["inner"].put(event)
+
+
+class Slow(ProcessingElement):
+    """Waits for leave before it is done with an event."""
+
+    async def on_event(self, event: Click) -> None:
+        await self.app.leave.wait()
+        self.app.seen.append((event.user, event.number))
+
+
+class Detour(App):
+    """From an input over a stream of its own, or over two."""
+
+    def __init__(self, *, hops: int) -> None:
+        super().__init__("detour")
+        self.hops = hops
+        self.leave = trio.Event()
+        self.seen: list[tuple[str, int]] = []
+
+    def on_init(self) -> None:
+        last = "inner"
+        if self.hops == 2:
+            last = "second"
+            self.create_stream("inner", self.create_pe(Second), key="number", types=Click)
+        self.create_stream(last, self.create_pe(Slow), key="user", types=Click)
+        passing = self.create_pe(Passing)
+        passing.set_singleton()
+        self.create_input_stream("clicks", passing, types=Click, system="memory")
+
+
+class Second(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.streams["second"].put(event)
+
+
+async def test_a_commit_waits_for_no_other_task(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    other = next(f"user-{n}" for n in range(9) if Partitioner(2).partition_of(f"user-{n}") == 1)
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(other, number) for number in range(10)))
+    app = Detour(hops=2)
+    often = {**settings, "task.commit.ms": "5"}
+    async with running(app, often, partitions=2) as container:
+        committer = container.replay.committer
+        await until(lambda: container.tasks[1].gate.in_flight == 1)
+        await until(lambda: committer.committed()[0].offsets.get(ssp(0)) == 10)
+        assert not app.seen
+        app.leave.set()
+    assert len(app.seen) == 10
+
+
+async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(100)))
+    app = Clicks()
+    slow = {"s4.stream.executor": "throttle", "s4.stream.maxRate": "100"}
+    async with running(app, settings | slow):
+        began = trio.current_time()
+        await until(lambda: len(app.seen) == 100)
+        assert trio.current_time() - began > 0.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+async def test_an_app_that_waits_for_a_log_which_is_not_there_can_be_stopped(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    app = tmp_path / "job.py"
+    app.write_text(
+        "from s4node import TaskApp\n"
+        "class Job:\n"
+        "    def process(self, envelope, collector, coordinator): pass\n"
+        'job = TaskApp("job", Job, inputs=["log.clicks"])\n'
+    )
+    settings = {"systems.log.address": address, "s4.state.folder": str(tmp_path / "state")}
+    given = [word for pair in settings.items() for word in ("-p", "=".join(pair))]
+    async with node_process(app, *given, cwd=tmp_path, ready=False) as node:
+        await until(lambda: "cannot be reached" in node.errors)
+        assert address in node.errors
+        node.signal(number)
+        assert await node.wait() == 0, node.errors

@@ -1,0 +1,351 @@
+"""The promises of an input port: it admits by the header, and only culprits are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream
+from s4node.events.event import Event, EventBatch, GenericEvent
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.port import InputPort
+from s4node.stages.stage import Stage
+
+PEER = object()
+
+
+class Click(Event):
+    user: str
+    percent: int = 0
+
+    def __post_init__(self) -> None:
+        if self.percent < 0:
+            raise KeyError("below zero")
+
+
+class Order(Event):
+    user: str
+
+
+CLICK, ORDER = EventType(Click), EventType(Order)
+
+
+class Node:
+    """A port, and what comes out of it."""
+
+    def __init__(self, partitions: int = 1, key: Any = "user", types: Any = Click) -> None:
+        stream = App("shop").create_input_stream("clicks", key=key, types=types)
+        assert isinstance(stream, InputStream)
+        self.batches: list[EventBatch] = []
+        self.heard: list[ProducerLane] = []
+        self.stages = {partition: Stage(1000) for partition in range(partitions)}
+        self.partitioner = Partitioner(partitions)
+        self.port = InputPort(
+            stream, self.stages, self.partitioner, "crc32m", self.batches.append,
+            self.heard.append, {wire.MAX_FRAME_BYTES: 4096},
+        )  # fmt: skip
+
+    def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:
+        return self.port.on_hello(
+            wire.Hello("p", "i1", "clicks", types, positions=positions), PEER, "node", "n1", 0.0
+        )
+
+    def data(
+        self, body: bytes, count: int, *, first: int = 0, partition: int = 0, **more: Any
+    ) -> str:
+        sections = more.pop("sections", None) or (
+            wire.Section(more.pop("fingerprint", CLICK.fingerprint), count, len(body)),
+        )
+        header = wire.Data("clicks", partition, "p", first, count, sections, **more)
+        return self.port.on_data(header, memoryview(body), PEER, 0.0)
+
+    def process(self) -> list[tuple[int, list[Any], list[int]]]:
+        """Partition, events and numbers of each batch, each of which is then done."""
+        found = []
+        for batch in self.batches:
+            rest = batch.load()
+            if rest is not None:
+                self.batches.insert(self.batches.index(batch) + 1, rest)
+            numbers = [batch.number(index) for index in range(len(batch.events))]
+            found.append((batch.partition, batch.events, numbers))
+            assert batch.receipt is not None
+            batch.receipt.done()
+        self.batches.clear()
+        return found
+
+    def refused(self, partition: int = 0) -> list[tuple[int, str]]:
+        lane = self.port.admission.lanes["p", partition]
+        return [
+            (each, reason)
+            for number, count, reason in lane.ruling().exceptions
+            for each in range(number, number + count)
+        ]
+
+    def safe(self, partition: int = 0) -> int:
+        return self.port.admission.lanes["p", partition].safe
+
+
+def body_of(*events: Any) -> bytes:
+    return msgspec.msgpack.encode(list(events))
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "routing"),
+    [("user", "crc32m:user"), (["user", "percent"], "crc32m:user+percent"), (None, "crc32m:")],
+)
+def test_the_answer_tells_types_routing_partitions_and_the_largest_frame(
+    key: Any, routing: str
+) -> None:
+    answer = Node(2, key).hello(CLICK.declaration)
+    assert answer == wire.Hello(
+        "node", "n1", "clicks", (CLICK.declaration,), routing, 2,
+        (wire.Position(0, 0, 1000, 0), wire.Position(1, 0, 1000, 0)),
+        headers={wire.MAX_FRAME_BYTES: 4096, wire.PRODUCER: "p"},
+    )  # fmt: skip
+
+
+def test_a_key_without_a_name_is_told_as_one_nobody_else_can_have() -> None:
+    answer = Node(2, lambda event: event.user).hello()
+    assert answer.routing == f"crc32m:{wire.UNNAMED_KEY}"
+
+
+def declared(name: str, *fields: tuple[str, str, bool]) -> TypeDecl:
+    return TypeDecl(name, fingerprint_of(name, fields), fields)
+
+
+USER = ("user", "str", True)
+
+
+@pytest.mark.parametrize(
+    ("types", "positions", "error"),
+    [
+        ((ORDER.declaration,), (), "takes Click, not 'Order'; send one of those"),
+        ((declared("Click", ("name", "str", True)),), (), "fields may only be appended"),
+        ((TypeDecl("Click", 5, (USER,)),), (), "5 is not the fingerprint of Click"),
+        ((), (wire.Position(0, -1),), "-1 is no event's number"),
+        ((), (wire.Position(0, 2**62),), "4611686018427387904 is no event's number"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_answered_with_why(
+    types: Any, positions: Any, error: str
+) -> None:
+    node = Node()
+    answer = node.hello(*types, positions=positions)
+    assert error in answer.error
+    assert answer.positions == ()
+    assert node.port.admission.lanes == {}
+
+
+# --- frames --------------------------------------------------------------------------------------
+
+
+def test_a_frame_is_one_batch_decoded_when_it_is_processed() -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    assert node.data(CLICK.encode([Click("a"), Click("b")]), 2) == ""
+    (batch,) = node.batches
+    assert (batch.size, batch.events) == (2, [])
+    assert node.process() == [(0, [Click("a"), Click("b")], [0, 1])]
+    assert node.safe() == 2
+
+
+def test_an_older_version_of_a_type_is_read_with_defaults() -> None:
+    older = declared("Click", USER)
+    node = Node()
+    assert node.hello(older).error == ""
+    node.data(body_of(["joe"]), 1, fingerprint=older.fingerprint)
+    assert node.process() == [(0, [Click("joe", 0)], [0])]
+
+
+def test_only_the_culprits_of_a_frame_are_refused() -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    node.data(body_of(["a"], [5], ["b"], ["c", -1], ["d", 1]), 5, first=0)
+    assert node.process() == [(0, [Click("a"), Click("b"), Click("d", 1)], [0, 2, 4])]
+    (one, why), (other, because) = node.refused()
+    assert (one, other) == (1, 3)
+    assert why == "Click does not decode: Expected `str`, got `int` - at `$.user`"
+    assert because == "Click does not decode: 'below zero'"
+    assert node.safe() == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "count", "more", "reason"),
+    [
+        (b"\xc1\xc1\xc1", 3, {}, "a section does not decode: "),
+        (body_of(["a"]), 2, {}, "a section announces 2 events and holds 1"),
+        (body_of(["a"], ["b"]), 1, {}, "a section announces 1 events and holds 2"),
+        (body_of(["a"]), 1, {"fingerprint": 7}, "no event type of fingerprint 7 was declared"),
+        (b"[{]", 1, {"encoding": wire.JSON}, "a section does not decode: "),
+        (b'[{"user":"a"}]', 2, {"encoding": wire.JSON}, "a section announces 2 events and holds 1"),
+    ],
+)
+def test_a_frame_that_does_not_decode_at_all_is_refused_event_by_event(
+    body: bytes, count: int, more: Any, reason: str
+) -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    assert node.data(body, count, **more) == ""
+    assert node.process() == [(0, [], [])]
+    refused = node.refused()
+    assert [number for number, _ in refused] == list(range(count))
+    assert all(why.startswith(reason) for _, why in refused)
+    assert node.safe() == count
+
+
+def test_json_events_are_read_as_the_node_s_type() -> None:
+    node = Node()
+    node.hello()
+    node.data(b'[{"user":"a"},{"usr":"b"},{"user":"c","percent":3}]', 3, encoding=wire.JSON)
+    assert node.process() == [(0, [Click("a"), Click("c", 3)], [0, 2])]
+    assert [number for number, _ in node.refused()] == [1]
+
+
+def test_sections_are_put_back_in_their_order_culprits_left_out() -> None:
+    node = Node(types=(Click, Order))
+    node.hello(CLICK.declaration, ORDER.declaration)
+    clicks, orders = body_of(["a"], [1], ["c"]), body_of(["x"], ["y"])
+    sections = (
+        wire.Section(CLICK.fingerprint, 3, len(clicks)),
+        wire.Section(ORDER.fingerprint, 2, len(orders)),
+    )
+    node.data(clicks + orders, 5, sections=sections, order=bytes([0, 1, 0, 0, 1]))
+    assert node.process() == [(0, [Click("a"), Order("x"), Click("c"), Order("y")], [0, 1, 3, 4])]
+    assert [number for number, _ in node.refused()] == [2]
+
+
+def test_an_overlap_is_left_out_even_if_it_would_not_decode() -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    node.data(body_of(["a"], ["b"]), 2)
+    node.data(body_of([5], [6], ["c"], [7], ["d"]), 5)
+    assert node.process() == [
+        (0, [Click("a"), Click("b")], [0, 1]),
+        (0, [Click("c"), Click("d")], [2, 4]),
+    ]
+    assert [number for number, _ in node.refused()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"partition": 1}, "stream 'clicks' has no partition 1"),
+        ({"partition": -1}, "stream 'clicks' has no partition -1"),
+        ({"sections": (wire.Section(1, 1, 5),)},
+         "clicks[0]@p:0: the sections do not add up to the body's 4 bytes"),
+        ({"first": 2**62}, "clicks[0]@p:4611686018427387904: first is "),
+    ],
+)  # fmt: skip
+def test_a_frame_that_is_no_good_changes_nothing(more: Any, problem: str) -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    assert node.data(body_of(["a"]), 1, **more).startswith(problem)
+    assert node.batches == []
+    assert node.port.admission.lanes["p", 0].expected == 0
+
+
+def test_a_closed_port_takes_nothing_and_says_nothing() -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    node.port.closed = True
+    assert node.data(body_of(["a"]), 1) == ""
+    assert node.batches == []
+    assert node.port.admission.lanes["p", 0].expected == 0
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def test_events_in_the_wrong_partition_are_sent_on_and_the_frame_is_done_when_all_are() -> None:
+    node = Node(4)
+    node.hello(CLICK.declaration)
+    clicks = [Click(f"user-{n}") for n in range(20)]
+    node.data(CLICK.encode(clicks), 20, partition=2)
+    homes = [node.partitioner.partition_of(click.user) for click in clicks]
+    parts = {batch.partition: batch for batch in node.batches}
+    assert set(parts) == set(homes)
+    assert len(parts) > 1
+    for partition, batch in parts.items():
+        expected = [number for number, home in enumerate(homes) if home == partition]
+        assert [batch.number(index) for index in range(batch.size)] == expected
+        assert batch.events == [clicks[number] for number in expected]
+        assert node.safe(2) == 0
+        assert batch.receipt is not None
+        batch.receipt.done()
+    assert node.safe(2) == 20
+    assert node.port.redispatched == sum(home != 2 for home in homes)
+
+
+def test_a_frame_routed_by_the_same_hasher_and_key_is_trusted() -> None:
+    node = Node(4)
+    node.hello(CLICK.declaration)
+    node.data(CLICK.encode([Click("a"), Click("b")]), 2, partition=3, routing="crc32m:user")
+    assert node.process() == [(3, [Click("a"), Click("b")], [0, 1])]
+    assert node.port.redispatched == 0
+
+
+@pytest.mark.parametrize("routing", ["", "s4:user", "crc32m:percent", "crc32m:"])
+def test_a_frame_routed_in_any_other_way_is_not(routing: str) -> None:
+    node = Node(64)
+    node.hello(CLICK.declaration)
+    clicks = [Click(f"user-{n}") for n in range(64)]
+    node.data(CLICK.encode(clicks), 64, routing=routing)
+    assert len(node.batches) > 10
+
+
+def test_an_event_without_a_key_is_refused_and_the_others_are_sent_on() -> None:
+    node = Node(4, "user", GenericEvent)
+    generic = EventType(GenericEvent)
+    node.hello(generic.declaration)
+    events = [GenericEvent(user="a"), GenericEvent(name="b"), GenericEvent(user=True)]
+    node.data(generic.encode(events), 3, fingerprint=generic.fingerprint)
+    (only,) = node.process()
+    assert only[1:] == ([GenericEvent(user="a")], [0])
+    (one, why), (other, because) = node.refused()
+    assert (one, other) == (1, 2)
+    assert why == "the KeyFinder raised KeyError: 'user' (event GenericEvent(name='b'))"
+    assert because.startswith("the KeyFinder returned True (bool)")
+    assert node.safe() == 3
+
+
+def test_a_frame_of_which_nothing_is_left_is_done_at_once() -> None:
+    node = Node(4)
+    node.hello(CLICK.declaration)
+    node.data(body_of([1], [2]), 2)
+    assert node.batches == []
+    assert node.safe() == 2
+    assert len(node.refused()) == 2
+
+
+ROWS = st.lists(
+    st.lists(st.text(max_size=3) | st.integers(-3, 3), max_size=3), min_size=1, max_size=12
+)
+
+
+@given(ROWS, st.sampled_from([1, 3]), st.booleans(), st.binary(max_size=20))
+def test_every_event_of_any_frame_is_processed_or_refused_exactly_once(
+    rows: list[Any], partitions: int, garbage: bool, noise: bytes
+) -> None:
+    node = Node(partitions)
+    node.hello(CLICK.declaration)
+    body = noise if garbage else body_of(*rows)
+    count = min(len(rows), len(body))
+    if not count:
+        return
+    assert node.data(body, count) == ""
+    processed = [number for _, _, numbers in node.process() for number in numbers]
+    refused = [number for number, _ in node.refused()]
+    assert sorted(processed + refused) == list(range(count))
+    assert node.safe() == count
+    node.port.admission.validate()

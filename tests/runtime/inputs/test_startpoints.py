@@ -1,0 +1,594 @@
+"""Startpoints: asked for while a job is stopped or runs, taken over task by task, and consumed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+import trio
+import trio.testing
+from harness import run_s4, running, s4_process, until
+from input_systems import fresh
+from log_bench import append, bench
+
+from s4node import Container, GenericEvent
+from s4node.app.stream_task import TaskApp
+from s4node.errors import JobRuns, StartpointError
+from s4node.net.wire import frame as wire
+from s4node.offsets.job_lock import Presence, runs, stopped
+from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request
+from s4node.offsets.startpoint_store import FILE, StartpointStore
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import now_ms
+from s4node.runtime.commit.committer import folder_of
+from s4node.systems.memory import MemorySystem
+
+ADDRESS = "the startpoints'"
+NOW = 1_700_000_000_000
+CLICKS = ("log", "clicks", 0)
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StartpointStore]:
+    made = StartpointStore(tmp_path)
+    yield made
+    made.close()
+
+
+def found(requests: list[Request] | tuple[Request, ...]) -> list[tuple[str, Startpoint]]:
+    return sorted((f"{r.stream}[{r.partition}]", r.startpoint) for r in requests)
+
+
+def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
+    store: StartpointStore, tmp_path: Path
+) -> None:
+    store.put([CLICKS], Timestamp(5), NOW)
+    store.put([CLICKS], Specific(7), NOW, "Partition 0")
+    other = StartpointStore(tmp_path)  # another process would see it as well
+    assert {(r.task, r.startpoint) for r in other.requests()} == {
+        ("", Timestamp(5)),
+        ("Partition 0", Specific(7)),
+    }
+    other.close()
+    assert store.path.name == FILE
+    assert not list(tmp_path.glob("progress*"))
+
+
+@pytest.mark.parametrize(("kind", "least"), [(Timestamp, -LARGEST), (Specific, 0)])
+def test_a_number_that_is_no_offset_or_time_is_refused_where_a_startpoint_is_made_or_read(
+    store: StartpointStore, kind: Any, least: int
+) -> None:
+    assert LARGEST == wire.MAX_NUMBER
+    assert kind(LARGEST) != kind(least)
+    for number in (2**62, least - 1):
+        with pytest.raises(StartpointError, match=f"{number} is none; they go from {least} to "):
+            kind(number)
+    (request,) = store.put([CLICKS], kind(5), NOW)
+    body = msgspec.json.encode(request).decode().replace(":5}", f":{least - 1}}}")
+    assert str(least - 1) in body
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("UPDATE request SET body = ?", (body,))
+    with pytest.raises(StartpointError, match=r"startpoints\.sqlite.*ask for what is still wanted"):
+        store.requests()
+
+
+def test_a_later_request_takes_the_place_of_the_one_before(store: StartpointStore) -> None:
+    store.put([CLICKS], Oldest(), NOW)
+    store.put([CLICKS], Upcoming(), NOW)
+    assert [r.startpoint for r in store.requests()] == [Upcoming()]
+
+
+def test_the_later_of_two_requests_holds_although_the_clock_went_backwards(
+    store: StartpointStore,
+) -> None:
+    store.put([CLICKS], Oldest(), NOW, "Partition 0")
+    store.put([CLICKS], Specific(3), NOW - 60_000)
+    pending = store.fan_out({"Partition 0": [CLICKS]}, NOW - 60_000).pending
+    assert found(pending["Partition 0"]) == [("clicks[0]", Specific(3))]
+
+
+def test_a_fan_out_keeps_what_is_pending_for_other_partitions(store: StartpointStore) -> None:
+    """A later start must not lose what a task has been given and has not read yet."""
+    views = ("log", "views", 0)
+    tasks = {"Partition 0": [CLICKS, views]}
+    store.put([CLICKS], Specific(3), NOW)
+    store.fan_out(tasks, NOW)
+    store.put([views], Oldest(), NOW + 1)
+    store.fan_out(tasks, NOW + 1)
+    assert found(store.take("Partition 0", ())) == [
+        ("clicks[0]", Specific(3)),
+        ("views[0]", Oldest()),
+    ]
+
+
+@pytest.mark.parametrize("stream", ["foo.bar", "a.7.b", "7", "a.0", "x[1]", "clicks.Partition 0"])
+def test_a_stream_may_be_called_whatever_it_likes(store: StartpointStore, stream: str) -> None:
+    place = ("log", stream, 0)
+    store.put([place], Specific(1), NOW)
+    store.put([("log", "a", 7), CLICKS], Oldest(), NOW)
+    store.fan_out({"Partition 0": [place]}, NOW)
+    (request,) = store.take("Partition 0", ())
+    assert (request.place, request.startpoint) == (place, Specific(1))
+    assert {r.place for r in store.requests()} == {("log", "a", 7), CLICKS}
+
+
+def test_a_request_that_has_expired_is_never_applied_and_can_be_replaced(
+    store: StartpointStore,
+) -> None:
+    store.put([CLICKS], Oldest(), NOW)
+    late = NOW + EXPIRY_MS
+    assert store.fan_out({"Partition 0": [CLICKS]}, late).pending == {}
+    store.put([CLICKS], Specific(2), late)
+    assert store.fan_out({"Partition 0": [CLICKS]}, late).spent != frozenset()
+
+
+def test_what_was_consumed_is_not_given_again_and_removed(store: StartpointStore) -> None:
+    store.put([CLICKS], Oldest(), NOW)
+    store.fan_out({"Partition 0": [CLICKS], "Partition 1": [CLICKS]}, NOW)
+    (request,) = store.take("Partition 0", ())
+    assert store.take("Partition 0", {request.id}) == ()
+    assert [task for task, _ in store.pending()] == ["Partition 1"]
+
+
+def test_a_delete_for_a_task_leaves_what_is_for_all(store: StartpointStore) -> None:
+    store.put([CLICKS], Oldest(), NOW)
+    store.put([CLICKS], Specific(1), NOW, "Partition 0")
+    assert store.delete([CLICKS], "Partition 0") == 1
+    assert [r.startpoint for r in store.requests()] == [Oldest()]
+    store.fan_out({"Partition 0": [CLICKS], "Partition 1": [CLICKS]}, NOW)
+    assert store.delete([CLICKS], "Partition 1") == 1
+    assert [task for task, _ in store.pending()] == ["Partition 0"]
+    assert store.delete() == 1
+    assert store.pending() == []
+
+
+def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"not a database, but long enough to be looked at" * 50)
+    with pytest.raises(
+        StartpointError, match=r"startpoints\.sqlite is damaged.*delete it, and ask"
+    ):
+        StartpointStore(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        StartpointError, match=r"cannot be kept in .*set s4.state.folder to another"
+    ):
+        StartpointStore(tmp_path / "file" / "inside")
+
+
+# -- whether a job runs ---------------------------------------------------------------------------
+
+
+def test_a_job_starts_with_its_first_container_and_ends_with_its_last(tmp_path: Path) -> None:
+    starts: list[str] = []
+    one, other = Presence(tmp_path), Presence(tmp_path)
+    assert not runs(tmp_path)
+    assert not list(tmp_path.iterdir())
+    one.enter(lambda: starts.append("one"))
+    other.enter(lambda: starts.append("other"))
+    one.leave()
+    assert runs(tmp_path)
+    one.enter(lambda: starts.append("one again"))
+    with pytest.raises(JobRuns, match="runs at this moment; stop all"), stopped(tmp_path):
+        pass
+    one.leave()
+    other.leave()
+    assert not runs(tmp_path)
+    other.enter(lambda: starts.append("other again"))
+    other.leave()
+    assert starts == ["one", "other again"]
+
+
+async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
+    before = Presence(tmp_path)
+    before.enter(lambda: None)
+    before.leave()
+    order: list[str] = []
+    async with trio.open_nursery() as nursery:
+        with stopped(tmp_path):
+            nursery.start_soon(
+                trio.to_thread.run_sync, Presence(tmp_path).enter, lambda: order.append("started")
+            )
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            order.append("let go")
+    assert order == ["let go", "started"]
+
+
+# -- in a container -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def system() -> MemorySystem:
+    return fresh(ADDRESS)
+
+
+class Job:
+    """An app whose tasks write down what they are given, and the folder that it is kept in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {
+            "systems.memory.type": "input_systems:memory",
+            "systems.memory.address": ADDRESS,
+            "s4.state.folder": str(folder),
+            "systems.memory.samza.offset.default": "oldest",
+            "task.commit.ms": "0",
+        }
+        self.home = folder_of(str(folder), "default", "notes")
+        self.seen: list[tuple[str, str, int]] = []
+        self.wishes: dict[SystemStreamPartition, Startpoint] = {}
+        self.commit_at: set[int] = set()
+
+    def app(self, *inputs: str) -> TaskApp:
+        self.seen.clear()
+        return TaskApp("notes", lambda: Task(self), inputs=[f"memory.{one}" for one in inputs])
+
+    def ask(
+        self, startpoint: Startpoint, stream: str = "clicks", partition: int = 0, task: str = ""
+    ) -> None:
+        store = StartpointStore(self.home)
+        store.put([("memory", stream, partition)], startpoint, now_ms(), task)
+        store.close()
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many startpoints are asked for, and pending."""
+        store = StartpointStore(self.home)
+        counts = len(store.requests()), len(store.pending())
+        store.close()
+        return counts
+
+    def offsets(self, stream: str = "clicks", task: str = "Partition 0") -> list[int]:
+        """Which events of a stream a task has been given."""
+        return [offset for owner, name, offset in self.seen if (owner, name) == (task, stream)]
+
+    async def run(self, *inputs: str, events: int, **more: str) -> None:
+        """Run it until so many events were given, and stop it in order."""
+        async with running(self.app(*inputs), self.settings | more):
+            await until(lambda: len(self.seen) >= events)
+
+
+class Task:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.name = ""
+
+    def init(self, config: Any, context: Any) -> None:
+        self.name = context.task_name
+        for ssp, startpoint in self.job.wishes.items():
+            context.set_starting_offset(ssp, startpoint)
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        self.job.seen.append((self.name, envelope.stream, envelope.offset))
+        if envelope.offset in self.job.commit_at:
+            coordinator.commit()
+
+
+@pytest.fixture
+def job(tmp_path: Path, system: MemorySystem) -> Job:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(GenericEvent(number=n) for n in range(10)), created_ms=NOW)
+    return Job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("startpoint", "first"),
+    [
+        (Oldest(), 0),
+        (Specific(4), 4),
+        (Timestamp(NOW + 1), 10),
+        (Timestamp(NOW), 0),
+        (Upcoming(), 11),
+    ],
+)
+async def test_a_task_begins_at_the_startpoint_whatever_its_checkpoint_says(
+    job: Job, system: MemorySystem, startpoint: Startpoint, first: int
+) -> None:
+    await job.run("clicks", events=10)
+    job.ask(startpoint)
+    system.put("clicks", 0, GenericEvent(number=10), created_ms=NOW + 5)
+    async with running(job.app("clicks"), job.settings) as container:
+        await until(lambda: _begun(container))
+        system.put("clicks", 0, GenericEvent(number=11))
+        await until(lambda: 11 in job.offsets())
+    assert job.offsets() == list(range(first, 12))
+    assert job.waiting == (0, 0)
+    await job.run("clicks", events=0)
+    assert job.offsets() == []  # it was for one start
+
+
+def _begun(container: Container, stream: str = "clicks") -> bool:
+    assert container.replay is not None
+    progress = container.replay.consumers.progress[0]
+    return SystemStreamPartition("memory", stream, 0) in progress
+
+
+async def test_a_startpoint_comes_before_a_reset_and_after_what_the_task_itself_says(
+    job: Job,
+) -> None:
+    more = {"streams.clicks.samza.reset.offset": "true"}
+    job.ask(Specific(6))
+    await job.run("clicks", events=4, **more)
+    assert job.offsets() == [6, 7, 8, 9]
+    await job.run("clicks", events=10, **more)
+    assert job.offsets() == list(range(10))  # reset again
+
+    job.ask(Specific(6))
+    job.wishes[SystemStreamPartition("memory", "clicks", 0)] = Specific(8)
+    await job.run("clicks", events=2)
+    assert job.offsets() == [8, 9]
+    assert job.waiting == (0, 0)  # it is over, and does not come up when the task says no more
+    job.wishes.clear()
+    await job.run("clicks", events=0)
+    assert job.offsets() == []
+
+
+async def test_one_for_a_partition_holds_for_all_tasks_and_one_for_a_task_for_that_alone(
+    job: Job, system: MemorySystem
+) -> None:
+    system.create("clicks", 2)
+    system.create("rules", 1)
+    system.put("rules", 0, *(GenericEvent(number=n) for n in range(5)))
+    more = {"task.broadcast.inputs": "memory.rules#0"}
+    await job.run("clicks", events=20, **more)
+
+    job.ask(Specific(3), "rules")
+    job.ask(Specific(1), "rules", task="Partition 1")
+    await job.run("clicks", events=6, **more)
+    assert job.offsets("rules", "Partition 0") == [3, 4]
+    assert job.offsets("rules", "Partition 1") == [1, 2, 3, 4]
+    assert job.offsets() == []
+    assert job.waiting == (0, 0)
+
+
+async def test_a_startpoint_of_which_nothing_was_processed_waits_on_and_leaves_the_checkpoint(
+    job: Job, system: MemorySystem
+) -> None:
+    await job.run("clicks", events=10)
+    job.ask(Specific(10))  # what comes next
+    await job.run("clicks", events=0)
+    assert job.waiting == (0, 1)
+    store = StartpointStore(job.home)
+    assert store.delete() == 1  # and can be taken back as if it had never been
+    store.close()
+    system.put("clicks", 0, GenericEvent(number=10))
+    await job.run("clicks", events=1)
+    assert job.offsets() == [10]
+
+
+async def test_going_back_and_coming_to_where_it_was_is_written_although_no_offset_has_changed(
+    job: Job,
+) -> None:
+    await job.run("clicks", events=10)
+    job.ask(Specific(7))
+    await job.run("clicks", events=3)
+    assert job.offsets() == [7, 8, 9]
+    assert job.waiting == (0, 0)
+    await job.run("clicks", events=0)
+    assert job.offsets() == []
+
+
+async def test_a_startpoint_that_is_set_while_the_job_runs_is_for_its_next_start(job: Job) -> None:
+    async with running(job.app("clicks"), job.settings):
+        await until(lambda: len(job.seen) == 10)
+        job.ask(Specific(5))
+    assert job.offsets() == list(range(10))
+    assert job.waiting == (1, 0)
+    await job.run("clicks", events=5)
+    assert job.offsets() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("startpoint", "said"),
+    [
+        (
+            Specific(11),
+            r"startpoint offset 11 .*memory\.clicks\[0\].*'Partition 0'.*has no offset 11",
+        ),
+        (Specific(1), r"startpoint offset 1 .*has no offset 1: it holds 3 to 9"),
+    ],
+)
+async def test_one_that_cannot_be_had_stops_the_start_until_it_is_taken_back(
+    job: Job, system: MemorySystem, startpoint: Startpoint, said: str, tmp_path: Path
+) -> None:
+    system.trim("clicks", 0, 3)
+    job.ask(startpoint)
+    for _ in range(2):  # it is not dropped
+        with pytest.raises(StartpointError, match=said) as told:
+            async with running(job.app("clicks"), job.settings):
+                await trio.sleep_forever()
+    assert job.seen == []
+    command = str(told.value).rpartition("take it back: s4 ")[2]
+    done = await run_s4(*shlex.split(command), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "1 startpoint of notes deleted\n")
+    await job.run("clicks", events=7)
+    assert job.offsets() == list(range(3, 10))
+
+
+async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_the_way_out(
+    job: Job, system: MemorySystem, tmp_path: Path
+) -> None:
+    system.create("clicks", 2)
+    store = StartpointStore(job.home)
+    store.put([("memory", "views", 0)], Oldest(), now_ms())
+    store.put([("memory", "clicks", 0)], Specific(5), now_ms() - EXPIRY_MS)
+    store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Nope")
+    store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Partition 1")
+    store.close()
+    with structlog.testing.capture_logs() as logs:
+        await job.run("clicks", events=10)
+    told = {line["reason"]: line for line in logs if line["event"] == "a startpoint is not taken"}
+    assert told.keys() == {
+        "no task reads it", "there is no task 'Nope'", "task 'Partition 1' does not read it",
+        "it has expired",
+    }  # fmt: skip
+    assert job.waiting == (4, 0)
+    for left, reason in ((3, "there is no task 'Nope'"), (2, "no task reads it")):
+        words = shlex.split(told[reason]["fix"].partition("take it back: s4 ")[2])
+        done = await run_s4(*words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "1 startpoint of notes deleted\n")
+        assert job.waiting == (left, 0)
+
+
+async def test_a_job_for_which_nobody_asked_has_no_file_for_it(job: Job) -> None:
+    await job.run("clicks", events=10)
+    assert not (job.home / FILE).exists()
+
+
+async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
+    await job.run("clicks", events=10)
+    job.ask(Specific(7))
+    with structlog.testing.capture_logs() as logs:
+        async with running(job.app("clicks"), job.settings):
+            await until(lambda: len(job.seen) == 3)
+            (job.home / FILE).rename(job.home / "away")
+            (job.home / FILE).mkdir()
+    assert any("could not be removed" in line["event"] for line in logs)
+    (job.home / FILE).rmdir()
+    (job.home / "away").rename(job.home / FILE)
+    assert job.waiting == (0, 1)
+    await job.run("clicks", events=0)
+    assert job.offsets() == []
+    assert job.waiting == (0, 0)
+
+
+# -- killed at every step -------------------------------------------------------------------------
+
+# writes each event down for good before it counts as processed, and commits at the 30th
+COMMITTING = """
+import os
+from s4node.app.stream_task import TaskApp
+
+class Write:
+    def init(self, config, context):
+        self.file = os.open(config["file"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.count = 0
+
+    def process(self, envelope, collector, coordinator):
+        os.write(self.file, f"{os.getpid()} {envelope.partition} {envelope.offset}\\n".encode())
+        self.count += 1
+        if self.count == 30:
+            coordinator.commit()
+
+app = TaskApp("tasks", Write, inputs=["log.clicks"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "after"),
+    [
+        ("startpoint.fan", [], range(40, 100)),
+        ("startpoint.fanning", [], range(40, 100)),
+        ("startpoint.fanned", [], range(40, 100)),
+        ("startpoint.taken", [], range(40, 100)),
+        ("commit.write", range(40, 70), range(40, 100)),
+        ("startpoint.consumed", range(40, 70), range(70, 100)),
+        ("startpoint.removed", range(40, 70), range(70, 100)),
+    ],
+)
+async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing(
+    tmp_path: Path, step: str, before: range, after: range
+) -> None:
+    async with bench(tmp_path, partitions=1) as it:
+        await append(it.log, 0, 100, partitions=1)
+        arguments = it.arguments("tasks", **{"task.commit.ms": "0"})
+        (tmp_path / "tasks_app.py").write_text(COMMITTING)
+        state = ("-p", f"s4.state.folder={tmp_path / 'state'}")
+
+        async def life(step: str, events: int) -> list[int]:
+            """Run it until it dies, or has seen so many events and is stopped in order."""
+            known = len(it.seen)
+            async with s4_process(*arguments, cwd=tmp_path, ready=False, fault=step) as process:
+                if step:
+                    assert await process.wait() == -signal.SIGKILL
+                else:
+                    await until(lambda: process.readiness and len(it.seen) - known >= events)
+                    process.signal(signal.SIGTERM)
+                    assert await process.wait() == 0, process.errors
+            return [int(offset) for _, _, offset in it.seen[known:]]
+
+        assert await life("", 100) == list(range(100))
+        done = await run_s4(
+            "startpoint", "set", "tasks", "log.clicks[0]", "--offset", "40", *state, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+
+        died = await life(step, 0)
+        assert died[: len(before)] == list(before)
+        if not before:
+            assert died == []
+        assert await life("", len(after)) == list(after)
+        assert await life("", 0) == []
+        done = await run_s4("startpoint", "show", "tasks", "--json", *state, cwd=tmp_path)
+        assert done.stdout == "[]\n"
+
+
+async def test_a_job_of_several_containers_goes_back_at_its_start_and_not_when_one_is_replaced(
+    tmp_path: Path,
+) -> None:
+    state = ("-p", f"s4.state.folder={tmp_path / 'state'}")
+
+    async with bench(tmp_path, partitions=4) as it:
+        more = {"task.commit.ms": "20", "s4.coordination.folder": str(tmp_path / "cluster")}
+        arguments = [*it.arguments("tasks", **more), "--nodes", "2"]
+
+        async def ask(offset: int) -> str:
+            done = await run_s4("startpoint", "set", "tasks", "log.clicks", "--all-partitions",
+                                "--offset", str(offset), *state, cwd=tmp_path)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            return done.stderr
+
+        await append(it.log, 0, 400, partitions=4)
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await until(lambda: len(it.seen) == 400)
+            assert "takes effect at its next start" in await ask(60)
+            os.kill(int(it.seen[-1][0]), signal.SIGKILL)
+            await append(it.log, 400, 800, partitions=4)
+            await until(lambda: len({each[1:] for each in it.seen}) == 800)
+            await until(lambda: len(set(it.offsets("tasks").values())) == 1)
+            nodes.signal(signal.SIGTERM)
+            assert await nodes.wait() == 0
+        known = len(it.seen)
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await until(lambda: len(it.seen) - known >= 4 * 140)
+            nodes.signal(signal.SIGTERM)
+            assert await nodes.wait() == 0
+        again = [(int(partition), int(offset)) for _, partition, offset in it.seen[known:]]
+        assert sorted(again) == [(p, n) for p in range(4) for n in range(60, 200)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "why"), [(12, "no offset 12"), (1, "no offset 1")], ids=["beyond the end", "gone"]
+)
+async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the_way_out(
+    tmp_path: Path, offset: int, why: str
+) -> None:
+    async with bench(tmp_path, partitions=1) as it:
+        await append(it.log, 0, 10, partitions=1)
+        await it.log.trim("clicks", partition=0, offset=10)
+        await append(it.log, 10, 11, partitions=1)
+        store = StartpointStore(folder_of(str(tmp_path / "state"), "default", "tasks"))
+        store.put([CLICKS], Specific(offset), now_ms())
+        store.close()
+        async with s4_process(*it.arguments("tasks"), cwd=tmp_path, ready=False) as process:
+            assert await process.wait() == 1
+        (told,) = [line for line in process.stderr if line.startswith("s4: ")]
+        assert f"the startpoint offset {offset} that was set for log.clicks[0]" in told
+        assert "take it back: s4 startpoint delete tasks 'log.clicks[0]'" in told
+        assert why in told
+        assert it.seen == []

@@ -1,0 +1,329 @@
+"""What tasks send each other counts once, whatever dies: real processes, killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from operator import gt
+from pathlib import Path
+
+import pytest
+import trio
+from harness import ANY_PORT, NodeProcess, free_port, plain_errors, s4_process, until
+
+from s4node import Client, Event, Oldest
+from s4node.events.keys import crc32m
+from s4node.state import epochs
+from s4node.state.browse import Look
+from s4node.state.job import task_folder
+from s4node.state.task_state import TaskState
+from s4node.systems.embedded_log import EmbeddedLog
+
+KEEPER = """
+from s4node import App, GenericEvent, ProcessingElement
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+app = App("keeper")
+app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+"""
+
+APP = """
+import os
+from pathlib import Path
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+class Digit(Event):
+    digit: str
+    number: int
+
+class Spread(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.app.streams["digits"].put(Digit(str(event.number % 10), event.number))
+
+class Count(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.count += 1
+        self.app.streams["done"].put(event)
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_output_stream("done", key="digit", types=Digit)
+        self.create_stream("digits", self.create_pe(Count), key="digit")
+        self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
+
+    def on_start(self) -> None:
+        Path("pids", str(os.getpid())).touch()
+
+app = Clicks("counter")
+"""
+
+LOOPS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+class Turn(Event):
+    place: int
+    left: int
+
+class Begin(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.app.streams["turns"].put(Turn(event.number % 7, 20))
+
+class Spin(ProcessingElement):
+    count: int = 0
+
+    def on_event(self, event: Turn) -> None:
+        self.count += 1
+        if event.left:
+            step = event.left % 2  # every other stays where it is
+            self.app.streams["turns"].put(Turn((event.place + step) % 7, event.left - 1))
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_stream("turns", self.create_pe(Spin), key="place")
+        self.create_input_stream("clicks", self.create_pe(Begin), key="user", system="log")
+
+app = Clicks("counter")
+"""
+
+PARTITIONS = 3
+TASKS = 4
+USERS = 97
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Digit(Event):
+    digit: str
+    number: int
+
+
+class Bench:
+    """A log in a process of its own, and an app that reads from it and writes to it."""
+
+    def __init__(self, folder: Path, log: EmbeddedLog, address: str) -> None:
+        self.folder = folder
+        self.log = log
+        self.address = address
+        self.appended = 0
+
+    def arguments(self, **more: str) -> list[str | Path]:
+        settings = {
+            "systems.log.type": "log",
+            "systems.log.address": self.address,
+            "systems.log.samza.offset.default": "oldest",
+            "s4.state.folder": str(self.folder / "state"),
+            "s4.coordination.folder": str(self.folder / "cluster"),
+            "s4.listener.address": ANY_PORT,
+            "s4.cluster.partitions": str(TASKS),
+            "s4.stream.done.consumers": "keeper",
+            "s4.cluster.keeper.address": self.address,
+            "task.commit.ms": "20",
+            **more,
+        }
+        given = [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
+        return ["run", self.folder / "counter.py", *given]
+
+    async def append(self, count: int) -> None:
+        """Append events, each to whichever partition."""
+        numbers = range(self.appended, self.appended + count)
+        self.appended += count
+        for partition in range(PARTITIONS):
+            mine = [Click(f"user-{n % USERS}", n) for n in numbers if n % PARTITIONS == partition]
+            await self.log.append("clicks", partition, mine)
+
+    def living(self) -> list[int]:
+        """The processes that run the app."""
+        found = []
+        for file in (self.folder / "pids").iterdir():
+            try:
+                os.kill(int(file.name), 0)
+            except ProcessLookupError:
+                file.unlink()
+            else:
+                found.append(int(file.name))
+        return found
+
+    def owned(self) -> list[int]:
+        """The last epoch in which each task was taken; 0 for one that nobody had."""
+        app = self.folder / "state" / "default" / "counter"
+        return [epochs.highest(task_folder(app, f"Partition {n}")) for n in range(TASKS)]
+
+    async def done(self) -> int:
+        """How many events have come out."""
+        bounds = (await self.log.describe("done"))["partitions"]
+        return sum(each["upcoming"] for each in bounds)
+
+    async def wait_done(self, seconds: float = 60) -> None:
+        """Return when as many have come out as went in."""
+        with trio.fail_after(seconds):
+            while await self.done() < self.appended:
+                await trio.sleep(0.05)
+
+    async def check(self) -> None:
+        """All that was appended has been counted at each step, and come out, once."""
+        numbers = range(self.appended)
+        kept = self.folder / "state" / "default" / "counter"
+        assert counted(kept, "Spread") == Counter(f"user-{n % USERS}" for n in numbers)
+        assert counted(kept, "Count") == Counter(str(n % 10) for n in numbers)
+        came: list[int] = []
+        count = await self.done()
+        async with (
+            Client(self.address) as client,
+            client.subscribe("done", types=Digit, start=Oldest()) as events,
+        ):
+            async for event in events:
+                came.append(event.number)
+                if len(came) == count:
+                    break
+        assert Counter(came) == Counter(numbers)
+
+
+def counted(app: Path, pe: str) -> Counter[str]:
+    """What the instances of a PE have counted, by key, over all tasks."""
+    found: Counter[str] = Counter()
+    for folder in sorted(app.glob("tasks/*")):
+        with epochs.copied(folder) as database:
+            for key, attributes in Look(TaskState(database, crc32m)).instances(pe):
+                found[str(key)] += attributes["count"]
+    return found
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    (folder / "keeper.py").write_text(KEEPER)
+    (folder / "counter.py").write_text(APP)
+    (folder / "pids").mkdir()
+    address = f"tcp://127.0.0.1:{free_port()}"
+    keeper = ["run", folder / "keeper.py", "--listen", address,
+              "-p", f"s4.log.folder={folder / 'log'}"]  # fmt: skip
+    log = EmbeddedLog("log", address)
+    with plain_errors(), trio.fail_after(100):
+        async with s4_process(*keeper, cwd=folder), trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            await log.create("clicks", PARTITIONS)
+            await log.create("done", 2, key="digit")
+            yield Bench(folder, log, address)
+            nursery.cancel_scope.cancel()
+
+
+async def ends(process: NodeProcess) -> None:
+    """It stops in order."""
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0
+
+
+async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    async with bench(tmp_path) as it:
+        for _ in range(6):
+            async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+                await it.append(900)
+                await trio.sleep(chance.random() * 0.3)
+                await process.kill()
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+async def test_members_that_are_killed_again_and_again_count_all_once(
+    tmp_path: Path, nodes: int
+) -> None:
+    chance = random.Random(nodes)
+    async with bench(tmp_path) as it:
+        arguments = [*it.arguments(), "--nodes", str(nodes)]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            for _ in range(5):
+                await it.append(900)
+                await until(lambda: len(it.living()) >= nodes)
+                await trio.sleep(chance.random() * 0.3)
+                os.kill(chance.choice(it.living()), signal.SIGKILL)
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_a_member_that_wakes_up_after_others_took_over_counts_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        arguments = [*it.arguments(**{"s4.session.timeout": "1000"}), "--nodes", "2"]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await it.append(3000)
+            await until(lambda: len(it.living()) == 2)
+            await until(lambda: all(it.owned()))
+            before = it.owned()
+            victim = it.living()[0]
+            os.kill(victim, signal.SIGSTOP)
+            await it.append(3000)
+            await until(lambda: any(map(gt, it.owned(), before)), "taken over")
+            os.kill(victim, signal.SIGCONT)
+            await it.append(3000)
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+@pytest.mark.parametrize("point", ["outbox.release", "outbox.released", "outbox.settled"])
+async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
+    tmp_path: Path, point: str
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(2000)
+        for times in (1, 2, 4):
+            async with s4_process(
+                *it.arguments(), cwd=tmp_path, fault=f"{point}:{times}", ready=False
+            ) as process:
+                assert await process.wait() == -signal.SIGKILL
+            await it.append(500)
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_what_goes_round_and_finds_no_room_is_counted_once_after_kills(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(3)
+    async with bench(tmp_path) as it:
+        (tmp_path / "counter.py").write_text(LOOPS)
+        arguments = it.arguments(**{"s4.stream.turns.workQueueSize": "10"})
+        kept = tmp_path / "state" / "default" / "counter"
+        for _ in range(5):
+            async with s4_process(*arguments, cwd=tmp_path) as process:
+                await it.append(300)
+                await trio.sleep(chance.random() * 0.3)
+                await process.kill()
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: counted(kept, "Spin").total() == it.appended * 21)
+            await ends(process)
+        assert counted(kept, "Begin").total() == it.appended
+        assert counted(kept, "Spin").total() == it.appended * 21

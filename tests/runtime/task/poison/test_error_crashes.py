@@ -1,0 +1,554 @@
+"""Events that raise and events that kill, in real processes over a log."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from harness import run_s4, s4_process, until, until_told
+from log_bench import separate_log
+
+from s4node import Event, GenericEvent
+from s4node.cli.dead_letter import Letter
+from s4node.events.event import LIVE
+from s4node.events.keys import Partitioner, crc32m
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.task.poison.dead_letter import letter
+from s4node.state import epochs
+from s4node.state.browse import Look
+from s4node.state.task_state import TaskState
+from s4node.systems.embedded_log import EmbeddedLog
+
+COMMON = """
+import os
+import signal
+import time
+import trio
+from s4node import App, Event, ProcessingElement, TaskApp
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+class Sum(Event):
+    clicks: int = 0
+
+def look_at(click, slow):
+    time.sleep(slow)
+    if click.what.startswith("bad") and "MENDED" not in os.environ:
+        raise ValueError(f"click {click.number} is {click.what}")
+    if click.what == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+ELEMENTS = (
+    COMMON
+    + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
+
+app = Counts("counts")
+"""
+)
+
+ASYNC_ELEMENTS = (
+    COMMON
+    + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        await trio.lowlevel.checkpoint()
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        stream = self.create_input_stream(
+            "clicks", self.create_pe(Count), key="user", system="log"
+        )
+        stream.set_parallelism(4)
+
+app = Counts("counts")
+"""
+)
+
+TASKS = (
+    COMMON
+    + """
+class Count:
+    def init(self, config, context):
+        self.store = context.store("counts")
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        user = envelope.message.user
+        sum = self.store.get(user) or Sum()
+        self.store.put(user, Sum(sum.clicks + 1))
+        look_at(envelope.message, self.slow)
+
+class Counts(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_store("counts", key=str, value=Sum)
+
+app = Counts("counts", Count)
+"""
+)
+
+OUTPUTS = (
+    COMMON
+    + """
+class Tell:
+    def init(self, config, context):
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        collector.send("seen", envelope.message)
+        look_at(envelope.message, self.slow)
+
+class Outputs(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_output_stream("seen", types=Click)
+        self.create_output_stream("letters")
+
+app = Outputs("outputs", Tell)
+"""
+)
+
+HOPS = (
+    COMMON
+    + """
+    pass
+
+class Hop(Event):
+    page: str
+
+class Clicks(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.hops.put(Hop(event.what))
+
+class Pages(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Hop) -> None:
+        self.clicks += 1
+        if os.path.exists("hold"):
+            os.remove("hold")
+            await trio.sleep_forever()
+        if os.path.exists("kills"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Clicks), key="user", system="log")
+        self.hops = self.create_stream("hops", self.create_pe(Pages), key="page")
+
+app = Counts("counts")
+"""
+)
+
+BAD_HOPS = HOPS.replace('if os.path.exists("hold")', "raise ValueError\n        if True")
+
+GENERIC = """
+from s4node import App, GenericEvent, ProcessingElement
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: GenericEvent) -> None:
+        self.clicks += 1
+
+app = App("counts")
+app.create_input_stream("clicks", app.create_pe(Count), key="user", system="log")
+"""
+
+APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
+
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+
+class Bench:
+    """A log in a process of its own, and the app that reads it."""
+
+    def __init__(self, folder: Path, log: EmbeddedLog) -> None:
+        self.folder = folder
+        self.log = log
+        self.clicks: list[Click] = []
+
+    def settings(self, **more: str) -> list[str]:
+        settings = {
+            "systems.log.type": "log",
+            "systems.log.address": self.log.address,
+            "systems.log.samza.offset.default": "oldest",
+            "s4.state.folder": str(self.folder / "state"),
+            "s4.listener.address": "tcp://127.0.0.1:0",
+            "s4.cluster.partitions": "2",
+            "task.commit.ms": "50",
+            "s4.stream.clicks.onError": "dead-letter",
+            "task.dead.letter.stream": "log.dead",
+            **more,
+        }
+        return [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
+
+    def run(self, app: str, **more: str) -> list[str]:
+        path = self.folder / "app.py"
+        path.write_text(
+            {"outputs": OUTPUTS, "hops": HOPS, "bad hops": BAD_HOPS, "generic": GENERIC, **APPS}[
+                app
+            ]
+        )
+        return ["run", str(path), *self.settings(**more)]
+
+    async def append(self, clicks: list[Click]) -> None:
+        self.clicks += clicks
+        home = Partitioner(2)
+        for partition in range(2):
+            mine = [click for click in clicks if home.partition_of(click.user) == partition]
+            if mine:
+                await self.log.append("clicks", partition, mine)
+
+    def truth(self) -> Counter[str]:
+        return Counter(click.user for click in self.clicks if not click.what)
+
+    def counted(self) -> dict[str, int]:
+        """What is committed, by user."""
+        found: dict[str, int] = {}
+        for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
+            if epochs.epochs_of(folder):
+                with epochs.copied(folder) as database:
+                    look = Look(TaskState(database, crc32m))
+                    tables = [look.instances(name) for name in look.elements]
+                    tables += [look.store(name) for name in look.stores]
+                    for key, value in (row for table in tables for row in table):
+                        found[key] = value["clicks"] if isinstance(value, dict) else value[0]
+        return found
+
+    async def letters(self, stream: str = "dead") -> list[GenericEvent]:
+        """All that is in a stream of the log."""
+        found: list[GenericEvent] = []
+        for partition in range(2):
+            at = SystemStreamPartition("log", stream, partition)
+            upcoming = (await self.log.bounds(at)).upcoming
+            reader = await self.log.open(at, 0, [GenericEvent])
+            while reader.position < upcoming:
+                batch = await reader.read()
+                assert isinstance(batch, InputBatch)
+                batch.load()
+                found += batch.events
+            await reader.aclose()
+        return found
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    async with separate_log(folder) as log:
+        await log.create("clicks", 2)
+        await log.create("dead", 2)
+        yield Bench(folder, log)
+
+
+def clicks_of(count: int, **what: int) -> list[Click]:
+    """Clicks of 13 users; those whose number is named ``what`` it says are that."""
+    named = {number: word for word, number in what.items()}
+    return [Click(f"user-{n % 13}", n, named.get(n, "")) for n in range(count)]
+
+
+@pytest.mark.parametrize("app", APPS)
+async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
+    tmp_path: Path, app: str
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(3000, kills=1700, bad=1739))  # of one user: it comes again
+        for _ in range(3):
+            async with s4_process(*it.run(app), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        async with s4_process(*it.run(app), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        assert process.errors.count("an event that kills the process is left out") == 1
+        assert process.errors.count("an event cannot be processed, and is left out") == 1
+        assert it.counted() == it.truth()
+        assert sorted(letter.reason for letter in await it.letters()) == [
+            "ValueError: click 1739 is bad",
+            "the process was killed 3 times while this event was processed",
+        ]
+        assert not list((tmp_path / "state" / "default" / "counts").glob("tasks/*/*-[0-9]*"))
+
+
+async def test_what_kills_stops_the_container_where_nobody_says_anything_and_can_be_left_out_then(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(300, kills=170))
+        fail = {"s4.stream.clicks.onError": "fail"}
+        for _ in range(3):
+            async with s4_process(*it.run("elements", **fail), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        for _ in range(2):  # and does not kill again
+            async with s4_process(
+                *it.run("elements", **fail), cwd=tmp_path, ready=False
+            ) as process:
+                assert await process.wait() == 1
+            assert "the process was killed 3 times while this event was processed" in process.errors
+            assert "(log.clicks[" in process.errors
+            assert "started, also with a handler that was mended" in process.errors
+            assert "s4.stream.clicks.onError = skip" in process.errors
+        async with s4_process(*it.run("elements"), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+
+
+def page_beside(user: str) -> str:
+    """A page whose hops are the own events of the task that has the user's clicks."""
+    home = Partitioner(2).partition_of
+    return next(f"page-{n}" for n in range(99) if home(f"page-{n}") == home(user))
+
+
+async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_are_not(
+    tmp_path: Path,
+) -> None:
+    kills, page = tmp_path / "kills", page_beside("joe")
+    skip = {"s4.stream.hops.onError": "skip"}
+    async with bench(tmp_path) as it:
+        kills.touch()
+        await it.append([Click("joe", 1, page)])
+        for _ in range(3):
+            async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:
+                assert await process.wait() == -signal.SIGKILL
+        kills.unlink()
+        for count in (1, 2, 3):
+            async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:
+                if count > 1:
+                    await it.append([Click("joe", count, page)])
+                await until(lambda count=count: it.counted().get("joe") == count)
+                process.signal(signal.SIGTERM)
+                assert await process.wait() == 0
+            assert it.counted() == {"joe": count} | ({page: count - 1} if count > 1 else {})
+
+
+async def test_equal_events_of_a_task_s_own_are_innocent_where_each_was_under_way_at_one_death(
+    tmp_path: Path,
+) -> None:
+    hold, page = tmp_path / "hold", page_beside("joe")
+    async with bench(tmp_path) as it:
+        for count in range(1, 5):
+            hold.touch()
+            async with s4_process(*it.run("hops"), cwd=tmp_path) as process:
+                await it.append([Click("joe", count, page)])
+                await until(lambda: not hold.exists())
+                await process.kill()
+            async with s4_process(*it.run("hops"), cwd=tmp_path) as process:
+                await until(lambda count=count: it.counted() == {"joe": count, page: count})
+                await process.kill()
+
+
+@pytest.mark.parametrize("app", APPS)
+async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_process_is_killed(
+    tmp_path: Path, app: str
+) -> None:
+    dice = random.Random(3)
+    async with bench(tmp_path) as it:
+        bad = [*dice.sample(range(4000), 60), 2000, 2001, 2002]
+        clicks = [
+            Click(click.user, click.number, "bad" if click.number in bad else "")
+            for click in clicks_of(4000)
+        ]
+        await it.append(clicks)
+        for _ in range(6):
+            slow = {"s4.app.slow": "0.0002"}
+            async with s4_process(*it.run(app, **slow), cwd=tmp_path) as process:
+                await trio.sleep(dice.random())
+                await process.kill()
+        async with s4_process(*it.run(app), cwd=tmp_path) as process:
+            await until(lambda: it.counted() == it.truth())
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        assert it.counted() == it.truth()
+        letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters())
+        assert letters == sorted(set(bad))
+
+
+async def test_output_streams_show_each_event_once_and_nothing_of_those_that_were_left_out(
+    tmp_path: Path,
+) -> None:
+    dice = random.Random(5)
+    async with bench(tmp_path) as it:
+        for stream in ("seen", "letters"):
+            await it.log.create(stream, 2)
+        bad = {300, 301, 302, 700, 1500}
+        await it.append([
+            Click(click.user, click.number, "bad" if click.number in bad else "")
+            for click in clicks_of(2000)
+        ])  # fmt: skip
+        settings = {
+            "s4.stream.seen.consumers": "keeper",
+            "s4.stream.letters.consumers": "keeper",
+            "s4.cluster.keeper.address": it.log.address,
+            "task.dead.letter.stream": "letters",
+        }
+        run = it.run("outputs", **settings)
+        for _ in range(3):
+            async with s4_process(*run, "-p", "s4.app.slow=0.0003", cwd=tmp_path) as process:
+                await trio.sleep(0.3 + dice.random())
+                await process.kill()
+        async with s4_process(*run, cwd=tmp_path) as process:
+            while len(await it.letters("seen")) < 2000 - len(bad):
+                await trio.sleep(0.1)
+            while len(await it.letters("letters")) < len(bad):
+                await trio.sleep(0.1)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        seen = sorted(event.number for event in await it.letters("seen"))
+        assert seen == [number for number in range(2000) if number not in bad]
+        letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters("letters"))
+        assert letters == sorted(bad)
+
+
+# -- s4 dead-letter -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [500, 5000])
+async def test_thousands_of_events_without_a_key_are_letters_in_the_log_once_and_the_app_goes_on(
+    tmp_path: Path, count: int
+) -> None:
+    async with bench(tmp_path) as it:
+        lost = [GenericEvent(number=number) for number in range(count)]
+        await it.log.append("clicks", 0, lost)
+
+        async def kept() -> int:
+            return int((await it.log.describe("dead"))["partitions"][0]["upcoming"])
+
+        async with s4_process(*it.run("generic"), cwd=tmp_path) as process:
+            await until_told(kept, lambda letters: letters >= count // 4)
+            await process.kill()
+        async with s4_process(*it.run("generic"), cwd=tmp_path) as process:
+            await it.append(clicks_of(100))
+            await until(lambda: it.counted() == it.truth(), "what comes behind them is counted")
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        assert sorted(letter.offset for letter in await it.letters()) == list(range(count))
+
+
+async def test_dead_letters_are_listed_shown_and_sent_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as it:
+
+        async def s4(*words: str) -> str:
+            done = await run_s4("dead-letter", *words, *it.settings(), cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            return done.stdout + done.stderr
+
+        clicks = clicks_of(200)
+        for number in (3, 50, 51):
+            clicks[number] = Click(clicks[number].user, number, "bad\nénough")
+        await it.append(clicks)
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == it.truth())
+
+        [group] = json.loads(await s4("list", "counts", "--json"))
+        what = (group["stream"], group["reason"], group["pe"], group["letters"])
+        assert what == ("log.clicks", "ValueError", "Count", 3)
+        assert "3  log.clicks: ValueError in Count, the first is " in await s4("list", "counts")
+        lines = (await s4("list", "counts", "--all")).splitlines()
+        assert sorted(line.split("  ")[2] for line in lines) == [
+            rf"ValueError: click {number} is bad\nénough" for number in (3, 50, 51)
+        ]
+        told = await s4("show", "counts", group["first"])
+        assert re.search(r"^reason: ValueError: click \d+ is bad\\nénough$", told, re.MULTILINE)
+        assert 'event: Click {"user": "user-' in told
+        assert "in look_at" in told
+        shown = json.loads(await s4("show", "counts", group["first"], "--json"))
+        assert shown["event"]["what"] == "bad\nénough"
+
+        assert "3 letters: 3 sent" in await s4("replay", "counts")
+        assert "1 letter: 1 sent before" in await s4("replay", "counts", group["first"])
+        assert "3 letters: 3 sent before" in await s4("replay", "counts", "--stream", "log.clicks")
+        monkeypatch.setenv("MENDED", "1")
+        truth = Counter(click.user for click in clicks)
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == truth)
+
+
+async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not_sent_again(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        settings = {"s4.stream.hops.onError": "dead-letter"}
+        home = Partitioner(2).partition_of
+        other = next(f"page-{n}" for n in range(99) if home(f"page-{n}") != home("user-0"))
+        pages = [page_beside("user-0"), other]
+        await it.append([Click("user-0", n, page) for n, page in enumerate(pages)])
+        async with s4_process(*it.run("bad hops", **settings), cwd=tmp_path):
+            while len(found := await it.letters()) < len(pages):
+                await trio.sleep(0.05)
+        assert {letter.offset < 0 for letter in found} == {False, True}  # from both tasks
+        done = await run_s4("dead-letter", "replay", "counts", *it.settings(), cwd=tmp_path)
+        told = {line.partition(": ")[2] for line in done.stderr.splitlines()[:-1]}
+        assert told == {"its event was put by the app itself; send again what has led to it"}
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("system", "origin", "offset", "own"),
+    [
+        (LIVE, "hops[1]@~default/counts/Partition 0#5c.1", 3, True),
+        (LIVE, "hops (own)", -1, True),
+        (LIVE, "hops[1]@spark-1", 3, False),
+        (LIVE, "hops[1]@~default/other/Partition 0#5c.1", 3, False),
+        (LIVE, "hops[1]@~lines/counts/Partition 0#5c.1", 3, False),
+        ("log", "log.hops[1]", 3, False),
+    ],
+)
+def test_what_programs_and_other_apps_have_sent_can_be_sent_again(
+    system: str, origin: str, offset: int, own: bool
+) -> None:
+    sent = letter((system, "hops", 1), origin, offset, "ValueError", Click("joe", 1))
+    sent.put("app", "counts")
+    assert Letter("0:1", sent).is_own("default") is own
+
+
+async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(clicks_of(10))
+        async with s4_process(*it.run("elements"), cwd=tmp_path):
+            await until(lambda: it.counted() == it.truth())
+        for words, told in {
+            ("show", "counts", "0:99"): "counts has no dead letter 0:99",
+            ("show", "counts", "first"): "'first' is no id of a dead letter",
+            ("list", "none"): "no app 'none' of cluster 'default'",
+            ("list", "counts", "-p", "task.dead.letter.stream="): "is not set",
+        }.items():
+            done = await run_s4("dead-letter", *words[:2], *it.settings(), *words[2:], cwd=tmp_path)
+            assert done.returncode in (1, 2)
+            assert told in done.stderr
+        done = await run_s4("dead-letter", "list", "counts", *it.settings(), cwd=tmp_path)
+        assert done.stderr == "no dead letters\n"

@@ -1,0 +1,1497 @@
+"""Apps, events and PEs, on running containers with real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from harness import free_port, names, plain_errors, running, together, until
+from structlog.testing import capture_logs
+
+from s4node import (
+    AdapterApp,
+    App,
+    Client,
+    Config,
+    Container,
+    Event,
+    GenericEvent,
+    ProcessingElement,
+)
+from s4node.errors import (
+    ConnectionRefused,
+    EventError,
+    GraphError,
+    LifecycleError,
+    ProcessingError,
+    S4Error,
+    SourceError,
+    WouldBlock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import trio.testing
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+class DoubleClick(Click):
+    pass
+
+
+class Buy(Event):
+    user: str
+    cents: int = 0
+
+
+class Total(Event):
+    user: str
+    n: int
+
+
+class Order(Event):
+    user: str
+    cents: int = 0
+    currency: str = "EUR"
+
+
+class OldOrder(Event):
+    event_name = "Order"
+    user: str
+
+
+async def deliver(address: str, events: Iterable[Any], stream: str = "clicks") -> None:
+    """Send events with a client of their own; return when all have been processed."""
+    async with Client(address) as client:
+        clicks = await client.stream(stream)
+        await clicks.send_many(events)
+        assert await clicks.flush() == []
+
+
+async def run_until_it_fails(app: App, events: Iterable[Any]) -> None:
+    """Send events as the producer "web"; raises what stops the app."""
+    async with running(app) as node, Client(node.address, producer="web") as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(events)
+        await trio.sleep_forever()
+
+
+# -- apps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_an_app_is_initialised_started_and_closed_in_this_order(kind: str) -> None:
+    story: list[str] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            story.append("event")
+
+    class Plain(App):
+        def on_init(self) -> None:
+            story.append("on_init")
+            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+
+        def on_start(self) -> None:
+            story.append("on_start")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    class Async(App):
+        async def on_init(self) -> None:
+            await trio.lowlevel.checkpoint()
+            Plain.on_init(self)
+
+        async def on_start(self) -> None:
+            await trio.lowlevel.checkpoint()
+            Plain.on_start(self)
+
+        async def on_close(self) -> None:
+            await trio.lowlevel.checkpoint()
+            Plain.on_close(self)
+
+    app = {"plain": Plain, "async": Async}[kind]()
+    assert app.name == kind.title()
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann")])
+    assert story == ["on_init", "on_start", "event", "on_close"]
+
+
+async def test_an_app_s_own_constructor_may_declare_and_need_not_call_the_inherited_one() -> None:
+    seen: list[Any] = []
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append((self.app.name, event.user, self.app.greeting))
+
+    class Forgetful(App):
+        def __init__(self) -> None:
+            self.greeting = "hello"
+            self.create_input_stream("clicks", self.create_pe(Note), key="user")
+
+    class Late(Forgetful):
+        def __init__(self) -> None:
+            super().__init__()
+            App.__init__(self, "late")
+
+    for app in (Forgetful(), Late()):
+        async with running(app) as node:
+            await deliver(node.address, [Click("ann")])
+    assert seen == [("Forgetful", "ann", "hello"), ("late", "ann", "hello")]
+
+
+async def test_on_init_sees_the_parameters_and_the_number_of_partitions() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    class Configured(App):
+        def on_init(self) -> None:
+            seen.append((dict(self.parameters), self.partitions))
+            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+
+    settings = {"s4.app.threshold": "42", "s4.app.greeting": "good day"}
+    async with running(Configured(), settings, partitions=3):
+        pass
+    assert seen == [({"threshold": "42", "greeting": "good day"}, 3)]
+
+
+@pytest.mark.parametrize("hook", ["on_init", "on_start", "on_close"])
+async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: str) -> None:
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    class Broken(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+            self.fail("on_init")
+
+        def on_start(self) -> None:
+            self.fail("on_start")
+
+        def on_close(self) -> None:
+            self.fail("on_close")
+
+        def fail(self, where: str) -> None:
+            if where == hook:
+                raise ZeroDivisionError(where)
+
+    words = f"{hook} of app 'Broken' raised ZeroDivisionError: {hook}; "
+    after = "all else of the app has ended" if hook == "on_close" else "the app cannot run"
+    kind = LifecycleError if hook == "on_close" else GraphError
+    with pytest.raises(kind, match=words + after) as told:
+        async with running(Broken()):
+            assert hook == "on_close"
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+
+
+async def test_a_source_feeds_the_app_and_is_cancelled_when_the_app_begins_to_stop() -> None:
+    seen: list[int] = []
+    story: list[str] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append(event.n)
+
+    class Ticking(App):
+        def on_init(self) -> None:
+            self.ticks = self.create_stream("ticks", self.create_pe(Listen), key="user")
+
+        def on_start(self) -> None:
+            self.start_soon(self.tick, 1000)
+
+        async def tick(self, count: int) -> None:
+            try:
+                await self.ticks.send(Click("ann", 0))
+                await self.ticks.send_many([Click("ann", n) for n in range(1, count)])
+                await trio.sleep_forever()
+            finally:
+                story.append("source ended")
+
+        def on_close(self) -> None:
+            story.append("on_close")
+
+    async with running(Ticking()):
+        await until(lambda: len(seen) == 1000)
+    assert seen == list(range(1000))
+    assert story == ["source ended", "on_close"]
+
+
+async def test_an_exception_that_leaves_a_source_stops_the_app() -> None:
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    class Broken(App):
+        def on_init(self) -> None:
+            self.create_stream("clicks", self.create_pe(Listen), key="user")
+
+        def on_start(self) -> None:
+            self.start_soon(self.read)
+
+        async def read(self) -> None:
+            raise FileNotFoundError("lines.txt")
+
+    with pytest.raises(
+        SourceError, match=r"source read of app 'Broken' raised .*lines\.txt"
+    ) as told:
+        async with running(Broken()):
+            await trio.sleep_forever()
+    assert isinstance(told.value.__cause__, FileNotFoundError)
+
+
+async def test_a_source_waits_while_the_stream_is_full_and_sees_the_pressure() -> None:
+    may_go_on = trio.Event()
+    story: list[Any] = []
+    seen: list[int] = []
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            await may_go_on.wait()
+            seen.append(event.n)
+
+    class Feeding(App):
+        def on_init(self) -> None:
+            self.clicks = self.create_stream("clicks", self.create_pe(Slow), key="user")
+
+        def on_start(self) -> None:
+            self.start_soon(self.feed)
+
+        async def feed(self) -> None:
+            for n in range(10):
+                await self.clicks.send(Click("ann", n))
+            story.append(self.clicks.pressure)
+            with pytest.raises(WouldBlock):
+                self.clicks.send_nowait(Click("ann", 99))
+            may_go_on.set()
+            await self.clicks.send(Click("ann", 10))
+            story.append("went on")
+
+    async with running(Feeding(), {"s4.stream.workQueueSize": "10"}):
+        await until(lambda: len(seen) == 11)
+    assert seen == list(range(11))
+    assert story == [1.0, "went on"]
+
+
+async def test_a_stream_cannot_be_declared_once_the_app_runs() -> None:
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("late")
+    pe = app.create_pe(Listen)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app):
+        with pytest.raises(GraphError, match="declare its graph in on_init"):
+            app.create_stream("more", pe, key="user")
+        with pytest.raises(GraphError, match="on_init"):
+            pe.set_singleton()
+
+
+async def test_all_mistakes_of_a_graph_are_told_together_and_nothing_listens() -> None:
+    class Nothing(ProcessingElement):
+        pass
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("wrong")
+    app.create_pe(Nothing)
+    listen = app.create_pe(Listen)
+    app.create_input_stream("unkeyed", listen)
+    app.create_input_stream("mistyped", listen, key="usr")
+    app.create_stream("nowhere")
+    with pytest.raises(GraphError) as caught:
+        async with running(app):
+            raise AssertionError("it must not run")
+    text = str(caught.value)
+    assert "app 'wrong' cannot run" in text
+    assert "PE 'Nothing' has neither on_event nor on_time" in text
+    assert "stream 'nowhere' leads to no PE" in text
+    assert "keyed by 'usr', which Click does not have; it has user, n" in text
+
+
+async def test_an_adapter_without_an_output_stream_is_told_which_setting_is_missing() -> None:
+    with pytest.raises(GraphError, match=r"set s4\.adapter\.output\.stream"):
+        async with running(AdapterApp("lines")):
+            raise AssertionError("it must not run")
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+async def test_an_older_client_may_leave_out_fields_that_were_appended_since() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Order) -> None:
+            seen.append((event.user, event.cents, event.currency))
+
+    app = App("orders")
+    app.create_input_stream("orders", app.create_pe(Listen), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [OldOrder("ann")], "orders")
+        await deliver(node.address, [Order("bob", 5, "USD")], "orders")
+    assert seen == [("ann", 0, "EUR"), ("bob", 5, "USD")]
+
+
+async def test_a_newer_client_may_send_fields_that_the_app_does_not_know() -> None:
+    seen: list[str] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: OldOrder) -> None:
+            seen.append(event.user)
+
+    app = App("orders")
+    app.create_input_stream("orders", app.create_pe(Listen), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Order("ann", 5), Order("bob", 7)], "orders")
+    assert seen == ["ann", "bob"]
+
+
+async def test_a_type_whose_fields_were_changed_is_turned_down_by_name() -> None:
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    class Changed(Event):
+        event_name = "Click"
+        user: int
+
+    app = App("clicks")
+    app.create_input_stream("clicks", app.create_pe(Listen), key="user")
+    async with running(app) as node, Client(node.address) as client:
+        with pytest.raises(ConnectionRefused, match="Click: field user: int where this side has"):
+            await client.stream("clicks", types=Changed)
+
+
+async def test_a_type_that_the_stream_does_not_take_is_turned_down_by_name() -> None:
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("clicks")
+    app.create_input_stream("clicks", app.create_pe(Listen), key="user")
+    async with running(app) as node, Client(node.address) as client:
+        with pytest.raises(ConnectionRefused, match="takes Click, not 'Buy'"):
+            await client.stream("clicks", types=Buy)
+
+
+async def test_a_stream_of_several_types_keeps_them_apart_and_in_order() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event_click(self, event: Click) -> None:
+            seen.append(event)
+
+        def on_event_buy(self, event: Buy) -> None:
+            seen.append(event)
+
+        def on_event_any(self, event: GenericEvent) -> None:
+            seen.append(event)
+
+    app = App("shop")
+    app.create_input_stream("shop", app.create_pe(Listen), key="user")
+    sent: list[Any] = []
+    for n in range(300):
+        sent += [Click("ann", n), Buy("ann", n)][: 1 + n % 2]
+        sent += [GenericEvent(user="ann", n=n)] * (n % 3)
+    async with running(app) as node:
+        await deliver(node.address, sent, "shop")
+    assert seen == sent
+
+
+async def test_a_stream_declares_types_that_no_handler_names() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Any) -> None:
+            seen.append(event)
+
+    app = App("shop")
+    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=[Click, Buy])
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 1), Buy("ann", 2)], "shop")
+    assert seen == [Click("ann", 1), Buy("ann", 2)]
+
+
+async def test_a_generic_event_is_frozen_once_a_client_has_sent_it() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: GenericEvent) -> None:
+            with pytest.raises(EventError, match="make a new event"):
+                event.put("name", "eve")
+            seen.append(event["name"])
+
+    app = App("names")
+    app.create_input_stream("names", app.create_pe(Listen), key="name")
+    async with running(app) as node, Client(node.address) as client:
+        stream = await client.stream("names")
+        one, two, three = names("ann", "bob", "cid")
+        one.put("age", 7)
+        await stream.send(one)
+        await stream.send_many([two])
+        stream.send_nowait(three)
+        for sent in (one, two, three):
+            with pytest.raises(EventError, match="already sent"):
+                sent.put("name", "eve")
+        assert await stream.flush() == []
+    assert seen == ["ann", "bob", "cid"]
+
+
+async def test_a_generic_event_is_frozen_once_a_pe_has_put_it_on_a_stream() -> None:
+    seen: list[Any] = []
+
+    class Second(ProcessingElement):
+        def on_event(self, event: GenericEvent) -> None:
+            seen.append(event.attributes)
+
+    class First(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            made = GenericEvent(user=event.user)
+            made.put("n", event.n)
+            self.out.put(made)
+            with pytest.raises(EventError, match="already sent"):
+                made.put("n", -1)
+
+    app = App("two")
+    first = app.create_pe(First)
+    app.create_input_stream("clicks", first, key="user")
+    first.out = app.create_stream("made", app.create_pe(Second), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 7)])
+        await until(lambda: seen)
+    assert seen == [{"user": "ann", "n": 7}]
+
+
+# -- instances ------------------------------------------------------------------------------------
+
+
+async def test_each_key_has_an_instance_made_at_its_first_event() -> None:
+    story: list[Any] = []
+
+    class Count(ProcessingElement):
+        n: int = 0
+
+        def on_create(self) -> None:
+            story.append(("made", self.key))
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+            story.append((self.key, self.n))
+
+    app = App("counts")
+    app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    async with running(app) as node:
+        assert story == []
+        await deliver(node.address, [Click("ann"), Click("bob"), Click("ann")])
+        await deliver(node.address, [Click("bob")])
+        assert node.statistics().tasks[0].instances == {"Count": 2}
+    assert story == [
+        ("made", "ann"),
+        ("ann", 1),
+        ("made", "bob"),
+        ("bob", 1),
+        ("ann", 2),
+        ("bob", 2),
+    ]
+
+
+async def test_a_prototype_is_configured_once_and_its_settings_are_common() -> None:
+    seen: list[Any] = []
+    constructed: list[str] = []
+
+    class Greet(ProcessingElement):
+        limit: int = 1
+
+        def __init__(self, greeting: str, *, mark: str) -> None:
+            constructed.append(greeting)
+            self.text = greeting + mark
+
+        def on_event(self, event: Click) -> None:
+            seen.append((self.text, self.key, self.limit, self.app.name))
+
+    app = App("greetings")
+    pe = app.create_pe(Greet, "hello", mark="!")
+    pe.limit = 5
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann"), Click("bob")])
+    assert seen == [("hello!", "ann", 5, "greetings"), ("hello!", "bob", 5, "greetings")]
+    assert constructed == ["hello"]
+
+
+async def test_annotated_attributes_are_state_of_one_key_even_if_their_default_is_mutable() -> None:
+    states: dict[Any, Any] = {}
+
+    class Collect(ProcessingElement):
+        n: int = 0
+        last: str = "none"
+        seen: list[int] = []  # noqa: RUF012 - the very point: every instance gets its own
+        by_n: dict[int, list[int]] = {1: []}  # noqa: RUF012
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+            self.last = f"{self.key}{event.n}"
+            self.seen.append(event.n)
+            self.by_n[1].append(event.n)
+            states[self.key] = (self.n, self.last, self.seen, self.by_n)
+
+    app = App("collect")
+    app.create_input_stream("clicks", app.create_pe(Collect), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 1), Click("bob", 2), Click("ann", 3)])
+    assert states == {
+        "ann": (2, "ann3", [1, 3], {1: [1, 3]}),
+        "bob": (1, "bob2", [2], {1: [2]}),
+    }
+
+
+async def test_two_prototypes_of_one_class_share_neither_state_nor_settings() -> None:
+    seen: list[Any] = []
+
+    class Count(ProcessingElement):
+        n: int = 0
+
+        def __init__(self, name: str) -> None:
+            self.label = name
+
+        def on_event(self, event: Click) -> None:
+            self.n += event.n
+            seen.append((self.label, self.n))
+
+    app = App("twice")
+    app.create_input_stream(
+        "clicks", app.create_pe(Count, "a"), app.create_pe(Count, "b", name="second"), key="user"
+    )
+    app.create_input_stream("others", app.create_pe(Count, "c"), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 2), Click("ann", 3)])
+        await deliver(node.address, [Click("ann", 10)], "others")
+        assert set(node.statistics().tasks[0].instances) == {"Count", "second", "Count#2"}
+    assert seen == [("a", 2), ("b", 2), ("a", 5), ("b", 5), ("c", 10)]
+
+
+async def test_several_pes_on_one_stream_get_each_event_in_the_order_of_declaration() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def __init__(self, name: str) -> None:
+            self.label = name
+
+        def on_event(self, event: Click) -> None:
+            seen.append((self.label, event.n))
+
+    class AsyncListen(Listen):
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            seen.append((self.label, event.n))
+
+    app = App("three")
+    pes = [app.create_pe(Listen, "1"), app.create_pe(AsyncListen, "2"), app.create_pe(Listen, "3")]
+    app.create_input_stream("clicks", *pes, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", n) for n in range(50)])
+    assert seen == [(pe, n) for n in range(50) for pe in "123"]
+
+
+# -- handlers -------------------------------------------------------------------------------------
+
+
+async def test_the_handler_of_the_most_specific_type_takes_the_event() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Any) -> None:
+            seen.append(("any", type(event).__name__))
+
+        def on_event_click(self, event: Click) -> None:
+            seen.append(("click", type(event).__name__))
+
+        def on_event_double(self, event: DoubleClick) -> None:
+            seen.append(("double", type(event).__name__))
+
+    app = App("shop")
+    types = [Buy, Click, DoubleClick]
+    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=types)
+    async with running(app) as node:
+        await deliver(node.address, [DoubleClick("a"), Click("a"), Buy("a")], "shop")
+    assert seen == [("double", "DoubleClick"), ("click", "Click"), ("any", "Buy")]
+
+
+async def test_a_handler_of_a_base_type_takes_subclasses_without_a_handler_of_their_own() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click | Buy) -> None:
+            seen.append(type(event).__name__)
+
+    app = App("shop")
+    types = [Buy, Click, DoubleClick]
+    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=types)
+    async with running(app) as node:
+        await deliver(node.address, [DoubleClick("a"), Buy("a"), Click("a")], "shop")
+    assert seen == ["DoubleClick", "Buy", "Click"]
+
+
+async def test_events_without_a_handler_are_counted_and_reported_once_for_their_type() -> None:
+    seen: list[Any] = []
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append(event)
+
+    app = App("shop")
+    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=[Click, Buy, Total])
+    events = [Buy("ann"), Click("ann"), Buy("bob"), Total("ann", 1), Buy("ann")]
+    with capture_logs() as logs:
+        async with running(app) as node:
+            await deliver(node.address, events, "shop")
+            (task,) = node.statistics().tasks
+    assert seen == [Click("ann")]
+    assert task.unhandled == {"Listen:Buy": 3, "Listen:Total": 1}
+    assert task.processed == 5
+    told = [(log["pe"], log["event_type"]) for log in logs if "no handler" in log["event"]]
+    assert told == [("Listen", "Buy"), ("Listen", "Total")]
+
+
+async def test_handlers_that_nothing_would_ever_call_are_told_once_at_the_start() -> None:
+    class Base(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        def on_time(self) -> None: ...
+
+    class Forgot(Base):
+        def on_trigger_click(self, event: Click) -> None: ...
+
+    class Shop(App):
+        def on_init(self) -> None:
+            every, never = self.create_pe(Base, name="Every"), self.create_pe(Base, name="Never")
+            half, whole = self.create_pe(Forgot, name="Half"), self.create_pe(Forgot)
+            self.create_input_stream("clicks", every, never, half, whole, key="user")
+            # as an app may do last of all
+            every.set_timer_interval(60)
+            never.set_timer_interval(0)
+            half.set_trigger(Click, events=2)
+
+    with capture_logs() as logs:
+        async with running(Shop(), partitions=3) as node:
+            await deliver(node.address, [Click("ann"), Click("bob")], "clicks")
+    told = [log for log in logs if "never called" in log["event"]]
+    assert [(log["pe"], log["handler"], log["missing"]) for log in told] == [
+        ("Half", "on_time", "set_timer_interval"),
+        ("Forgot", "on_trigger_click", "set_trigger"),
+        ("Forgot", "on_time", "set_timer_interval"),
+    ]
+    assert {(log["log_level"], log["app"]) for log in told} == {("warning", "Shop")}
+
+
+async def test_a_handler_may_put_only_what_the_stream_takes() -> None:
+    class Count(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.out.put(Buy("ann"))
+
+    class Show(ProcessingElement):
+        def on_event(self, event: Total) -> None: ...
+
+    app = App("counts")
+    count = app.create_pe(Count)
+    app.create_input_stream("clicks", count, key="user")
+    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
+    with pytest.raises(ProcessingError) as caught:
+        await run_until_it_fails(app, [Click("ann")])
+    assert isinstance(caught.value.__cause__, EventError)
+    assert "stream 'totals' takes Total, not Buy" in str(caught.value)
+
+
+async def test_put_is_for_handlers_only() -> None:
+    class Show(ProcessingElement):
+        def on_event(self, event: Total) -> None: ...
+
+    app = App("counts")
+    totals = app.create_stream("totals", app.create_pe(Show), key="user")
+    async with running(app):
+        with pytest.raises(S4Error, match=r"use 'await stream.send\(\)'"):
+            totals.put(Total("ann", 1))
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "on_create", "on_time", "on_trigger"])
+async def test_a_pe_that_raises_fails_the_app_and_names_everything(kind: str) -> None:
+    class Count(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.fail("plain", event.n)
+
+        def on_create(self) -> None:
+            self.fail("on_create", 3 if self.key == "bob" else 0)
+
+        def on_time(self) -> None:
+            self.fail("on_time", 3 if self.key == "bob" else 0)
+
+        def on_trigger(self, event: Click) -> None:
+            self.fail("on_trigger", event.n)
+
+        def fail(self, where: str, n: int) -> None:
+            if where == kind and n == 3:
+                raise ZeroDivisionError("three")
+
+    class AsyncCount(Count):
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            self.fail("async", event.n)
+
+    app = App("counts")
+    pe = app.create_pe(AsyncCount if kind == "async" else Count)
+    pe.set_timer_interval(0.01)
+    pe.set_trigger(Click, events=1)
+    app.create_input_stream("clicks", pe, key="user")
+    with pytest.raises(ProcessingError) as caught:
+        await run_until_it_fails(app, [Click("ann", n) for n in range(3)] + [Click("bob", 3)])
+    error = caught.value
+    position = "on_time in partition 0" if kind == "on_time" else "clicks[0]@web:3"
+    assert (error.app, error.pe, error.key) == ("counts", type(pe).__name__, "bob")
+    assert error.position == position
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    for part in ("'counts'", type(pe).__name__, "'bob'", position, "ZeroDivisionError: three"):
+        assert part in str(error)
+    assert (".onError" in str(error)) is (kind != "on_time")  # which has no event to leave out
+    assert (f"event at {position}" in str(error)) is (kind != "on_time")
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_on_remove_that_raises_fails_the_app_and_names_the_instance(kind: str) -> None:
+    class Plain(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        def on_remove(self) -> None:
+            raise ZeroDivisionError("bye")
+
+    class Async(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        async def on_remove(self) -> None:
+            await trio.lowlevel.checkpoint()
+            raise ZeroDivisionError("bye")
+
+    app = App("cached")
+    pe = app.create_pe({"plain": Plain, "async": Async}[kind])
+    pe.set_pe_cache(max_size=1)
+    app.create_input_stream("clicks", pe, key="user")
+    with pytest.raises(ProcessingError) as caught:
+        await run_until_it_fails(app, [Click("ann"), Click("bob")])
+    assert (caught.value.pe, caught.value.key) == (kind.title(), "ann")
+    assert ".onError" not in str(caught.value)  # there is no event to leave out
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+# -- triggers and timers --------------------------------------------------------------------------
+
+
+async def test_a_trigger_counts_for_each_key_by_itself_and_starts_anew_when_it_fires() -> None:
+    fired: list[Any] = []
+
+    class Every(ProcessingElement):
+        n: int = 0
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+
+        def on_trigger(self, event: Click) -> None:
+            fired.append((self.key, self.n, event.n))
+
+    app = App("triggers")
+    pe = app.create_pe(Every)
+    pe.set_trigger(Click, events=3)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        sent = [Click("ann", n) for n in range(7)] + [Click("bob", n) for n in range(2)]
+        await deliver(node.address, sent)
+        await deliver(node.address, [Click("bob", 2)])
+    assert fired == [("ann", 3, 2), ("ann", 6, 5), ("bob", 3, 2)]
+
+
+async def test_a_trigger_counts_from_nought_for_an_instance_that_was_made_anew() -> None:
+    fired: list[Any] = []
+
+    class Every(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            if event.n == 0:
+                self.remove()
+
+        def on_trigger(self, event: Click) -> None:
+            fired.append(event.n)
+
+    app = App("triggers")
+    pe = app.create_pe(Every)
+    pe.set_trigger(Click, events=2)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", n) for n in (1, 0, 2, 3, 4, 0, 5, 6)])
+    assert fired == [3, 6]
+
+
+async def test_a_trigger_counts_only_events_of_its_type_and_its_subclasses() -> None:
+    fired: list[Any] = []
+
+    class Every(ProcessingElement):
+        def on_event(self, event: Any) -> None: ...
+
+        def on_trigger_click(self, event: Click) -> None:
+            fired.append(event)
+
+        async def on_trigger_buy(self, event: Buy) -> None:
+            fired.append(event)
+
+    app = App("triggers")
+    pe = app.create_pe(Every)
+    pe.set_trigger(Click, events=2)
+    pe.set_trigger(Buy, events=1)
+    app.create_input_stream("shop", pe, key="user", types=[Click, DoubleClick, Buy])
+    events = [Click("a", 1), Buy("a", 1), DoubleClick("a", 2), Click("a", 3), Buy("a", 2)]
+    async with running(app) as node:
+        await deliver(node.address, events, "shop")
+    assert fired == [Buy("a", 1), DoubleClick("a", 2), Buy("a", 2)]
+
+
+async def test_a_trigger_fires_with_the_first_event_after_its_time_for_each_key(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    mock_clock.rate = 1
+    fired: list[Any] = []
+
+    class Every(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        def on_trigger(self, event: Click) -> None:
+            fired.append((self.key, event.n))
+
+    app = App("triggers")
+    pe = app.create_pe(Every)
+    pe.set_trigger(Click, events=100, seconds=60)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app, deadline=1000) as node:
+        await deliver(node.address, [Click("ann", 1), Click("bob", 1), Click("ann", 2)])
+        mock_clock.jump(70)
+        await deliver(node.address, [Click("ann", 3), Click("ann", 4), Click("new", 1)])
+        assert fired == [("ann", 3)]
+        mock_clock.jump(70)
+        await deliver(node.address, [Click("bob", 2), Click("ann", 5)])
+    assert fired == [("ann", 3), ("bob", 2), ("ann", 5)]
+
+
+async def test_on_time_is_called_on_each_instance_at_every_interval(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    mock_clock.rate = 1
+    fired: Counter[Any] = Counter()
+
+    class Watch(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+        def on_time(self) -> None:
+            fired[self.partition, self.key] += 1
+
+    app = App("timers")
+    pe = app.create_pe(Watch)
+    pe.set_timer_interval(100)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app, partitions=2, deadline=10_000) as node:
+        keys = [f"user{n}" for n in range(20)]
+        await deliver(node.address, [Click(key) for key in keys])
+        assert not fired
+        for times in (1, 2, 3):
+            mock_clock.jump(100)
+            await until(lambda times=times: set(fired.values()) == {times} and len(fired) == 20)
+        mock_clock.jump(1000)  # ten intervals that nobody could serve come as one
+        await until(lambda: set(fired.values()) == {4})
+    assert {key for _, key in fired} == set(keys)
+    assert {partition for partition, _ in fired} == {0, 1}
+
+
+async def test_a_pe_fed_by_its_timer_alone_needs_no_on_event() -> None:
+    fired: list[Any] = []
+
+    class Beat(ProcessingElement):
+        def on_time(self) -> None:
+            fired.append(self.partition)
+
+    class Listen(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("timers")
+    beat = app.create_pe(Beat)
+    beat.set_singleton()
+    beat.set_timer_interval(0.01)
+    app.create_input_stream("clicks", app.create_pe(Listen), beat, key="user")
+    async with running(app, partitions=3) as node:
+        await deliver(node.address, [Click(str(n)) for n in range(50)])
+        await until(lambda: set(fired) == {0, 1, 2})
+
+
+async def test_an_instance_that_an_on_time_removes_gets_no_on_time_itself() -> None:
+    story: list[Any] = []
+    alive: dict[Any, ProcessingElement] = {}
+
+    class Watch(ProcessingElement):
+        def on_create(self) -> None:
+            alive[self.key] = self
+
+        def on_event(self, event: Click) -> None: ...
+
+        def on_time(self) -> None:
+            story.append(("time", self.key))
+            for other in list(alive):
+                if other != self.key:
+                    alive[other].remove()
+
+        def on_remove(self) -> None:
+            del alive[self.key]
+            story.append(("removed", self.key))
+
+    app = App("timers")
+    pe = app.create_pe(Watch)
+    pe.set_timer_interval(0.2)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann"), Click("bob"), Click("cid")])
+        await until(lambda: len(story) >= 4)
+    assert story[:4] == [("time", "ann"), ("removed", "bob"), ("removed", "cid"), ("time", "ann")]
+
+
+async def test_what_on_time_puts_is_handed_on() -> None:
+    seen: list[Any] = []
+
+    class Show(ProcessingElement):
+        def on_event(self, event: Total) -> None:
+            seen.append((event.user, event.n))
+
+    class Count(ProcessingElement):
+        n: int = 0
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+
+        async def on_time(self) -> None:
+            await trio.lowlevel.checkpoint()
+            self.out.put(Total(self.key, self.n))
+
+    app = App("timers")
+    count = app.create_pe(Count)
+    count.set_timer_interval(0.02)
+    app.create_input_stream("clicks", count, key="user")
+    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann"), Click("ann"), Click("bob")])
+        await until(lambda: ("ann", 2) in seen and ("bob", 1) in seen)
+
+
+async def test_a_busy_handler_with_a_timer_due_does_not_keep_the_loop_spinning() -> None:
+    began, may_end = trio.Event(), trio.Event()
+    fired: list[Any] = []
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            began.set()
+            await may_end.wait()
+
+        def on_time(self) -> None:
+            fired.append(may_end.is_set())
+
+    class Other(ProcessingElement):
+        n: int = 0
+
+        def on_event(self, event: Buy) -> None: ...
+
+    app = App("timers")
+    slow = app.create_pe(Slow)
+    slow.set_timer_interval(0.01)
+    app.create_input_stream("clicks", slow, key="user")
+    app.create_input_stream("buys", app.create_pe(Other), key="user")
+    async with running(app) as node, Client(node.address) as client:
+        await (await client.stream("clicks")).send(Click("ann"))
+        await began.wait()
+        turns = node.parts.loop.turns
+        for _ in range(50):  # a fiftieth of a second at least
+            await trio.sleep(0.0005)
+        assert node.parts.loop.turns - turns < 20
+        may_end.set()
+        await until(lambda: fired)
+    assert all(fired)
+
+
+# -- removing, caches, singletons -----------------------------------------------------------------
+
+
+async def test_a_removed_instance_says_goodbye_and_the_keys_next_event_makes_a_new_one() -> None:
+    story: list[Any] = []
+
+    class Session(ProcessingElement):
+        n: int = 0
+
+        def on_create(self) -> None:
+            story.append(("created", self.key))
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+            if event.n == 0:
+                self.remove()
+            story.append((self.key, self.n))
+
+        def on_remove(self) -> None:
+            story.append(("removed", self.key))
+
+    app = App("sessions")
+    app.create_input_stream("clicks", app.create_pe(Session), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 1), Click("ann", 0), Click("ann", 1)])
+    assert story == [
+        ("created", "ann"),
+        ("ann", 1),
+        ("removed", "ann"),
+        ("ann", 2),
+        ("created", "ann"),
+        ("ann", 1),
+    ]
+
+
+async def test_every_hook_may_be_async() -> None:
+    story: list[Any] = []
+
+    class Session(ProcessingElement):
+        async def on_create(self) -> None:
+            await trio.lowlevel.checkpoint()
+            story.append(("created", self.key))
+
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            story.append((self.key, event.n))
+
+        async def on_trigger(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            story.append(("triggered", self.key))
+            self.remove()
+
+        async def on_remove(self) -> None:
+            await trio.lowlevel.checkpoint()
+            story.append(("removed", self.key))
+
+    app = App("sessions")
+    pe = app.create_pe(Session)
+    pe.set_trigger(Click, events=2)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 1), Click("ann", 2)])
+        assert node.statistics().tasks[0].instances == {"Session": 0}
+    assert story == [
+        ("created", "ann"),
+        ("ann", 1),
+        ("ann", 2),
+        ("triggered", "ann"),
+        ("removed", "ann"),
+    ]
+
+
+async def test_a_singleton_is_one_for_each_partition_and_made_before_the_first_event() -> None:
+    made: list[int] = []
+    counts: Counter[int] = Counter()
+
+    class Board(ProcessingElement):
+        def on_create(self) -> None:
+            assert self.key is None
+            made.append(self.partition)
+
+        def on_event(self, event: Click) -> None:
+            assert self.key is None
+            counts[self.partition] += 1
+
+    app = App("boards")
+    board = app.create_pe(Board)
+    board.set_singleton()
+    app.create_input_stream("clicks", board, key="user")
+    async with running(app, partitions=3) as node:
+        assert made == [0, 1, 2]
+        await deliver(node.address, [Click(f"user{n}") for n in range(300)])
+    assert made == [0, 1, 2]
+    assert sum(counts.values()) == 300
+    assert set(counts) == {0, 1, 2}
+
+
+async def test_a_container_listens_once_its_singletons_are_made() -> None:
+    port = free_port()
+    listening: list[bool] = []
+
+    class Board(ProcessingElement):
+        async def on_create(self) -> None:
+            try:
+                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+            except OSError:
+                listening.append(False)
+            else:
+                listening.append(True)
+
+        def on_event(self, event: Click) -> None: ...
+
+    app = App("boards")
+    board = app.create_pe(Board)
+    board.set_singleton()
+    app.create_input_stream("clicks", board)
+    async with running(app, partitions=2, address=f"tcp://127.0.0.1:{port}") as node:
+        await deliver(node.address, [Click("ann")])
+    assert listening == [False, False]
+
+
+async def test_an_unkeyed_stream_reaches_a_singleton_and_every_instance_made_by_another() -> None:
+    seen: list[Any] = []
+
+    class Keyed(ProcessingElement):
+        def on_event_click(self, event: Click) -> None: ...
+
+        def on_event_total(self, event: Total) -> None:
+            seen.append((self.key, event.n))
+
+    app = App("mixed")
+    keyed = app.create_pe(Keyed)
+    app.create_input_stream("clicks", keyed, key="user")
+    app.create_input_stream("everyone", keyed, types=Total)
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann"), Click("bob")])
+        await deliver(node.address, [Total("-", 7)], "everyone")
+    assert seen == [("ann", 7), ("bob", 7)]
+
+
+async def test_a_cache_keeps_the_instances_that_were_used_last() -> None:
+    removed: list[Any] = []
+    states: list[Any] = []
+
+    class Count(ProcessingElement):
+        n: int = 0
+
+        def on_event(self, event: Click) -> None:
+            self.n += 1
+            states.append((self.key, self.n))
+
+        def on_remove(self) -> None:
+            removed.append((self.key, self.n))
+
+    app = App("cached")
+    pe = app.create_pe(Count)
+    pe.set_pe_cache(max_size=2)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann"), Click("bob"), Click("ann")])
+        assert removed == []
+        await deliver(node.address, [Click("cid")])
+        assert removed == [("bob", 1)]
+        await deliver(node.address, [Click("bob")])
+        assert removed == [("bob", 1), ("ann", 2)]
+        assert node.statistics().tasks[0].instances == {"Count": 2}
+    assert states == [("ann", 1), ("bob", 1), ("ann", 2), ("cid", 1), ("bob", 1)]
+
+
+@pytest.mark.parametrize("on_create", ["plain", "async"])
+@pytest.mark.parametrize("on_remove", ["plain", "async"])
+async def test_a_cache_removes_instances_that_were_idle_for_too_long(
+    mock_clock: trio.testing.MockClock, on_create: str, on_remove: str
+) -> None:
+    mock_clock.rate = 1
+    removed: list[Any] = []
+
+    class Count(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    class AsyncCreate(Count):
+        async def on_create(self) -> None:
+            await trio.lowlevel.checkpoint()
+
+    class PlainRemove(Count):
+        def on_remove(self) -> None:
+            removed.append(self.key)
+
+    class AsyncRemove(Count):
+        async def on_remove(self) -> None:
+            await trio.lowlevel.checkpoint()
+            removed.append(self.key)
+
+    remove = {"plain": PlainRemove, "async": AsyncRemove}[on_remove]
+
+    class Both(remove, AsyncCreate):
+        pass
+
+    app = App("cached")
+    pe = app.create_pe({"plain": remove, "async": Both}[on_create])
+    pe.set_pe_cache(idle_seconds=100)
+    app.create_input_stream("clicks", pe, key="user")
+    async with running(app, deadline=10_000) as node:
+        await deliver(node.address, [Click("ann"), Click("bob")])
+        mock_clock.jump(60)
+        await deliver(node.address, [Click("ann")])
+        mock_clock.jump(60)
+        await until(lambda: removed)
+        assert removed == ["bob"]
+        mock_clock.jump(60)
+        await until(lambda: len(removed) == 2)
+        assert node.statistics().tasks[0].instances == {pe._prototype.name: 0}
+    assert removed == ["bob", "ann"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_on_remove_may_put_what_the_instance_has_gathered(kind: str) -> None:
+    seen: list[Any] = []
+
+    class Show(ProcessingElement):
+        def on_event(self, event: Total) -> None:
+            seen.append((event.user, event.n))
+
+    class Plain(ProcessingElement):
+        n: int = 0
+
+        def on_event(self, event: Click) -> None:
+            self.n += event.n
+
+        def on_remove(self) -> None:
+            self.out.put(Total(self.key, self.n))
+
+    class Async(Plain):
+        async def on_remove(self) -> None:
+            await trio.lowlevel.checkpoint()
+            self.out.put(Total(self.key, self.n))
+
+    app = App("cached")
+    count = app.create_pe({"plain": Plain, "async": Async}[kind])
+    count.set_pe_cache(max_size=1)
+    app.create_input_stream("clicks", count, key="user")
+    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
+    async with running(app) as node:
+        await deliver(node.address, [Click("ann", 3), Click("ann", 4), Click("bob", 1)])
+        await until(lambda: seen)
+    assert seen == [("ann", 7)]
+
+
+@pytest.mark.parametrize("cache", [0, 10])
+async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> None:
+    seen: list[Any] = []
+
+    class Count(ProcessingElement):
+        def on_event(self, event: GenericEvent) -> None:
+            seen.append(self.key)
+
+    app = App("keys")
+    pe = app.create_pe(Count)
+    if cache:
+        pe.set_pe_cache(max_size=cache)
+    app.create_input_stream("things", pe, key="k")
+    keys = [1, "1", b"1", True, 1.0, None, ["a", 2], [], {"a": 1}, [["a"], "b"], "last"]
+    events = [GenericEvent(k=key) for key in keys]
+    events.insert(3, GenericEvent(other=1))
+    async with running(app) as node, Client(node.address) as client:
+        things = await client.stream("things")
+        await things.send_many(events)
+        refused = await things.flush()
+        assert things.counts == {"admitted": 5, "shed": 0, "refused": 7, "unsent": 0, "pending": 0}
+        assert node.statistics().refused == {"things": 7}
+    assert seen == [1, "1", b"1", ("a", 2), "last"]
+    assert [refusal.number for refusal in refused] == [3, 4, 5, 6, 8, 9, 10]
+    assert "KeyError" in refused[0].reason
+    assert "returned True (bool)" in refused[1].reason
+    assert "returned 1.0 (float)" in refused[2].reason
+    assert "returned nothing" in refused[3].reason
+
+
+# -- one at a time --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_events_get_their_turn_where_timers_take_longer_than_their_interval(
+    waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed: list[Any] = []  # the keys of the calls, in order
+    amid = 0  # events that came between two calls of one round
+
+    class Slow(ProcessingElement):
+        def on_event(self, event: Click) -> None: ...
+
+    if waits:
+
+        async def on_time(self: Any) -> None:
+            await trio.sleep(0.01)
+            timed.append(self.key)
+
+    else:
+
+        def on_time(self: Any) -> None:  # type: ignore[misc]
+            time.sleep(0.01)
+            timed.append(self.key)
+
+    Slow.on_time = on_time  # type: ignore[attr-defined]
+
+    class Quick(ProcessingElement):
+        def on_event(self, event: Buy) -> None:
+            nonlocal amid
+            amid += timed[-1] != "user19"
+
+    app = App("busy")
+    slow, quick = app.create_pe(Slow), app.create_pe(Quick)
+    slow.set_timer_interval(0.05)
+    app.create_input_stream("clicks", slow, key="user", types=Click)
+    app.create_input_stream("buys", quick, key="user", types=Buy)
+    async with running(app) as node:
+        await deliver(node.address, [Click(f"user{n}") for n in range(20)])  # a round takes 0.2 s
+        await until(lambda: timed.count("user19") > 1)
+        async with Client(node.address) as client:
+            buys = await client.stream("buys")
+            while not amid:
+                await buys.send(Buy("ann"))
+                assert await buys.flush() == []
+        before = len(timed)
+        await until(lambda: len(timed) > before + 40)  # they go on, too
+    at = before + timed[before:].index("user0")
+    assert timed[at : at + 20] == [f"user{n}" for n in range(20)]
+    assert capsys.readouterr().err.count("takes longer than the interval of the timer") == 1
+
+
+async def test_no_two_handlers_run_at_once_for_one_key_while_partitions_go_on_side_by_side() -> (
+    None
+):
+    running_now: Counter[Any] = Counter()
+    partitions_now: Counter[int] = Counter()
+    most_for_a_key: Counter[Any] = Counter()
+    most_at_once = 0
+
+    class Careful(ProcessingElement):
+        async def on_event_click(self, event: Click) -> None:
+            await self.work()
+
+        async def on_event_buy(self, event: Buy) -> None:
+            await self.work()
+
+        async def on_trigger(self, event: Click) -> None:
+            await self.work()
+
+        async def on_time(self) -> None:
+            await self.work()
+
+        async def work(self) -> None:
+            nonlocal most_at_once
+            running_now[self.key] += 1
+            partitions_now[self.partition] += 1
+            most_for_a_key[self.key] = max(most_for_a_key[self.key], running_now[self.key])
+            most_at_once = max(most_at_once, sum(running_now.values()))
+            assert partitions_now[self.partition] == 1
+            await trio.sleep(0.0002)
+            running_now[self.key] -= 1
+            partitions_now[self.partition] -= 1
+
+    app = App("careful")
+    pe = app.create_pe(Careful)
+    pe.set_timer_interval(0.01)
+    pe.set_trigger(Click, events=2)
+    app.create_input_stream("clicks", pe, key="user")
+    app.create_input_stream("buys", pe, key="user", types=Buy)
+    users = [f"user{n}" for n in range(8)]
+    async with running(app, partitions=4) as node:
+        await together(
+            lambda: deliver(node.address, [Click(user) for _ in range(15) for user in users]),
+            lambda: deliver(node.address, [Buy(user) for _ in range(15) for user in users], "buys"),
+        )
+    assert most_for_a_key == dict.fromkeys(users, 1)
+    assert most_at_once > 1
+
+
+async def test_an_async_handler_that_waits_holds_up_its_own_partition_only() -> None:
+    may_end = trio.Event()
+    seen: list[Any] = []
+
+    class Slow(ProcessingElement):
+        async def on_event(self, event: Click) -> None:
+            if event.n:
+                await may_end.wait()
+            seen.append((self.partition, event.n))
+
+    app = App("slow")
+    app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+    async with running(app, partitions=2) as node:
+        home = node.partitioner.partition_of
+        here = next(u for u in map(str, range(99)) if home(u) == 0)
+        there = next(u for u in map(str, range(99)) if home(u) == 1)
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click(here, 1), Click(here, 0)] + [Click(there, 0)] * 5)
+            await until(lambda: len(seen) == 5)
+            assert seen == [(1, 0)] * 5
+            may_end.set()
+            assert await clicks.flush() == []
+    assert seen == [(1, 0)] * 5 + [(0, 1), (0, 0)]
+
+
+async def test_errors_come_out_of_run_in_a_group_with_nothing_else_in_it() -> None:
+    """What the helper ``plain_errors`` takes off is only trio's groups around one error."""
+
+    class Broken(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            raise ZeroDivisionError
+
+    app = App("broken")
+    app.create_input_stream("clicks", app.create_pe(Broken), key="user")
+    container = Container(app, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
+
+    async def feed() -> None:
+        await container.ready.wait()
+        async with Client(container.address) as client:
+            await (await client.stream("clicks")).send(Click("ann"))
+            client.abandon()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        with pytest.raises(ProcessingError), plain_errors():
+            await container.run()
+
+
+class Keyed(Event):
+    key: Any
+    n: int = 0
+
+
+KEYS: list[Any] = [1, "x", ["a", "b"]]
+WITHOUT_BYTES: list[Any] = ["\ud800", 2**64, ["a", 2**64]]
+NO_KEYS: list[Any] = [None, True, 1.0, [], ["a", 1.5], {"a": 1}]
+
+
+class CountKeyed(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Keyed) -> None:
+        self.n += 1
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("by", ["attribute", "function"])
+async def test_what_is_no_key_is_refused_for_the_same_reason_however_many_partitions_there_are(
+    partitions: int, by: str
+) -> None:
+    app = App("keyed")
+    counting = app.create_pe(CountKeyed)
+    found = [*KEYS, *NO_KEYS] if by == "attribute" else [*KEYS, *NO_KEYS, *WITHOUT_BYTES]
+    key: Any = "key" if by == "attribute" else lambda event: found[event.n]
+    app.create_input_stream("keyed", counting, key=key, types=Keyed)
+    reasons = []
+    async with running(app, partitions=partitions) as node, Client(node.address) as client:
+        stream = await client.stream("keyed")
+        for n, given in enumerate(found):
+            await stream.send(Keyed(given if by == "attribute" else 0, n))
+            reasons.append([refusal.reason for refusal in await stream.flush()])
+        instances = [task.instances["CountKeyed"] for task in node.tasks.values()]
+        made = {key: pe.n for each in instances for key, pe in each.items()}  # type: ignore[attr-defined]
+    assert made == {1: 1, "x": 1, ("a", "b"): 1}
+    assert reasons[:3] == [[], [], []]
+    for given, (reason,) in zip(found[3:], reasons[3:], strict=True):
+        if given in WITHOUT_BYTES:
+            told = f"{tuple(given) if isinstance(given, list) else given!r}, which has no bytes"
+        else:
+            told = f"{given!r} ({type(given).__name__})" if given else "nothing"
+        assert reason.startswith(f"the KeyFinder returned {told}")

@@ -1,0 +1,305 @@
+"""Real processes whose folder is damaged, full, shared with another, or taken while they sleep.
+
+Whatever happens, every event counts once in the end, or it is said what is not so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+from counting_flow import USERS, Flow, append_by_key, counting, flowing
+from durable_lives import COUNTING, Lives
+from durable_lives import USERS as LIVES_USERS
+from harness import NodeProcess, children, s4_process, until
+from kept import kept_instances
+from log_bench import Bench, bench
+
+from s4node import Client, Event
+from s4node.state import epochs
+
+pytestmark = pytest.mark.slow
+
+
+def folders(it: Bench) -> list[Path]:
+    """Those of the tasks."""
+    return sorted((it.folder / "state" / "default" / "counting" / "tasks").iterdir())
+
+
+def done(it: Bench) -> int:
+    return sum(it.offsets("counting").values())
+
+
+async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
+    """Let it end, and look what was counted."""
+    await flow.end()
+    await until(lambda: done(it) == flow.total, "all is committed")
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
+    found = kept_instances(it.folder / "state" / "default" / "counting")
+    assert {key: each["clicks"] for key, each in found.items()} == expected
+    assert sum(each["wrong"] for each in found.values()) == 0
+
+
+async def committing(it: Bench, more: int = 400) -> None:
+    """Wait until so many more events are committed."""
+    before = done(it)
+    await until(lambda: done(it) >= before + more, "it commits")
+
+
+KEEPING = ("-p", "s4.state.checkpointInterval=100")
+
+
+@pytest.mark.parametrize("damage", ["cut", "wrong bit"])
+async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
+    tmp_path: Path, damage: str
+) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = counting(it)
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            for _ in range(6):  # so many commits are written, and one of them is not the last
+                await committing(it, 200)
+            await process.kill()
+        for folder in folders(it):
+            log = max((folder / "1").glob("*.log"), key=lambda path: path.stat().st_size)
+            data = bytearray(log.read_bytes())
+            if damage == "cut":
+                del data[len(data) // 4 :]
+            else:
+                data[len(data) // 4] ^= 1
+            log.write_bytes(data)
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await committing(it)
+            await all_is_counted(it, flow, process)
+        assert "commits of a task are missing; what they had done is done again" in process.errors
+        told = "the last commits in a state folder are damaged" in process.errors
+        assert told == (damage == "wrong bit")
+
+
+async def test_a_damaged_table_is_told_and_a_new_start_is_sound(tmp_path: Path) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await committing(it)
+            await until(lambda: all(len(epochs.kept_of(f)) > 1 for f in folders(it)))
+            await committing(it, 1000)
+            process.signal(signal.SIGTERM)  # which leaves all in tables
+            assert await process.wait() == 0
+        folder = folders(it)[0]
+        shared = {path.name for path in (folder / "1.1").iterdir()}  # the first checkpoint's
+        tables = [path for path in (folder / "1").glob("*.sst") if path.name not in shared]
+        table = max(tables, key=lambda path: path.stat().st_size)
+        with table.open("r+b") as file:
+            file.seek(100)
+            byte = file.read(1)
+            file.seek(100)
+            file.write(bytes([byte[0] ^ 1]))
+        told = ""
+        over = False
+        while not over:  # it ends where a row is read that is damaged, unless that is at its start
+            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
+                before = done(it)
+                await until(
+                    lambda: process.process.returncode is not None or done(it) > before + 400  # noqa: B023
+                )
+                if process.process.returncode is None:
+                    await all_is_counted(it, flow, process)
+                    over = True
+                else:
+                    assert await process.wait() == 1
+                    assert "a new start goes on from what is sound there" in process.errors
+                    assert "Traceback" not in process.errors
+            told += process.errors
+        assert "a state folder is damaged; going on from the one before" in told
+
+
+async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+    def failures() -> int:
+        """How many commits could not be written, by the last report."""
+        lines = [line for line in process.stderr if '"commit-exceptions"' in line] or ["{}"]
+        told = json.loads(lines[-1]).get("metrics", {}).get("OffsetManagerMetrics", {})
+        return int(told.get("commit-exceptions", 0))
+
+    reports = ["-p", "metrics.reporters=jsonl", "-p", "metrics.reporter.interval=50"]  # to stderr
+    async with (
+        flowing(tmp_path) as (it, flow),
+        s4_process(*counting(it), *reports, cwd=tmp_path, limits=limited) as process,
+    ):
+        await until(lambda: "progress could not be written" in process.errors)
+        before = done(it)
+        await until(lambda: failures() > len(folders(it)), "a commit fails again")
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
+        await until(lambda: "progress is written again" in process.errors)
+        await until(lambda: done(it) > before)
+        await all_is_counted(it, flow, process)
+
+
+class Click(Event):
+    user: str
+    number: int
+    what: bytes = b""
+
+
+WINDOW = 64 << 20
+"""Bytes of a producer that may be admitted beyond what is committed."""
+
+
+async def test_a_full_disk_under_a_durable_stream_holds_its_producers_up_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    """From one moment on no file may become larger than it is, and later that is over."""
+    reports = {"metrics.reporters": "jsonl", "metrics.reporter.interval": "50"}  # to stderr
+    lives = Lives(tmp_path, reports)
+    (tmp_path / "counting.py").write_text(
+        COUNTING.replace("    number: int\n", '    number: int\n    what: bytes = b""\n')
+    )
+    first, count, size = 130, 2400, 64 << 10
+    what = bytes(size)
+
+    def admitted(process: NodeProcess) -> list[int]:
+        """How many events there were at each report."""
+        group = "SystemConsumersMetrics"
+        reports = (json.loads(line)["metrics"] for line in process.stderr if group in line)
+        return [each[group]["live-clicks-messages-admitted"] for each in reports]
+
+    async with (
+        lives.node() as process,
+        Client(lives.address, producer="one", queue_size=16) as client,
+    ):
+        clicks = await client.stream("clicks")
+
+        async def send(numbers: range) -> None:
+            for n in numbers:
+                await clicks.send(Click(f"one {n % LIVES_USERS}", n // LIVES_USERS, what))
+
+        await send(range(first))
+        assert await clicks.flush() == []
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, -1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, range(first, count))
+            await until(lambda: "progress could not be written" in process.errors)
+            least = WINDOW // size // 4 - 2  # of 4 partitions one is full, and the others wait
+            await until(lambda: admitted(process)[-1:] > [first + least])
+            await until(lambda: len(set(admitted(process)[-20:])) == 1, "no more is admitted")
+            beyond = admitted(process)[-1] - first
+            assert least < beyond <= WINDOW // size
+            assert clicks.counts["admitted"] == first  # and nothing was said to be safe
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
+            await until(lambda: "progress is written again" in process.errors)
+        assert await clicks.flush() == []
+        assert clicks.counts["admitted"] == count
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert "Traceback" not in process.errors
+    lives.check({"one": count})
+
+
+async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) -> None:
+    async with (
+        flowing(tmp_path) as (it, flow),
+        s4_process(*counting(it), cwd=tmp_path) as first,
+    ):
+        await committing(it)
+        async with s4_process(*counting(it), cwd=tmp_path) as second:
+            assert await first.wait() == 1
+            assert "another container has taken task" in first.errors
+            await committing(it)
+            await all_is_counted(it, flow, second)
+
+
+async def test_an_owner_that_slept_past_its_session_counts_nothing_twice(tmp_path: Path) -> None:
+    async with flowing(tmp_path) as (it, flow):
+        arguments = [
+            *counting(it), "-p", f"s4.coordination.folder={tmp_path / 'cluster'}",
+            "-p", "s4.session.timeout=1000", "-p", "s4.cluster.gatherTimeout=5000", "--nodes", "2",
+        ]  # fmt: skip
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await committing(it)
+            before = {folder: epochs.highest(folder) for folder in folders(it)}
+            asleep = children(nodes.pid)[0]
+            os.kill(asleep, signal.SIGSTOP)
+            await until(lambda: any(epochs.highest(f) > n for f, n in before.items()), "taken over")
+            await committing(it)
+            os.kill(asleep, signal.SIGCONT)
+            await committing(it)
+            await all_is_counted(it, flow, nodes)
+
+
+# what is counted by user is counted again by digit, in another task for most
+HOPS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Digit(Event):
+    digit: str
+
+class Spread(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.streams["digits"].put(Digit(str(event.number % 10)))
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.clicks += 1
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.create_stream("digits", self.create_pe(Count), key="digit")
+        self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
+
+app = Clicks("counting")
+"""
+
+
+@pytest.mark.parametrize("damage", ["the newest", "its folder is gone"])
+async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
+    tmp_path: Path, damage: str
+) -> None:
+    async with bench(tmp_path, key="user") as it:
+        arguments = counting(it)
+        (tmp_path / "elements_app.py").write_text(HOPS)
+        for total in (2000, 4000):
+            async with s4_process(*arguments, cwd=tmp_path) as process:
+                await append_by_key(it.log, total - 2000, total)
+                await until(lambda: done(it) == total)  # noqa: B023 - it is this turn's
+                process.signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        lost = folders(it)[1]
+        if damage == "the newest":
+            (lost / str(epochs.epochs_of(lost)[0]) / "CURRENT").unlink()
+        else:
+            shutil.rmtree(lost)
+        for _ in range(2):  # and not at the next start either
+            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
+                assert await process.wait() == 1
+            assert "task 'Partition 1' has lost commits" in process.errors
+            assert "or remove it to begin anew" in process.errors
+            assert "Traceback" not in process.errors
+        shutil.rmtree(tmp_path / "state" / "default" / "counting")
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: done(it) == 4000)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        found = kept_instances(tmp_path / "state" / "default" / "counting")
+        assert sum(found[str(digit)]["clicks"] for digit in range(10)) == 4000
+        assert sum(found[f"user-{n}"]["clicks"] for n in range(USERS)) == 4000

@@ -1,0 +1,630 @@
+"""State at a URL: who takes over, what is true, what is removed. Real file systems of fsspec."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from s4node.errors import StateError, StoreCorrupt, TaskFenced
+from s4node.events.keys import crc32m
+from s4node.state import epochs, remote_manifest, remote_task
+from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.commit_id import shipped_of
+from s4node.state.database import Database
+from s4node.state.remote_job import Depot
+from s4node.state.task_state import TaskState
+from s4node.store_spec import StoreSpec
+
+COUNTS = StoreSpec("counts", str, int)
+
+
+class Owner:
+    """Who has taken the task over, with a folder of its own; commits count in the key ``n``."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.depot = Depot(url, Path("here/app"))
+        self.shipment = self.depot.task("t")
+        self.folder = folder
+        self.fence = max(self.shipment.highest(), epochs.highest(folder)) + 1
+        self.shipment.claim(self.fence, "origin", self.fence)
+        database = epochs.claim(folder, self.fence, Database, self.shipment)
+        self.state = TaskState(database, crc32m, fence=self.fence, ship=self.shipment)
+        self.keeping = Keeping(folder, self.fence, Policy(0, 1, 0), self.shipment)
+        self.keeping.begin(self.state)
+        self.counts = self.state.store(COUNTS)
+
+    def commit(self, n: int, keys: int = 1) -> None:
+        self.counts.put_many({f"key-{key}": n for key in range(keys)})
+        self.state.begin_commit({"log.clicks[0]": n})
+        written = False
+        try:
+            self.state.write()
+            written = True
+        finally:
+            self.state.end_commit(written=written)
+
+    def checkpoint(self) -> None:
+        upload = self.keeping.keep(self.state)
+        assert upload is not None
+        upload()
+
+    @property
+    def found(self) -> tuple[set[int], dict[str, int]]:
+        return set(dict(self.counts.all()).values()), self.state.positions()
+
+    def close(self) -> None:
+        self.state.close()
+
+
+def at(n: int) -> tuple[set[int], dict[str, int]]:
+    return {n}, {"log.clicks[0]": n}
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    name = f"{request.param}://{tmp_path}/depot-{secrets.token_hex(4)}"
+    yield name
+    files, root = fsspec.core.url_to_fs(name)
+    if files.exists(root):
+        files.rm(root, recursive=True)
+
+
+def names(url: str, folder: str) -> list[str]:
+    files, root = fsspec.core.url_to_fs(url)
+    files.invalidate_cache()
+    return sorted(
+        str(path).rpartition("/")[2]
+        for path in files.ls(f"{root}/here/app/tasks/t/{folder}", detail=False)
+    )
+
+
+# -- taking over ----------------------------------------------------------------------------------
+
+
+def test_a_node_without_the_folder_goes_on_from_the_last_commit(url: str, tmp_path: Path) -> None:
+    first = Owner(url, tmp_path / "one")
+    for n in range(1, 4):
+        first.commit(n)
+    first.close()
+    second = Owner(url, tmp_path / "two")
+    assert second.found == at(3)
+    second.commit(4)
+    second.close()
+    third = Owner(url, tmp_path / "three")
+    assert third.found == at(4)
+    assert third.state.last == (second.fence, 4)
+    third.close()
+
+
+def test_a_node_that_has_been_it_before_needs_only_what_it_lacks(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Owner(url, tmp_path / "one")
+    one.commit(1, keys=300)
+    one.checkpoint()
+    one.commit(2)
+    one.close()
+    two = Owner(url, tmp_path / "two")
+    assert "state is fetched" in capsys.readouterr().err
+    two.commit(3)
+    two.close()
+    again = Owner(url, tmp_path / "one")
+    assert "state is fetched" not in capsys.readouterr().err
+    assert again.found == ({1, 3}, {"log.clicks[0]": 3})
+    again.close()
+
+
+def test_a_folder_that_has_missed_a_checkpoint_is_filled_anew(url: str, tmp_path: Path) -> None:
+    one = Owner(url, tmp_path / "one")
+    one.commit(1)
+    one.close()
+    two = Owner(url, tmp_path / "two")
+    for n in range(2, 5):
+        two.commit(n)
+        two.checkpoint()
+    two.close()
+    again = Owner(url, tmp_path / "one")
+    assert again.found == at(4)
+    again.close()
+
+
+def test_a_damaged_folder_is_filled_anew_and_nothing_is_missing(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    for n in range(1, 4):
+        first.commit(n)
+    first.close()
+    (tmp_path / "one" / str(first.fence) / "CURRENT").write_bytes(b"MANIFEST-9999\n")
+    again = Owner(url, tmp_path / "one")
+    assert again.found == at(3)
+    assert "a state folder is damaged; going on from what is shipped" in capsys.readouterr().err
+    again.close()
+
+
+def test_state_that_was_there_before_the_url_is_shipped_first(url: str, tmp_path: Path) -> None:
+    state = TaskState(epochs.claim(tmp_path / "one", 1, Database), crc32m, fence=1)
+    state.store(COUNTS).put("key-0", 7)
+    state.begin_commit({"log.clicks[0]": 7})
+    state.write()
+    state.end_commit(written=True)
+    state.close()
+    Owner(url, tmp_path / "one").close()
+    other = Owner(url, tmp_path / "two")
+    assert other.found == at(7)
+    other.close()
+
+
+def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
+    url: str, tmp_path: Path
+) -> None:
+    """The URL was taken out of the settings for a while."""
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    state = TaskState(epochs.claim(tmp_path / "one", 0, Database), crc32m, fence=9)
+    state.begin_commit({"log.clicks[0]": 2})
+    state.write()
+    state.end_commit(written=True)
+    state.close()
+    told = r"has commit 2, which was written without .*last is 1\. To go on from what was shipped"
+    with pytest.raises(StateError, match=told):
+        Owner(url, tmp_path / "one")
+    other = Owner(url, tmp_path / "two")
+    assert other.found == at(1)
+    other.close()
+
+
+def unshipped(folder: Path, n: int) -> tuple[int, int]:
+    """A commit without the URL; returns its fence and number."""
+    fence = epochs.highest(folder) + 1
+    state = TaskState(epochs.claim(folder, fence, Database), crc32m, fence=fence)
+    state.store(COUNTS).put("key-0", n)
+    state.begin_commit({"log.clicks[0]": n})
+    state.write()
+    state.end_commit(written=True)
+    last = state.last
+    state.close()
+    return last
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_number_is(
+    url: str, tmp_path: Path, more: int
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    second = Owner(url, tmp_path / "two")
+    for n in range(2, 3 + more):
+        second.commit(n)
+    second.close()
+    assert unshipped(tmp_path / "one", 50) == (second.fence, 2)  # as the second's first one
+    with pytest.raises(StateError, match=r"has commit 2, which was written without s4.state.url"):
+        Owner(url, tmp_path / "one")
+    again = Owner(url, tmp_path / "two")
+    assert again.found == at(2 + more)
+    again.close()
+
+
+def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        owner = Owner(f"{url}/{name}", tmp_path / name)
+        owner.commit(1)
+        owner.close()
+    with pytest.raises(StateError, match=f"never shipped to {url}/b/"):
+        Owner(f"{url}/b", tmp_path / "a")
+
+
+def test_who_ships_to_a_new_place_goes_on_from_what_is_shipped_last(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        owner = Owner(f"{url}/old", tmp_path / name)
+        owner.commit(len(name))
+        owner.close()
+    told = r"task folder 't' has commit 1, and .*/old/here/app, .* gone on to commit 2"
+    with pytest.raises(StateError, match=told):
+        Owner(f"{url}/new", tmp_path / "one")
+    Owner(f"{url}/new", tmp_path / "two").close()
+    other = Owner(f"{url}/new", tmp_path / "three")
+    assert other.found == at(3)
+    other.close()
+
+
+def test_a_folder_that_was_left_behind_is_filled_where_the_task_has_moved_with_its_place(
+    url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        owner = Owner(f"{url}/old", tmp_path / name)
+        owner.commit(len(name))
+        owner.close()
+    third = Owner(f"{url}/new", tmp_path / "two")
+    third.commit(4)
+    third.close()
+    for place in ("new", "/new"):  # however it is spelt
+        again = Owner(f"{url}/{place}", tmp_path / "one")
+        assert again.found == at(4)
+        again.close()
+
+
+def test_what_is_shipped_may_be_moved(url: str, tmp_path: Path) -> None:
+    first = Owner(f"{url}/old", tmp_path / "one")
+    first.commit(1)
+    first.commit(2)
+    first.close()
+    files, root = fsspec.core.url_to_fs(url)
+    files.copy(f"{root}/old", f"{root}/new", recursive=True)
+    files.rm(f"{root}/old", recursive=True)
+    again = Owner(f"{url}/new", tmp_path / "one")
+    assert again.found == at(2)
+    again.commit(3)
+    again.close()
+    other = Owner(f"{url}/new", tmp_path / "two")
+    assert other.found == at(3)
+    other.close()
+
+
+def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
+    url: str, tmp_path: Path
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    fence = epochs.highest(tmp_path / "one") + 1
+    state = TaskState(epochs.claim(tmp_path / "one", fence, Database), crc32m, fence=fence)
+    state.store(COUNTS).put("key-0", 50)
+    state = state.reloaded()  # the task has failed at an event
+    state.begin_commit({"log.clicks[0]": 2})
+    state.write()
+    state.end_commit(written=True)
+    assert shipped_of(state.database) == ""
+    state.close()
+    with pytest.raises(StateError, match="and never shipped to"):
+        Owner(url, tmp_path / "one")
+
+
+def test_a_crash_before_anything_is_there_changes_nothing(url: str, tmp_path: Path) -> None:
+    unshipped(tmp_path / "one", 7)
+    shipment = Depot(url, Path("here/app")).task("t")
+    shipment.claim(shipment.highest() + 2, "origin", 2)
+    epochs.claim(tmp_path / "one", 2, Database, shipment).close()
+    again = Owner(url, tmp_path / "one")
+    assert again.found == at(7)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "stored"),
+    [
+        ("../outside", "{object}"),
+        ("{place}/outside", "{object}"),
+        ("below/outside", "{object}"),
+        ("..", "{object}"),
+        ("", "{object}"),
+        ("CURRENT", "../../../{object}"),
+        ("CURRENT", "0000000000000001-../{object}"),
+    ],
+)
+def test_a_manifest_whose_names_lead_elsewhere_is_refused_before_anything_is_written(
+    url: str, tmp_path: Path, file: str, stored: str
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.checkpoint()
+    first.close()
+    files, root = fsspec.core.url_to_fs(url)
+    name = names(url, "manifests")[-1]
+    place = f"{root}/here/app/tasks/t/manifests/{name}"
+    manifest = msgspec.json.decode(files.cat_file(place), type=remote_manifest.Manifest)
+    known = manifest.files["CURRENT"]
+    named = file.format(place=tmp_path), stored.format(object=known.object)
+    listed = {**manifest.files, named[0]: msgspec.structs.replace(known, object=named[1])}
+    bad = msgspec.structs.replace(manifest, files=listed)
+    files.pipe_file(place, msgspec.json.encode(bad))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StateError) as caught:
+        Owner(url, tmp_path / "two")
+    wrong = named[0] if stored == "{object}" else named[1]
+    assert str(caught.value).startswith(
+        f"{url}/here/app/tasks/t/manifests/{name} names a file {wrong!r}, which s4node does not"
+    )
+    made = {path for path in tmp_path.rglob("*") if path.is_file()} - set(before)
+    assert {path.parent.name for path in made} <= {"claims"}  # that of the new owner
+    files.rm_file(place)
+    again = Owner(url, tmp_path / "three")
+    assert again.found == at(1)
+    again.close()
+
+
+# -- who may write --------------------------------------------------------------------------------
+
+
+def test_an_owner_that_wakes_up_can_commit_nothing(url: str, tmp_path: Path) -> None:
+    paused = Owner(url, tmp_path / "one")
+    paused.commit(1)
+    owner = Owner(url, tmp_path / "two")
+    with pytest.raises(TaskFenced, match="another container has taken"):
+        paused.commit(100)
+    assert paused.state.last[1] == 1  # not in its own folder, either
+    owner.commit(2)
+    there = names(url, "manifests")
+    paused.checkpoint()  # which is no error: it may have handed the task over in order
+    assert names(url, "manifests") == there
+    third = Owner(url, tmp_path / "three")
+    assert third.found == at(2)
+    for one in (paused, owner, third):
+        one.close()
+
+
+@pytest.mark.parametrize("calls", range(12))
+def test_an_upload_that_is_overtaken_by_the_next_owner_ends_without_an_error(
+    tmp_path: Path, calls: int
+) -> None:
+    """As after a task was handed over in order, while what its last checkpoint holds is shipped."""
+    url = f"memory://{tmp_path}/depot-{secrets.token_hex(4)}"
+    before = Owner(url, tmp_path / "one")
+    for n in range(1, 4):
+        before.commit(n)
+        before.checkpoint()
+    upload = before.keeping.keep(before.state)
+    assert upload is not None
+    before.close()
+    owners: list[Owner] = []
+    meddle(before, calls, lambda: owners.append(Owner(url, tmp_path / "two")))
+    upload()
+    assert not before.shipment.uploading
+    after = owners[0] if owners else Owner(url, tmp_path / "two")
+    assert after.found == at(3)
+    after.commit(4)
+    after.checkpoint()
+    after.close()
+
+
+def test_an_owner_of_an_earlier_epoch_is_refused(url: str, tmp_path: Path) -> None:
+    owner = Owner(url, tmp_path / "one")
+    owner.shipment.claim(owner.fence + 1, "origin", 7)
+    late = owner.depot.task("t")
+    with pytest.raises(TaskFenced, match="belongs to epoch 7 by now"):
+        late.claim(owner.fence + 2, "origin", 6)
+    late.claim(owner.fence + 2, "another", 1)
+    owner.close()
+
+
+class Between:
+    """A file system on which something happens between two calls."""
+
+    def __init__(self, files: Any, at: int, what: Callable[[], None]) -> None:
+        self._files = files
+        self._left = at
+        self._what: Callable[[], None] | None = what
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        if name not in ("ls", "cat_file", "pipe_file", "put_file", "get_file", "rm_file"):
+            return found
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left < 0 and self._what is not None:
+                what, self._what = self._what, None
+                what()
+            return found(*arguments, **more)
+
+        return call
+
+
+def meddle(owner: Owner, at: int, what: Callable[[], None]) -> None:
+    """Have something happen at a call of the owner's to come."""
+    files = owner.shipment._files
+    files.fs = Between(files.fs, at, what)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    deeds=st.lists(st.sampled_from(["commit", "checkpoint"]), min_size=1, max_size=4),
+    calls=st.integers(0, 20),
+    second=st.lists(st.sampled_from(["commit", "checkpoint"]), max_size=4),
+    nested=st.integers(0, 20),
+)
+def test_whenever_another_takes_over_what_counted_is_taken_over(
+    tmp_path_factory: pytest.TempPathFactory,
+    deeds: list[str],
+    calls: int,
+    second: list[str],
+    nested: int,
+) -> None:
+    """Between any two calls of an owner, another takes over, and a third between any of its."""
+    folder = tmp_path_factory.mktemp("owners")
+    url = f"memory://{folder}"
+    counted = [0]
+    owners: list[Owner] = []
+    number = [0]
+
+    def live(owner: Owner, deeds: list[str]) -> None:
+        for deed in deeds:
+            try:
+                if deed == "commit":
+                    number[0] += 1
+                    mine = number[0]
+                    owner.commit(mine)
+                    counted.append(mine)
+                else:
+                    owner.checkpoint()
+            except TaskFenced:
+                return
+
+    def take_over() -> None:
+        owner = Owner(url, folder / str(len(owners)))
+        (seen,) = owner.found[0] or {0}
+        assert seen >= counted[-1]
+        owners.append(owner)
+        meddle(owner, nested, third)
+        live(owner, second)
+
+    def third() -> None:
+        owner = Owner(url, folder / str(len(owners)))
+        (seen,) = owner.found[0] or {0}
+        assert seen >= counted[-1]
+        owners.append(owner)
+        live(owner, ["commit", "checkpoint"])
+
+    try:
+        first = Owner(url, folder / "first")
+        owners.append(first)
+        live(first, ["commit", "checkpoint", "commit"])
+        meddle(first, calls, take_over)
+        live(first, deeds)
+        last = Owner(url, folder / "last")
+        owners.append(last)
+        (seen,) = last.found[0]
+        assert seen >= counted[-1]
+        assert last.state.positions() == {"log.clicks[0]": seen}
+    finally:
+        for owner in owners:
+            owner.close()
+        shutil.rmtree(folder)
+
+
+# -- what is there --------------------------------------------------------------------------------
+
+
+def test_a_table_is_put_there_once_and_what_nobody_needs_is_removed(
+    url: str, tmp_path: Path
+) -> None:
+    owner = Owner(url, tmp_path / "one")
+    tables: list[set[str]] = []
+    for n in range(1, 6):
+        owner.commit(n, keys=100)
+        owner.checkpoint()
+        (newest,) = names(url, "manifests")[-1:]
+        files, root = fsspec.core.url_to_fs(url)
+        data = files.cat_file(f"{root}/here/app/tasks/t/manifests/{newest}")
+        manifest = msgspec.json.decode(data, type=remote_manifest.Manifest)
+        tables.append({one.object for n, one in manifest.files.items() if n.endswith(".sst")})
+    assert len(names(url, "manifests")) == remote_manifest.KEPT_MANIFESTS
+    assert tables[0] & tables[1]  # the first table was not put there again
+    assert set(names(url, "files")) >= tables[-1] | tables[-2]
+    assert len(names(url, "batches")) == 1  # behind the manifest before the last
+    assert len(names(url, "claims")) == 1
+    owner.close()
+
+
+def test_many_commits_make_a_checkpoint_due(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_task, "_MOST_BATCHES", 3)
+    owner = Owner(url, tmp_path / "one")
+    due = []
+    for n in range(1, 4):
+        owner.commit(n)
+        due.append(owner.keeping.due)
+    assert due == [False, False, True]
+    owner.checkpoint()
+    assert not owner.keeping.due
+    owner.close()
+
+
+def damage(url: str, folder: str, name: str, change: Callable[[bytes], bytes]) -> None:
+    files, root = fsspec.core.url_to_fs(url)
+    place = f"{root}/here/app/tasks/t/{folder}/{name}"
+    files.pipe_file(place, change(files.cat_file(place)))
+
+
+def flipped(data: bytes) -> bytes:
+    if not data:
+        return b"x"
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+
+
+def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_said(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    for n in range(1, 5):
+        first.commit(n)
+    first.close()
+    damage(url, "batches", names(url, "batches")[2], flipped)
+    second = Owner(url, tmp_path / "two")
+    assert second.found == at(2)
+    assert "a commit that was shipped is damaged" in capsys.readouterr().err
+    second.commit(3)
+    second.close()
+    third = Owner(url, tmp_path / "three")
+    assert third.found == at(3)
+    third.close()
+
+
+def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1, keys=50)
+    first.checkpoint()
+    before = set(names(url, "files"))
+    first.commit(2, keys=50)
+    first.checkpoint()
+    first.commit(3, keys=50)
+    first.close()
+    for name in set(names(url, "files")) - before:
+        damage(url, "files", name, flipped)
+    second = Owner(url, tmp_path / "two")
+    assert second.found == at(3)  # the commits behind the earlier checkpoint are there, too
+    assert "what is shipped is damaged; going on from the one before" in capsys.readouterr().err
+    second.close()
+
+
+def test_where_no_checkpoint_there_is_whole_it_is_told(url: str, tmp_path: Path) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.checkpoint()
+    first.commit(2)
+    first.checkpoint()
+    first.commit(3)
+    first.checkpoint()
+    first.close()
+    for name in names(url, "files"):
+        damage(url, "files", name, flipped)
+    with pytest.raises(StoreCorrupt, match=r"all 2 checkpoints at .* are damaged"):
+        Owner(url, tmp_path / "two")
+
+
+def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -> None:
+    first = Owner(url, tmp_path / "one")
+    first.commit(1)
+    first.close()
+    (name,) = names(url, "manifests")
+    damage(url, "manifests", name, lambda data: data.replace(b'"format":1', b'"format":9'))
+    with pytest.raises(StateError, match="has the format 9, and this s4node reads 1; run the"):
+        Owner(url, tmp_path / "two")
+
+
+def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/depot"
+    owner = Owner(url, tmp_path / "one")
+    owner.commit(1)
+    batches = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "batches"
+    batches.rename(tmp_path / "away")
+    with pytest.raises(
+        StateError,
+        match=r"depot/here/app cannot be read or written: FileNotFound.*; see that s4.state.url",
+    ):
+        owner.commit(2)
+    assert owner.state.last[1] == 1
+    (tmp_path / "away").rename(batches)
+    owner.commit(3)
+    owner.close()
+    second = Owner(url, tmp_path / "two")
+    assert second.found == at(3)
+    second.close()

@@ -1,0 +1,178 @@
+"""Systems: the contract's kit over memory and the embedded log, and the registry of systems."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from harness import free_port, plain_errors
+
+pytest.register_assert_rewrite("conformance.systems")
+
+from conformance.systems import Lab, SystemConformance  # noqa: E402
+
+from s4node import App, GenericEvent, ProcessingElement  # noqa: E402
+from s4node.config.config import Config  # noqa: E402
+from s4node.errors import ConfigError, StartpointError, UnknownStream  # noqa: E402
+from s4node.offsets.startpoint import Oldest, Timestamp, Upcoming  # noqa: E402
+from s4node.offsets.system import SystemStreamPartition  # noqa: E402
+from s4node.runtime.container.container import Container  # noqa: E402
+from s4node.systems.embedded_log import EmbeddedLog  # noqa: E402
+from s4node.systems.live import LiveSource  # noqa: E402
+from s4node.systems.memory import MemorySystem  # noqa: E402
+from s4node.systems.registry import Systems  # noqa: E402
+
+
+class MemoryLab(Lab):
+    ends = True
+
+    def __init__(self) -> None:
+        self.system = self.memory = MemorySystem()
+
+    async def create(self, stream: str, partitions: int) -> None:
+        self.memory.create(stream, partitions)
+
+    async def trim(self, stream: str, partition: int, below: int) -> None:
+        self.memory.trim(stream, partition, below)
+
+    async def go_away(self) -> None:
+        self.memory.go_away()
+
+    async def come_back(self) -> None:
+        self.memory.come_back()
+
+    async def end(self, stream: str, partition: int) -> None:
+        self.memory.end(stream, partition)
+
+
+class TestMemory(SystemConformance):
+    """The kit's claims, in memory."""
+
+    @asynccontextmanager
+    async def lab(self) -> AsyncIterator[Lab]:
+        lab = MemoryLab()
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(lab.memory.run)
+                yield lab
+                nursery.cancel_scope.cancel()
+
+
+class LogLab(Lab):
+    """A log that a container serves, which stops and starts again at the same port."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self._address = f"tcp://127.0.0.1:{free_port()}"
+        self._settings = {
+            "s4.log.folder": str(folder),
+            "s4.listener.address": self._address,
+            "s4.watchdog.ms": "0",
+        }
+        self._nursery = nursery
+        self._ended = trio.Event()
+        self.system = self.log = EmbeddedLog("log", self._address)
+
+    async def serve(self) -> None:
+        app = App("keeper")
+        app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+        self._node = Container(app, Config.of(self._settings))
+        self._ended = trio.Event()
+        self._nursery.start_soon(self._run, self._node, self._ended)
+        await self._node.ready.wait()
+
+    async def _run(self, node: Container, ended: trio.Event) -> None:
+        await node.run()
+        ended.set()
+
+    async def create(self, stream: str, partitions: int) -> None:
+        await self.log.create(stream, partitions)
+
+    async def trim(self, stream: str, partition: int, below: int) -> None:
+        await self.log.trim(stream, partition=partition, offset=below)
+
+    async def go_away(self) -> None:
+        self._node.stop()
+        await self._ended.wait()
+
+    async def come_back(self) -> None:
+        await self.serve()
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+
+class TestEmbeddedLog(SystemConformance):
+    """The kit's claims, in the log of a node."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return tmp_path / "log"
+
+    @pytest.fixture
+    def open_lab(self, folder: Path) -> Callable[[], AbstractAsyncContextManager[Lab]]:
+        @asynccontextmanager
+        async def lab() -> AsyncIterator[Lab]:
+            with plain_errors():
+                async with trio.open_nursery() as nursery:
+                    lab = LogLab(folder, nursery)
+                    await lab.serve()
+                    await nursery.start(partial(EmbeddedLog.run, lab.log))
+                    yield lab
+                    nursery.cancel_scope.cancel()
+
+        return lab
+
+
+async def test_live_sockets_begin_with_what_is_upcoming_and_nowhere_else() -> None:
+    source = LiveSource(["clicks"], 4)
+    ssp = SystemStreamPartition("live", "clicks", 0)
+    assert await source.partitions("clicks") == 4
+    assert await source.resolve(ssp, Upcoming()) == 0
+    for startpoint in (Oldest(), Timestamp(0)):
+        with pytest.raises(StartpointError, match="live sockets, which keep nothing"):
+            await source.resolve(ssp, startpoint)
+
+
+def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
+    systems = Systems(Config.of({"systems.old.type": "log", "systems.old.address": "tcp://h:1"}))
+    with pytest.raises(UnknownStream, match=r"'archive'; known are live, old.*systems\.archive"):
+        systems["archive"]
+
+
+def test_a_system_of_one_s_own_is_called_with_its_name_and_address_once() -> None:
+    systems = Systems(
+        Config.of(
+            {
+                "systems.mine.type": "s4node.systems.memory:MemorySystem",
+                "systems.mine.address": "anywhere",
+            }
+        )
+    )
+    made = systems["mine"]
+    assert isinstance(made, MemorySystem)
+    assert (made.name, made.address) == ("mine", "anywhere")
+    assert systems["mine"] is made
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"systems.a.b.type": "log"}, "leave the dots out"),
+        ({"systems.live.type": "log"}, "live to the sockets"),
+        ({"systems.a.address": "tcp://h:1"}, "systems.a.type is not; set it"),
+        ({"systems.a.type": "nowhere:Nothing"}, "cannot be imported"),
+        ({"systems.a.type": "s4node.systems.live:LiveSource"}, "has no run, wait_reachable"),
+        ({"systems.a.type": "log"}, "set systems.a.address"),
+    ],
+)
+def test_what_is_wrong_with_a_system_s_settings_is_said(
+    settings: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Systems(Config.of(settings))["a"]

