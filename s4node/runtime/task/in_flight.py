@@ -9,7 +9,8 @@ Rules
   loop's thread.
 - What it has put is handed on when it ends.
 - What is read from an input that can be read again is released in the order in which it came. What
-  was asked for at an event takes effect when it is released.
+  was asked for at an event takes effect when it is released. A batch without events of the task has
+  its place in that order, too: it may have events of other tasks, which go on when it is released.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Flights:
         self._aside: dict[Hashable, Load] = {}  # by source, one at most each
         self._begun: dict[Flight, None] = {}
         self._looked: dict[Flight, None] = {}  # and not ended
-        self._releases: dict[Hashable, Release[Flight]] = {}
+        self._releases: dict[Hashable, Release[Flight | EventBatch]] = {}
 
     def wants(self, by_key: bool) -> bool:
         """Whether to look at another event."""
@@ -71,13 +72,22 @@ class Flights:
         if load is None or load.batch is not batch:
             release = None
             if in_order:
-                release = self._releases.setdefault(batch.source, Release())
+                release = self._release_of(batch)
             load = self._load = Load(batch, release)
         flight = Flight(load, batch.at, self._streams)
         self._looked[flight] = None
         if load.release is not None:
             load.release.begin(flight)
         return flight
+
+    def look_past(self, batch: EventBatch) -> list[Flight | EventBatch]:
+        """A batch without events is done in its turn; returns what is released by that."""
+        release = self._release_of(batch)
+        release.begin(batch)
+        return release.complete(batch)
+
+    def _release_of(self, batch: EventBatch) -> Release[Flight | EventBatch]:
+        return self._releases.setdefault(batch.source, Release())
 
     def add(self, flight: Flight) -> None:
         """Let it take its place."""
@@ -109,7 +119,7 @@ class Flights:
         """The event that began first of those that are outstanding."""
         return next(iter(self._begun), None)
 
-    def resume(self) -> Iterator[Flight]:
+    def resume(self) -> Iterator[Flight | EventBatch]:
         """A commit has been taken; what is released by that."""
         for release in self._releases.values():
             if release.stopped:
@@ -226,7 +236,9 @@ class InFlight:
                     executor.left(1)
             elif not batch.events:
                 backlog.stages[batch.source].passed(batch.size, batch.bytes)
-                if batch.receipt is not None:
+                if isinstance(batch.receipt, _COUNTED):
+                    self._release(flights.look_past(batch))
+                elif batch.receipt is not None:
                     batch.receipt.done()
             if batch.at >= len(batch.events):
                 backlog.at_hand = None
@@ -333,9 +345,13 @@ class InFlight:
         while behind := list(self._flights.resume()):
             self._release(behind)
 
-    def _release(self, flights: Iterable[Flight]) -> None:
+    def _release(self, released: Iterable[Flight | EventBatch]) -> None:
         """Tell the inputs of what is released, and heed what was asked for there."""
-        for flight in flights:
+        for flight in released:
+            if isinstance(flight, EventBatch):
+                assert flight.receipt is not None
+                flight.receipt.done()
+                continue
             load = flight.load
             receipt = load.batch.receipt
             assert receipt is not None

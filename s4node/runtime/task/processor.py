@@ -36,7 +36,7 @@ class Load:
 
     __slots__ = ("batch", "left", "release", "unreleased")
 
-    def __init__(self, batch: EventBatch, release: Release[Flight] | None) -> None:
+    def __init__(self, batch: EventBatch, release: Release[Flight | EventBatch] | None) -> None:
         self.batch = batch
         self.left = self.unreleased = len(batch.events) - batch.at
         self.release = release

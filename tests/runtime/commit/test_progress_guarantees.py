@@ -16,7 +16,7 @@ from kept import kept_positions
 from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
-from s4node.events.keys import Partitioner
+from s4node.events.keys import Partitioner, hasher_named
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 
@@ -186,6 +186,41 @@ async def test_a_slow_stream_does_not_hold_the_progress_of_another_back(
         assert progress(settings)["slow[0]"] == 0
         held["slow", 0].complete()
         await until(lambda: progress(settings) == {"quick[0]": 30, "slow[0]": 3})
+
+
+async def test_events_of_other_tasks_go_on_in_order_past_batches_without_own_ones(
+    settings: dict[str, str], system: MemorySystem
+) -> None:
+    partitioner = Partitioner(2, hasher_named("crc32m"))
+    own, other = (
+        next(user for user in map("u{}".format, range(99)) if partitioner.memo[user] == number)
+        for number in (0, 1)
+    )
+    system.create("clicks", 1)
+    begun, going, seen = trio.Event(), trio.Event(), []
+
+    class Slow:
+        async def process(
+            self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+        ) -> None:
+            click: Click = envelope.message
+            if click.user == own:
+                begun.set()
+                await going.wait()
+            seen.append((click.user, click.n))
+
+    app = TaskApp("slow", Slow)
+    app.create_input_stream("clicks", key="user", types=Click, system="memory")
+    system.put("clicks", 0, Click(own, 1), Click(other, 2))
+    settings |= {"task.max.concurrency": "8", "task.order": "key"}
+    async with running(app, settings, partitions=2):
+        await begun.wait()
+        system.put("clicks", 0, Click(other, 3))  # a batch that has nothing of the task that reads
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert seen == []
+        going.set()
+        await until(lambda: len(seen) == 3)
+    assert [click for click in seen if click[0] == other] == [(other, 2), (other, 3)]
 
 
 async def test_progress_is_saved_at_every_interval(
