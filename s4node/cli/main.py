@@ -203,7 +203,7 @@ def _stream_commands(commands: Parsers) -> None:
 def _other_commands(commands: Parsers) -> None:
     """Those that make, draw, ask and measure."""
     new_app = command(
-        commands, "new-app", _new_app, "make the folder of a new app, with a test",
+        commands, "new-app", _new_app, "make the project of a new app, with a test",
         "s4 new-app clicks",
     )  # fmt: skip
     new_app.add_argument("name", metavar="NAME", help="small letters, digits, - and _")

@@ -1,4 +1,4 @@
-"""``s4 new-app``: makes the folder of a new app, with a test that passes.
+"""``s4 new-app``: makes the project of a new app, with a test that passes.
 
 Rules
 - It makes all of it or nothing, so that it can be tried again; nothing that exists is touched.
@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 
 from s4node.errors import ConfigError
+from s4node.version import __version__
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 
@@ -65,6 +66,9 @@ class $cls(App):
         count.totals = self.create_output_stream("totals", types=Total)
         count.set_timer_interval(float(self.parameters.get("seconds", "1")))
         self.create_input_stream("clicks", count, key="user")
+
+
+app = $cls("$project")
 '''
 
 _TEST = '''\
@@ -96,20 +100,125 @@ def test_a_total_is_told_after_a_while_and_only_when_it_has_changed() -> None:
         assert test.take_output("totals") == []
 '''
 
+_PYPROJECT = """\
+[project]
+name = "$project"
+version = "0.1.0"
+description = "An app of s4node: $title."
+requires-python = ">=3.11"
+dependencies = ["s4node>=$version"] # s4 deploy has each node check that it has these
+
+[dependency-groups]
+test = ["pytest>=8"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+_PROPERTIES = """\
+# Settings of the app, for: s4 run app.py --config app.properties
+# The command "s4 config default" prints every setting with its meaning.
+
+s4.listener.address = tcp://127.0.0.1:12001
+
+# Each event of "clicks" counts once, whatever is killed; the counts are saved.
+s4.stream.clicks.grade = durable
+
+# "totals" is kept by the log node, which listens at this address.
+s4.stream.totals.consumers = log
+s4.cluster.log.address = tcp://127.0.0.1:12000
+"""
+
+_COMPOSE = """\
+# The app, and a log node that keeps its stream "totals". Build the image once, in s4node's folder:
+#   docker build --file docker/Dockerfile --tag s4node .
+
+x-s4: &s4
+  image: $${S4_IMAGE:-s4node}
+  restart: unless-stopped
+  stop_grace_period: 40s # the app has task.shutdown.ms, 30 s, to stop in order
+
+services:
+  log:
+    <<: *s4
+    command:
+      - node
+      - logs
+      - --name=log
+      - -ps4.listener.address=tcp://0.0.0.0:12000
+      - -ps4.listener.advertise=log
+      - -ps4.log.folder=/var/lib/s4/.s4node/log
+    volumes:
+      - log:/var/lib/s4/.s4node
+
+  # Creates the stream and ends; does nothing where the stream exists.
+  totals:
+    <<: *s4
+    restart: on-failure
+    command: [log, create, totals, --partitions=4, --key=user, --to=tcp://log:12000]
+    depends_on:
+      log:
+        condition: service_healthy
+
+  app:
+    <<: *s4
+    command:
+      - run
+      - /srv/app/app.py
+      - --config=/srv/app/app.properties
+      - -ps4.listener.address=tcp://0.0.0.0:12000
+      - -ps4.listener.advertise=app
+      - -ps4.cluster.log.address=tcp://log:12000
+    volumes:
+      - state:/var/lib/s4/.s4node
+      - .:/srv/app:ro
+    depends_on:
+      totals:
+        condition: service_completed_successfully
+
+volumes:
+  log:
+  state:
+"""
+
 _README = """\
 # $title
 
-`app.py` is the app, `test_app.py` tests it in memory.
+`app.py` is the app, `test_app.py` tests it in memory, `app.properties` has its settings.
 
 ```console
 $$ python -m pytest                 # test it
 $$ s4 graph app.py                  # draw it
-$$ s4 run app.py                    # run it; Ctrl-C stops it
+$$ s4 run app.py                    # run it in memory only; Ctrl-C stops it
 $$ echo '{"user": "joe"}' | s4 send clicks    # in another terminal
+```
+
+With its settings each event counts once, and a log node keeps the totals:
+
+```console
+$$ s4 node logs -p s4.log.folder=log &
+$$ s4 log create totals --partitions 4 --key user
+$$ s4 run app.py --config app.properties &
+$$ echo '{"user": "joe"}' | s4 send clicks
+$$ s4 log tail totals --from oldest
+```
+
+`docker compose up` starts the same in containers; `compose.yaml` says how to build the image.
+
+```console
+$$ echo '{"user": "joe"}' | docker compose exec -T app s4 send clicks --to tcp://app:12000
+$$ docker compose exec log s4 log tail totals --from oldest --to tcp://log:12000
 ```
 """
 
-_FILES = {"app.py": _APP, "test_app.py": _TEST, "README.md": _README}
+_FILES = {
+    "pyproject.toml": _PYPROJECT,
+    "app.py": _APP,
+    "test_app.py": _TEST,
+    "app.properties": _PROPERTIES,
+    "compose.yaml": _COMPOSE,
+    "README.md": _README,
+}
 
 
 def new_app(name: str, folder: Path | None = None) -> int:
@@ -127,7 +236,13 @@ def new_app(name: str, folder: Path | None = None) -> int:
     cls = "".join(word.capitalize() for word in words)
     cls = cls if cls.endswith("App") else f"{cls}App"
     names = ", ".join(sorted(["Click", "Count", "Total", cls]))
-    values = {"cls": cls, "names": names, "title": " ".join(words)}
+    values = {
+        "cls": cls,
+        "names": names,
+        "project": "-".join(words),
+        "title": " ".join(words),
+        "version": __version__,
+    }
     try:
         folder.mkdir(parents=True)
         try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from harness import environment, node_process, run_s4, s4
+from harness import environment, node_process, run_s4, s4, s4_process
+
+from s4node.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,12 +47,39 @@ async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
     assert sent.stderr == "clicks: 1 admitted\n"
 
 
+async def test_an_app_whose_log_lacks_its_output_stream_says_how_to_create_it(
+    tmp_path: Path,
+) -> None:
+    await run_s4("new-app", "clicks", cwd=tmp_path)
+    folder = tmp_path / "clicks"
+    anywhere = ("-p", "s4.listener.address=tcp://127.0.0.1:0", "--folder", tmp_path / "cluster")
+    logs = ("node", "logs", "-p", f"s4.log.folder={tmp_path / 'log'}", *anywhere)
+    async with s4_process(*logs, cwd=tmp_path) as log:
+        settings = {
+            "s4.listener.address": "tcp://127.0.0.1:0",
+            "s4.cluster.log.address": log.address,
+            "s4.state.folder": str(tmp_path / "state"),
+        }
+        options = [text for each in settings.items() for text in ("-p", "=".join(each))]
+        app = ("run", "app.py", "--config", "app.properties", *options)
+        ended = await run_s4(*app, cwd=folder)
+
+    assert ended.returncode == 1
+    assert "stream 'totals'" in ended.stderr
+    assert "s4 log create totals creates it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
     await run_s4("new-app", "x2", "--folder", "deep/inside", cwd=tmp_path)
     folder = tmp_path / "deep" / "inside"
 
-    assert names_in(folder) == ["README.md", "app.py", "test_app.py"]
+    assert names_in(folder) == [
+        "README.md", "app.properties", "app.py", "compose.yaml", "pyproject.toml", "test_app.py",
+    ]  # fmt: skip
     assert "class X2App(App):" in (folder / "app.py").read_text()
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["dependencies"]) == ("x2", [f"s4node>={__version__}"])
     for tool in (
         [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "app.py", "test_app.py"],
         [sys.executable, "-m", "ruff", "check", "--no-cache", "--isolated", "."],

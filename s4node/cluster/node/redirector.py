@@ -145,6 +145,8 @@ class Door:
             wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
             found = self._lookup(*wish)
             if isinstance(found, str):
+                if self._log is not None:
+                    found += f"; nor has this node's log: s4 log create {header.stream} creates it"
                 answer = wire.Hello(self._node, "", header.stream, error=found)
                 connection.answer(wire.encode_frame(answer))
             else:

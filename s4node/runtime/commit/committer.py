@@ -190,8 +190,8 @@ class Committer:
     async def check(self) -> None:
         """Raise TaskFenced where one of the tasks is another container's by now."""
         context = self._context
-        assert context.store is not None
         for kept in list(self._tasks.values()):
+            assert context.store is not None  # opened before the first task is claimed
             await context.claims(context.store.check, kept.claim)
 
     async def release(self, task: Task) -> None:
