@@ -49,7 +49,8 @@ PURE_MODULES = {
     "metrics": "registry snapshot",
     "events": "event keepable keys routing schema type_words",
     "app": (
-        "app dataflow graph instances pe_codec processing_element prototype stream stream_task"
+        "app cycles dataflow graph instances pe_codec processing_element prototype stream "
+        "stream_task"
     ),
     "stages": "backpressure credit executors key_order stage",
     "offsets": (

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
+from s4node.app.cycles import components, cycle_through
+
 
 class Edges:
     """Who puts on what, and the groups of streams that feed themselves."""
@@ -52,38 +54,17 @@ class Edges:
 
     def cycle(self, stream: str) -> list[str]:
         """A shortest way from the stream back to itself, both ends included; empty if none."""
-        ways = {target: [stream, target] for target in sorted(self.targets.get(stream, ()))}
-        while ways and stream not in ways:
-            reached = dict(ways)
-            for at, way in ways.items():
-                for target in sorted(self.targets.get(at, ())):
-                    reached.setdefault(target, [*way, target])
-            if len(reached) == len(ways):
-                return []
-            ways = reached
-        return ways.get(stream, [])
+        group = self.group(stream)
+        return [*cycle_through(stream, group, self.targets), stream] if group else []
 
     def _add(self, source: str, target: str) -> None:
         self.targets.setdefault(source, set()).add(target)
         self.known.add((source, target))
 
     def _regroup(self) -> None:
-        reach = {source: self._reachable(source) for source in self.targets}
         self._groups = {
-            source: frozenset(other for other in reached if source in reach.get(other, frozenset()))
-            for source, reached in reach.items()
-            if source in reached
+            stream: frozenset(group) for group in components(self.targets) for stream in group
         }
-
-    def _reachable(self, source: str) -> frozenset[str]:
-        found: set[str] = set()
-        ahead = [source]
-        while ahead:
-            for target in self.targets.get(ahead.pop(), ()):
-                if target not in found:
-                    found.add(target)
-                    ahead.append(target)
-        return frozenset(found)
 
 
 class Order:

@@ -15,6 +15,7 @@ from typing import Any
 
 from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.cycles import cycles as cycles_of
 from s4node.app.graph import rule_of
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream
@@ -104,7 +105,7 @@ def diagram_of(app: App) -> Diagram:
             )
         )
     pes = [_pe(app.prototypes[name][0]) for name in order]
-    cycles = tuple(map(tuple, dataflow.cycles(dataflow.edges(app))))
+    cycles = tuple(map(tuple, cycles_of(dataflow.edges(app))))
     return Diagram(app.name, tuple(pes), tuple(edges), cycles)
 
 
