@@ -1,4 +1,4 @@
-"""The README's code runs as it stands there, and so do its commands."""
+"""The code of the README and of the first pages runs as it stands there, and so do the commands."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from harness import ROOT
 
 from s4node.config.settings import KEYS
 
-README = (ROOT / "README.md").read_text()
+README, FIRST_APP, CLUSTER, INPUTS = (
+    (ROOT / page).read_text()
+    for page in ("README.md", "docs/first-app.md", "docs/cluster.md", "docs/inputs.md")
+)
 SECONDS = 30
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
 @contextmanager
@@ -59,14 +62,14 @@ def s4(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_hello_is_the_file_it_says_and_has_five_lines() -> None:
-    hello = python_blocks()[0]
+    (hello,) = python_blocks(README)
 
     assert hello == (ROOT / "apps/hello/app.py").read_text()
     assert len(hello.splitlines()) == 5
 
 
 def test_the_keyed_count_is_the_file_it_says_and_has_eight_lines() -> None:
-    counter = python_blocks()[1]
+    counter = python_blocks(FIRST_APP)[0]
 
     assert counter == (ROOT / "apps/counter/app.py").read_text()
     assert len(counter.splitlines()) == 8
@@ -82,9 +85,9 @@ def test_hello_greets_what_is_sent_from_a_shell() -> None:
     assert sent.returncode == 0
 
 
-def test_the_client_in_the_readme_reaches_the_keyed_count(tmp_path: Path) -> None:
+def test_the_client_of_the_first_page_reaches_the_keyed_count(tmp_path: Path) -> None:
     with node("run", "apps/counter/app.py") as (address, process):
-        program = python_blocks()[2].replace("tcp://127.0.0.1:12000", address)
+        program = python_blocks(FIRST_APP)[1].replace("tcp://127.0.0.1:12000", address)
         script = tmp_path / "client.py"
         script.write_text(program)
         done = subprocess.run(
@@ -101,7 +104,7 @@ def test_the_client_in_the_readme_reaches_the_keyed_count(tmp_path: Path) -> Non
 
 
 def test_a_stream_that_is_kept_feeds_the_keyed_count_and_a_task(tmp_path: Path) -> None:
-    section = README.partition("## Streams that are kept")[2].partition("\n## ")[0]
+    section = INPUTS.partition("## A log, an app and a task")[2].partition("\n## ")[0]
     blocks = "".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL))
     commands = [shlex.split(one) for one in blocks.replace("\\\n", " ").split("$ ") if one.strip()]
     (tmp_path / "tally.py").write_text(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
@@ -154,9 +157,8 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
     assert greeted == {"Hello joe!\n", "Hello ann!\n", "Hello bob!\n"}
 
 
-def test_several_nodes_as_the_readme_starts_them(tmp_path: Path) -> None:
-    section = README.partition("## Several nodes")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+def test_several_nodes_as_the_page_starts_them(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```console\n(.*?)```", CLUSTER, re.DOTALL)
     commands = [line.removeprefix("$ ").partition("  #")[0] for line in block.splitlines()]
     with ExitStack() as stack:
         addresses = []
@@ -186,10 +188,10 @@ def test_every_setting_is_on_the_tuning_page() -> None:
         assert where in page or f"`{key.name}" in page, key.name
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    commands = set(re.findall(r"\bs4 ([a-z-]+)", README))
+def test_every_command_of_the_first_pages_exists() -> None:
+    commands = set(re.findall(r"(?:`|\$ |\| )s4 ([a-z-]+)", README + FIRST_APP + CLUSTER + INPUTS))
 
-    assert commands >= {"run", "send", "adapter", "bench", "config"}
+    assert commands >= {"run", "send", "adapter", "bench", "deploy", "tail", "log"}
     for command in commands:
         assert s4(command, "--help").returncode == 0, command
 
