@@ -166,6 +166,26 @@ class CallbackError(S4Error):
     """A task ended an event twice, or not in time; the message names task and event."""
 
 
+class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
+    """An event was not ended within ``task.callback.timeout.ms``; ``position`` says which.
+
+    It is left out as one at which a handler raises, where ``onError`` says so.
+    """
+
+    def __init__(self, app: str, task: str, position: str, seconds: float) -> None:
+        self.fact = f"the event was not ended within {seconds:g} s (task.callback.timeout.ms)"
+        S4Error.__init__(
+            self,
+            f"task {task!r} of app {app!r}: nobody has ended the event at {position} within "
+            f"{seconds:g} s. The container stops here: call its callback in every case, raise "
+            f"task.callback.timeout.ms, or have s4.stream.<stream>.onError leave such events out",
+        )
+        self.app = app
+        self.pe = ""
+        self.key = None
+        self.position = position
+
+
 class EventKills(S4Error):  # noqa: N818
     """An event has killed the process three times, and the settings say to stop at that."""
 

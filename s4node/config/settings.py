@@ -286,8 +286,10 @@ TASK_ASYNC_COMMIT = Setting(
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
-    "How long an event that is awaited, in a thread, or to be ended by a callback may be "
-    "outstanding before the container fails. 0 is for ever.",
+    "How long an event of a task that is awaited, in a thread, or to be ended by a callback may be "
+    "outstanding; and an event of PEs whose stream has parallel handlers. One that takes longer "
+    "is as one at which a handler raises: it stops the container, or is left out where "
+    "s4.stream.<stream>.onError says so. 0 is for ever.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
     _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,

@@ -30,7 +30,7 @@ from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
 from s4node.state.key_types import parts_of
-from s4node.state.rows import PREFIX_BYTES, Changes, merged, prefix, with_text_rows
+from s4node.state.rows import PREFIX_BYTES, Changes, NoMoreChanges, merged, prefix, with_text_rows
 from s4node.store_spec import StoreSpec
 
 K = TypeVar("K", bound=Key)
@@ -117,6 +117,10 @@ class KeyValueStore(Generic[K, V]):
         self._row: Callable[[K], bytes] = self._any_row
         if self._key is str:
             self._row = with_text_rows(self._any_row, table, hasher)
+
+    def end(self) -> None:
+        """Another store takes the place of this one: refuse what is still put here."""
+        self._changes = NoMoreChanges()
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The key's value, or ``default`` where it has none."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from s4node.errors import NotSaveable
+from s4node.errors import NotSaveable, StateError
 from s4node.events.keys import KEY_GROUPS, MULTIPLIER, Hasher, crc32m
 from s4node.state import key_encoding
 
@@ -155,6 +155,20 @@ class Changes:
         self._leaving = {}
         self._rows, self._values = [], []
         self.leaving = False
+
+
+class NoMoreChanges(Changes):
+    """In the place of those of a task that went back: nothing can change any more."""
+
+    __slots__ = ()
+
+    def put(self, row: bytes, value: bytes | None) -> None:  # noqa: ARG002
+        """Raise StateError."""
+        raise StateError(
+            "a store was written when its event had taken too long, and its task had gone back to "
+            "its last commit; this write would be lost. End what an event has begun within "
+            "task.callback.timeout.ms"
+        )
 
 
 def _picked(values: dict[bytes, bytes | None], rows: Iterable[bytes]) -> dict[bytes, bytes | None]:

@@ -109,6 +109,8 @@ class TaskState:
 
     def reloaded(self) -> TaskState:
         """The state as of the last commit, in place of this one; the same owner writes it."""
+        for store in self.stores.values():
+            store.end()
         return TaskState(
             self.database, self._hasher, self._groups, self.now, self.fence, self.ship, self._name
         )

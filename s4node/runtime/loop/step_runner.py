@@ -7,6 +7,8 @@ Rules
   threads of their own.
 - Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
   takes the event that is next, whichever it was started for.
+- An event that takes too long has ended for its task. What is awaited for it is cancelled; what
+  runs in a thread is left alone there, and another thread may run in its place.
 - Whatever raises here stops the app, but for events at which a task fails and goes back. What runs
   in a thread then comes to its end, so that its task is closed behind it; one that hangs is left
   alone after a time.
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 log = get_logger("s4node.runtime")
 
 R = TypeVar("R")
+
+_NO_LIMIT = trio.CapacityLimiter(math.inf)
+"""For calls in threads that are limited otherwise."""
 
 
 class Spawn(Protocol):
@@ -173,7 +178,9 @@ class Steps:
             emitted.set(flight.put)
             error: BaseException | None = None
             try:
-                if task.processor.style(flight.batch.stream) is Mode.AWAIT:
+                if task.settings.callback_timeout:
+                    await self._in_time(task, flight)
+                elif task.processor.style(flight.batch.stream) is Mode.AWAIT:
                     await task.processor.process_one_async(flight)
                 else:
                     await self._in_thread(
@@ -183,6 +190,8 @@ class Steps:
                 if is_signal(raised):
                     raise
                 error = raised
+            if flight.over:
+                return
             in_flight = task.in_flight
             assert in_flight is not None
             await in_flight.tidy(flight)
@@ -195,6 +204,21 @@ class Steps:
                 return
             self._launched.append((task, following))
 
+    async def _in_time(self, task: Task, flight: Flight) -> None:
+        """Process one event; if it takes too long, no longer than it can be cancelled.
+
+        The time counts from when there is a thread for it.
+        """
+        if task.processor.style(flight.batch.stream) is Mode.AWAIT:
+            with trio.CancelScope() as scope:
+                flight.cancel = scope.cancel
+                await task.processor.process_one_async(flight)
+            return
+        began, flight.began = flight.began, math.inf
+        async with self._limiter_of(task, flight):
+            flight.began = max(began, trio.current_time())
+            await self._in_thread(_NO_LIMIT, task.processor.process_one, flight, flight=flight)
+
     # -- threads -----------------------------------------------------------------------------
 
     def give_up(self, seconds: float) -> None:
@@ -204,18 +228,27 @@ class Steps:
             scope.deadline = self._give_up_at
 
     async def _in_thread(
-        self, limiter: trio.CapacityLimiter, function: Callable[..., R], *arguments: Any
+        self,
+        limiter: trio.CapacityLimiter,
+        function: Callable[..., R],
+        *arguments: Any,
+        flight: Flight | None = None,
     ) -> R:
-        """Call it in a thread; where that is cancelled, it still comes to its end."""
+        """Call it in a thread; where that is cancelled, it still comes to its end, unless it is
+        of a ``flight`` that is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
             self._in_threads.add(scope)
+            if flight is not None:
+                flight.cancel = scope.cancel
             try:
                 return await trio.to_thread.run_sync(
                     function, *arguments, abandon_on_cancel=True, limiter=limiter
                 )
             finally:
                 self._in_threads.discard(scope)
+        if flight is not None and flight.over:
+            raise trio.TooSlowError  # and nobody waits for it
         log.error("a task hangs in a thread, and is left alone; it is not closed in order")
         await trio.lowlevel.checkpoint()  # which is cancelled
         raise AssertionError("what is in a thread is left alone only when all is cancelled")

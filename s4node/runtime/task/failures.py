@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from s4node.errors import NotSaveable, ProcessingError
+from s4node.errors import EventTimeout, NotSaveable, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Gate, Op
@@ -114,6 +114,12 @@ class Failures(Generic[T]):
         if error.at is None or recovery is None or not recovery.takes(self._task, error):
             raise error
         self._halt()
+
+    def timed_out(self, batch: EventBatch, index: int, seconds: float) -> EventTimeout:
+        """The failure of an event that was not ended in so many seconds."""
+        failure = EventTimeout(self._app, self._task.name, batch.position(index), seconds)
+        failure.at = batch, index
+        return failure
 
     def undone(self, op: Op) -> None:
         """A step has ended, and counts for nothing."""

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-from s4node.errors import ProcessingError
+from s4node.errors import EventTimeout, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.ordered_release import Release
@@ -115,9 +115,10 @@ class Flights:
         """The events that were looked at and have not ended, in their order."""
         return list(self._looked)
 
-    def oldest(self) -> Flight | None:
-        """The event that began first of those that are outstanding."""
-        return next(iter(self._begun), None)
+    @property
+    def begun(self) -> list[Flight]:
+        """The events that are outstanding."""
+        return list(self._begun)
 
     def resume(self) -> Iterator[Flight | EventBatch]:
         """A commit has been taken; what is released by that."""
@@ -274,6 +275,21 @@ class InFlight:
         while self._arrived:
             self.end(*self._arrived.popleft())
 
+    def end_overdue(self, now: float, timeout: float) -> float:
+        """End the events that are outstanding for ``timeout`` seconds, as such at which the task
+        has failed; returns when to look again. Raises EventTimeout where that stops the app.
+
+        What still runs of them is cancelled, or left alone, and its end is ignored.
+        """
+        self.end_arrived()
+        for flight in self._flights.begun:
+            if flight.began + timeout <= now:
+                self.end(flight, self._failures.timed_out(flight.batch, flight.index, timeout))
+                flight.over = True
+                if flight.cancel is not None:
+                    flight.cancel()
+        return min([now, *(flight.began for flight in self._flights.begun)]) + timeout
+
     async def tidy(self, flight: Flight) -> None:
         """A handler has returned, and its event is about to end: apply the bounds of what is in
         memory, if nothing else is left to do or too much is there."""
@@ -290,14 +306,18 @@ class InFlight:
 
     def end(self, flight: Flight, error: BaseException | None = None) -> None:
         """An event has ended; raises what stops the app."""
+        if flight.over:
+            return
         flights, load, failures = self._flights, flight.load, self._failures
         batch, isolation = load.batch, failures.isolation
-        failure = None
+        failure: ProcessingError | None = None
         if error is None and not failures.broken:
             failure = failures.left_by(batch, flight.index)
         if isolation is not None:
             isolation.ended_one(batch, flight.index, flight.slot)
-        if error is not None:
+        if isinstance(error, EventTimeout):
+            failure = error
+        elif error is not None:
             try:
                 self._processor.failed(batch, error, flight.index)
             except ProcessingError as found:

@@ -44,9 +44,22 @@ class Load:
 
 class Flight:
     """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
-    asks for."""
+    asks for. ``over`` says that it has taken too long: what still runs of it counts for nothing;
+    ``cancel`` ends that, where there is anything to cancel."""
 
-    __slots__ = ("asked", "began", "event", "index", "key", "load", "place", "put", "slot")
+    __slots__ = (
+        "asked",
+        "began",
+        "cancel",
+        "event",
+        "index",
+        "key",
+        "load",
+        "over",
+        "place",
+        "put",
+        "slot",
+    )
 
     def __init__(self, load: Load, index: int, streams: int) -> None:
         self.load = load
@@ -55,7 +68,9 @@ class Flight:
         self.key: Hashable = None
         self.place: Hashable = self
         self.slot = -1  # where it is told that the event is under way
-        self.began = 0.0
+        self.began = 0.0  # infinity while it waits for a thread
+        self.over = False
+        self.cancel: Callable[[], None] | None = None
         self.put: list[list[Any]] = [[] for _ in range(streams)]
         self.asked = Asked()
 

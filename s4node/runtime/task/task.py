@@ -116,7 +116,7 @@ class Task:
         flights = None
         if Mode.TOGETHER in self._modes.values():
             flights = Flights(settings.concurrency, len(self._streams))
-        self.timetable = Timetable(self, clock(), None if flights is None else flights.oldest)
+        self.timetable = Timetable(self, clock(), together=flights is not None)
         self.in_flight: InFlight | None = None
         if flights is not None:
             self.in_flight = InFlight(
@@ -355,6 +355,11 @@ class Task:
         """If a slice is under way, it ends where it is."""
         if self._slicing:
             self.processor.asked.any = True
+
+    def end_overdue(self, now: float) -> float:
+        """End the events that have been outstanding for too long; returns when to look again."""
+        assert self.in_flight is not None
+        return self.in_flight.end_overdue(now, self.settings.callback_timeout)
 
     def hand_on(self, source: str = "", put: list[list[Any]] | None = None) -> None:
         """Hand on what handlers have put on streams, while they processed ``source``."""

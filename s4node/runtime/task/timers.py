@@ -1,4 +1,4 @@
-"""What a task has to do by time: windows, commits, timers, and callbacks that do not come. Pure.
+"""What a task has to do by time: windows, commits, timers, and events that take too long. Pure.
 
 Rules
 - What is due is told to the gate, which says when it may run. A slice that is under way ends for
@@ -20,10 +20,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from s4node.app.app import App
-from s4node.errors import CallbackError
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.processor import Flight, Processor
+from s4node.runtime.task.processor import Processor
 from s4node.runtime.task.settings import TaskSettings
 
 
@@ -72,19 +71,22 @@ class Timed(Protocol):
         """If a slice is under way, it ends where it is."""
         ...
 
+    def end_overdue(self, now: float, /) -> float:
+        """End the events that have been outstanding for too long; returns when to look again."""
+        ...
+
 
 class Timetable:
     """That of ``task``; times are those of its clock, in seconds.
 
-    ``oldest`` gives the event that began first of those that are outstanding; without it, callbacks
-    have no timeout. ``at`` is when the next tick comes, timers apart. ``owing`` says that no event
-    has begun since the last window, ``timers_owing`` since a part of the timers.
+    ``together`` says that events may be outstanding, and so may take too long. ``at`` is when the
+    next tick comes, timers apart. ``owing`` says that no event has begun since the last window,
+    ``timers_owing`` since a part of the timers.
     """
 
     __slots__ = (
         "_commits",
         "_gate",
-        "_oldest",
         "_processor",
         "_prompt",
         "_task",
@@ -96,20 +98,17 @@ class Timetable:
         "timers_owing",
     )
 
-    def __init__(
-        self, task: Timed, now: float, oldest: Callable[[], Flight | None] | None = None
-    ) -> None:
+    def __init__(self, task: Timed, now: float, *, together: bool = False) -> None:
         self.owing = self.timers_owing = False
         self._task = task
         self._gate = task.gate
         self._processor = task.processor
-        self._oldest = oldest
         self._windows = Tick(0, now)  # before the task has started there is none
         self._windows_over = False
         self._commits = Tick(task.settings.commit, now)
         self._prompt = Tick(task.settings.prompt, now)
         self._timeout_at = math.inf
-        if task.settings.callback_timeout and oldest is not None:
+        if task.settings.callback_timeout and together:
             self._timeout_at = now + task.settings.callback_timeout
         self.at = min(self._commits.at, self._prompt.at, self._timeout_at)
 
@@ -139,7 +138,7 @@ class Timetable:
     def check_due(self, now: float) -> bool:
         """Tell the gate what is due; True if something is.
 
-        Raises CallbackError where a callback has not come in time.
+        Raises EventTimeout where an event has taken too long, and that stops the app.
         """
         gate = self._gate
         if self.at <= now:
@@ -162,21 +161,8 @@ class Timetable:
         if self._prompt.due(now) and self._task.awaited():
             self._gate.commit_due = True
         if self._timeout_at <= now:
-            self._check_callbacks(now)
+            self._timeout_at = self._task.end_overdue(now)
         self.at = min(self._windows.at, self._commits.at, self._prompt.at, self._timeout_at)
-
-    def _check_callbacks(self, now: float) -> None:
-        task = self._task
-        timeout = task.settings.callback_timeout
-        assert self._oldest is not None
-        oldest = self._oldest()
-        if oldest is not None and oldest.began + timeout <= now:
-            raise CallbackError(
-                f"task {task.name!r} of app {task.app.name!r}: nobody has ended the event at "
-                f"{oldest.position} within {timeout:g} s; call its callback in every case, or "
-                f"raise task.callback.timeout.ms"
-            )
-        self._timeout_at = (now if oldest is None else oldest.began) + timeout
 
     # -- windows -----------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class IsolatedGate(Protocol):
 class Isolated(Protocol):
     """What isolation knows of a task."""
 
+    name: str
+
     @property
     def gate(self) -> IsolatedGate:
         """Its gate."""

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from s4node.errors import EventError, NotSaveable, ProcessingError, described
+from s4node.errors import EventError, EventTimeout, NotSaveable, ProcessingError, described
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
 from s4node.runtime.task.poison.dead_letter import letter, raw_of
@@ -96,6 +96,8 @@ def _digest(event: Any) -> int:
 def fault_of(error: ProcessingError) -> Fault:
     """What a dead letter says of a failure."""
     cause = error.__cause__ or error
+    if isinstance(error, EventTimeout):
+        return Fault(error.fact)
     ours = isinstance(cause, NotSaveable)  # of no line of the app's
     trace = "" if ours else "".join(traceback.format_exception(cause))
     if len(trace) > MAX_TRACE:
