@@ -19,6 +19,7 @@ from s4node.errors import ConfigError
 BENCHMARKS = {
     "keyed-count": "a producer process over TCP to per-key counts, beside the bare loop",
     "single-events": "send(event) one at a time, trio and synchronous client",
+    "json-lines": "lines of JSON through `s4 send` to per-key counts, beside msgspec's bare decode",
     "latency": "one-by-one sends from intended time to on_event, beside bare pynng",
     "word-count": "sentences to words across two nodes to counts, beside one bare loop",
     "hops": "what one more stream hop costs: in a partition, between tasks, between nodes",

@@ -17,6 +17,7 @@ from s4node.bench import (
     counting,
     durable_latency,
     flows,
+    json_lines,
     log_append,
     log_replay,
     overload,
@@ -165,7 +166,7 @@ def plain_loop(task: dict[str, Any]) -> None:
     app.freeze()
     create = app.prototypes["Tally"][0].make
     instances: dict[str, Any] = {}
-    _bare_loop([encode(e) for e in workload.once(keys, CHUNK)], decoder, instances, create)
+    _bare_loop([encode(e) for e in workload.once(keys, CHUNK)], decoder.decode, instances, create)
     sequence = workload.drawn(keys, task["law"])
     source = workload.batches(sequence, CHUNK)
     bodies = [encode(next(source)) for _ in range(len(sequence) // CHUNK)]
@@ -173,7 +174,7 @@ def plain_loop(task: dict[str, Any]) -> None:
     tune_gc(Config.of({}))
     before, passes = usage()["cpu_s"], 0
     while usage()["cpu_s"] - before < task["seconds"]:
-        _bare_loop(bodies, decoder, instances, create)
+        _bare_loop(bodies, decoder.decode, instances, create)
         passes += 1
     say(cpu_s=usage()["cpu_s"] - before, events=passes * len(sequence))
 
@@ -229,7 +230,7 @@ def limit(task: dict[str, Any]) -> None:
     before = usage()["cpu_s"]
     while seconds < task["seconds"]:
         began = time.perf_counter()
-        _bare_loop(bodies, decoder, instances, create)
+        _bare_loop(bodies, decoder.decode, instances, create)
         seconds += time.perf_counter() - began
         passes += 1
     tallies = [(key, pe.count, pe.total) for key, pe in instances.items()]
@@ -243,17 +244,36 @@ def limit(task: dict[str, Any]) -> None:
 
 def _bare_loop(
     bodies: list[bytes],
-    decoder: msgspec.msgpack.Decoder[list[workload.Reading]],
+    decode: Callable[[bytes], list[Any]],
     instances: dict[str, Any],
     create: Callable[[str, None], Any],
 ) -> None:
     for body in bodies:
-        for e in decoder.decode(body):
+        for e in decode(body):
             k = e.key
             pe = instances.get(k)
             if pe is None:
                 pe = instances[k] = create(k, None)
             pe.on_event(e)
+
+
+def lines_limit(task: dict[str, Any]) -> None:
+    """The bare loop over the same lines of JSON, with events of the same fields."""
+    fields = [(one.name, one.type) for one in msgspec.structs.fields(workload.Reading)]
+    line = msgspec.defstruct("Line", fields, frozen=True, gc=False)  # an object, not an array
+    decode = msgspec.json.Decoder(line).decode_lines
+    texts = json_lines.texts()
+    app = tally_app()
+    app.freeze()
+    create = app.prototypes["Tally"][0].make
+    instances: dict[str, Any] = {}
+    tune_gc(Config.of({}))
+    passes, began = 0, time.perf_counter()
+    while time.perf_counter() - began < task["seconds"]:
+        _bare_loop(texts, decode, instances, create)
+        passes += 1
+    seconds = time.perf_counter() - began
+    say(events=passes * len(texts) * json_lines.CHUNK, seconds=seconds)
 
 
 def sentences(task: dict[str, Any]) -> None:
@@ -328,6 +348,7 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "limit": limit,
     "member": flows.member,
     "sentences": sentences,
+    "lines_limit": lines_limit,
     "words_limit": words_limit,
     "batons": batons,
     "timed": timed.timed,
