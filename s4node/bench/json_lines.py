@@ -1,6 +1,7 @@
 """json-lines: lines of JSON through ``s4 send`` over TCP to per-key counts.
 
-The limit is a bare loop over the same lines in one process: msgspec's ``decode_lines``, look up, call.
+The limit is a bare loop over the same lines in one process: msgspec's ``decode_lines``, look up,
+call.
 Lines come to ``s4 send`` through a pipe. The clock runs from when it takes the first of them, and
 until all have their verdict and it has ended.
 """
@@ -64,7 +65,8 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 
 def _cpu(one: dict[str, Any], *processes: str) -> float:
-    return sum(float(one[f"{process}_cpu_s"]) for process in processes) / one["sent"] * 1e6
+    seconds: float = sum(one[f"{process}_cpu_s"] for process in processes)
+    return seconds / int(one["sent"]) * 1e6
 
 
 def system(partitions: int, seconds: float) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class EventBatch:
         events: list[Any],
         receipt: Receipt | None = None,
         first: int = 0,
-        numbers: list[int] | None = None,
+        numbers: Sequence[int] | None = None,
         weight: int = 0,
     ) -> None:
         self.stream = stream

@@ -46,7 +46,7 @@ class DeepDecoder:
 
 def check(value: Any, raw: Any) -> None:
     """Raise EventError for what was read from JSON, and msgpack does not hold."""
-    if len(bytes(raw)) > _SHALLOW:
+    if memoryview(raw).nbytes > _SHALLOW:
         for _ in range(_DEPTH):
             value = [value]
     try:

@@ -22,7 +22,14 @@ from msgspec import inspect
 
 from s4node.errors import EventError
 from s4node.events.event import Event, GenericEvent
-from s4node.events.keepable import DeepDecoder, check, check_dates, decoder_of, held_in
+from s4node.events.json_objects import (
+    JsonObjects,
+    attributes_of,
+    attributes_of_all,
+    generic_events,
+    twin,
+)
+from s4node.events.keepable import DeepDecoder, check_dates, decoder_of, held_in
 from s4node.events.type_words import words
 
 GENERIC = "GenericEvent"
@@ -47,7 +54,6 @@ _list_decoder = DeepDecoder(list[Any])
 _maps_decoder = DeepDecoder(list[dict[str, Any]])
 _map_decoder = DeepDecoder(dict[str, Any])
 _json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_json_map_decoder = msgspec.json.Decoder(dict[str, Any])
 
 Refusals: TypeAlias = list[tuple[int, str]]
 """Index in the batch and the reason, for each event that did not decode."""
@@ -67,8 +73,8 @@ def fingerprint_of(name: str, fields: Sequence[FieldDecl]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-class JsonText(bytes):
-    """One event as the text of a JSON object, to be read by the node."""
+JsonText: TypeAlias = bytes
+"""One event as the text of a JSON object, to be read by the node."""
 
 
 class JsonType:
@@ -129,7 +135,7 @@ class EventType:
     __slots__ = (
         "_dated",
         "_decoder",
-        "_json_twin",
+        "_json",
         "_one",
         "cls",
         "declaration",
@@ -140,7 +146,7 @@ class EventType:
     def __init__(self, cls: type) -> None:
         self.cls = cls
         self.encoding = 0
-        self._json_twin: msgspec.json.Decoder[Any] | None = None
+        self._json: JsonObjects | None = None
         self._one: msgspec.msgpack.Decoder[Any] | DeepDecoder
         self._decoder: msgspec.msgpack.Decoder[list[Any]] | DeepDecoder
         self._dated = False
@@ -182,6 +188,12 @@ class EventType:
             check_dates(events, body)
         return events
 
+    def decode_json(self, body: bytes | memoryview) -> list[Any]:
+        """As decode, of an array of JSON objects; raises whatever an event class may raise."""
+        if self.cls is GenericEvent:
+            return generic_events(body)
+        return self._objects.decode(body)
+
     def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
@@ -211,13 +223,14 @@ class EventType:
 
     def _from_json(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
-            return _from_json_object(raw)
-        if self._json_twin is None:
-            self._json_twin = msgspec.json.Decoder(_twin(self.cls))
-        twin = self._json_twin.decode(raw)
-        event = self.cls(**msgspec.structs.asdict(twin))
-        check(event, raw)
-        return event
+            return GenericEvent.of(attributes_of(raw))
+        return self._objects.decode_one(raw)
+
+    @property
+    def _objects(self) -> JsonObjects:
+        if self._json is None:
+            self._json = JsonObjects(self.cls)
+        return self._json
 
 
 class OpenType:
@@ -236,6 +249,10 @@ class OpenType:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         return list(map(self._of, _lists_decoder.decode(body)))
 
+    def decode_json(self, body: bytes | memoryview) -> list[GenericEvent]:
+        """As decode, of an array of JSON objects; raises whatever an event class may raise."""
+        return list(map(self._named, attributes_of_all(body)))
+
     def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
@@ -243,8 +260,9 @@ class OpenType:
         return each(self.name, raws, self._one)
 
     def _from_json(self, raw: Any) -> GenericEvent:
-        values = _json_map_decoder.decode(raw)
-        check(values, raw)
+        return self._named(attributes_of(raw))
+
+    def _named(self, values: dict[str, Any]) -> GenericEvent:
         odd = [name for name in values if name not in self.names]
         lacking = sorted(self._required - values.keys())
         if odd:
@@ -271,11 +289,11 @@ class NamedType:
     def __init__(self, kind: EventType) -> None:
         self.name = kind.name
         self._kind = kind
-        twin = _twin(kind.cls)
+        named = twin(kind.cls)
         holds = held_in(kind.cls)
         self._dated = inspect.DateTimeType in holds
-        self._twins = decoder_of(list[twin], holds)  # type: ignore[valid-type]
-        self._one = decoder_of(twin, holds)
+        self._twins = decoder_of(list[named], holds)  # type: ignore[valid-type]
+        self._one = decoder_of(named, holds)
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
@@ -284,6 +302,10 @@ class NamedType:
             check_dates(twins, body)
         return list(map(self._of, twins))
 
+    def decode_json(self, body: bytes | memoryview) -> list[Any]:
+        """As decode, of an array of JSON objects; raises whatever an event class may raise."""
+        return self._kind.decode_json(body)
+
     def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
@@ -291,13 +313,13 @@ class NamedType:
         return each(self.name, raws, self._from_msgpack)
 
     def _from_msgpack(self, raw: Any) -> Any:
-        twin = self._one.decode(raw)
+        found = self._one.decode(raw)
         if self._dated:
-            check_dates(twin, raw)
-        return self._of(twin)
+            check_dates(found, raw)
+        return self._of(found)
 
-    def _of(self, twin: Any) -> Any:
-        return self._kind.cls(**msgspec.structs.asdict(twin))
+    def _of(self, found: Any) -> Any:
+        return self._kind.cls(**msgspec.structs.asdict(found))
 
 
 class UnreadableType:
@@ -312,6 +334,8 @@ class UnreadableType:
     def decode(self, _: bytes | memoryview) -> list[Any]:
         """Raises EventError."""
         raise EventError(self.reason)
+
+    decode_json = decode
 
     def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:  # noqa: ARG002
         """No event, and the reason for each."""
@@ -388,12 +412,6 @@ def _begun(text: Any) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
 
 
-def _from_json_object(raw: Any) -> GenericEvent:
-    values = _json_map_decoder.decode(raw)
-    check(values, raw)
-    return GenericEvent.of(values)
-
-
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -434,14 +452,3 @@ def _check_defaults(cls: type) -> None:
 
 def _name(cls: type) -> str:
     return cls.__dict__.get("event_name") or cls.__name__  # not a base's name
-
-
-def _twin(cls: Any) -> type:
-    """The same fields as a JSON object instead of an array."""
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(cls):
-        named = msgspec.field(  # type: ignore[call-overload]
-            name=field.encode_name, default=field.default, default_factory=field.default_factory
-        )
-        fields.append((field.name, field.type, named))
-    return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True, kw_only=True)

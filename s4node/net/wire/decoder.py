@@ -31,11 +31,12 @@ class FrameDecoder:
 
     def at_once(self, data: wire.Data, body: memoryview) -> list[Any] | None:
         """All events in one call; None where the frame has to be taken apart."""
-        if len(data.sections) == 1 and data.encoding == wire.MSGPACK:
+        if len(data.sections) == 1:
             reader = self._readers.get(data.sections[0].fingerprint)
             if reader is not None:
+                decode = reader.decode_json if data.encoding == wire.JSON else reader.decode
                 try:
-                    events = reader.decode(body)
+                    events = decode(body)
                 except Exception:  # an event class that checks itself may raise anything
                     return None
                 if len(events) == data.count:

@@ -29,13 +29,13 @@ from typing import Any
 
 from s4node.app.graph import rule_of
 from s4node.app.stream import Stream
-from s4node.errors import is_signal
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
-from s4node.events.routing import key_failure
+from s4node.events.routing import Router, route, router
 from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
 from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission, DurableReceipt
+from s4node.net.ingress.part_numbers import PartNumbers
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
 from s4node.net.wire import frame as wire
@@ -216,12 +216,14 @@ class InputPort:
         self._partitions = partitioner.partitions
         self._memo = partitioner.memo
         self._find: Callable[[Any], Any] | None = None
+        self._router: Router | None = None
         rule = rule_of(stream)
         if rule is not None:
             self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
             self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
                 self._find = rule.finder()
+                self._router = router(rule, partitioner)
         self._readers: dict[int, TypeReader] = {kind.fingerprint: kind for kind in stream.types}
         self.decoder = FrameDecoder(self._readers)
 
@@ -387,34 +389,29 @@ class InputPort:
 
     def _redispatch(self, batch: FrameBatch, now: float) -> None:
         """Send each event to its own partition; the batch is done when all parts are."""
-        assert self._find is not None
+        assert self._router is not None
         events, receipt = batch.events, batch.frame
         lane = receipt.lane
-        numbers = batch.numbers or list(range(batch.first, batch.first + len(events)))
-        targets: list[list[int]] = [[] for _ in range(self._partitions)]
-        for index, event in enumerate(events):
-            try:
-                targets[self._memo[self._find(event)]].append(index)
-            except BaseException as error:
-                if is_signal(error):
-                    raise
-                lane.refuse(numbers[index], 1, f"{key_failure(error)} (event {event!r})")
-        parts = [(p, indices) for p, indices in enumerate(targets) if indices]
+        shares, failures = route(self._router, events, self._partitions)
+        for index, reason in failures:
+            lane.refuse(batch.number(index), 1, f"{reason} (event {events[index]!r})")
+        parts = [(partition, share) for partition, share in enumerate(shares) if share]
         if not parts:
             receipt.done()
             return
         receipt.parts = len(parts)
-        for partition, indices in parts:
+        weight = max(footprint(events), batch.bytes) / len(events)
+        for partition, mine in parts:
             if partition != lane.partition:
-                self.redispatched += len(indices)
-            mine = [events[i] for i in indices]
-            size = footprint(mine)
+                self.redispatched += len(mine)
+            numbers = PartNumbers(batch, mine)
             stage = self._stages.get(partition)
             if stage is not None and not stage.executor.withholds:
-                room = stage.executor.room(stage, len(mine), size, now)
+                room = stage.executor.room(stage, len(mine), int(weight * len(mine)), now)
                 if room < len(mine):
-                    self._shed(stage, receipt, [numbers[i] for i in indices[room:]])
-                    mine, indices, size = mine[:room], indices[:room], size * room // len(mine)
+                    self._shed(stage, receipt, numbers[room:])
+                    mine = mine[:room]
+                    numbers = PartNumbers(batch, mine)
                 if not mine:
                     receipt.done()
                     continue
@@ -425,8 +422,8 @@ class InputPort:
                     mine,
                     receipt,
                     batch.first,
-                    [numbers[i] for i in indices],
-                    size,
+                    numbers,
+                    int(weight * len(mine)),
                 )
             )
 

@@ -1,0 +1,108 @@
+"""Events from JSON objects: a whole batch in one call, or one by one. Pure.
+
+Rules
+- An object has the fields of an event class by name, and no others. It is decoded as a twin of the
+  class, which is an object where the class is an array, and the event is made of the twin.
+- A batch is decoded as strictly as single events are. So where it does not decode its events are
+  read one by one, and only those that are bad are refused.
+- Nothing is read that cannot be kept. The twin's type bounds the integers that a field holds itself,
+  which costs nothing. Where a class holds other values that may not be kept, the batch is encoded
+  once to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import inspect
+
+from s4node.events.event import GenericEvent
+from s4node.events.keepable import check
+
+_Bounded = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_INT = inspect.IntType()
+_INT_OR_NONE = inspect.UnionType((_INT, inspect.NoneType()))
+_KEPT = (inspect.NoneType, inspect.BoolType, inspect.FloatType, inspect.StrType, inspect.BytesType)
+
+_map_decoder = msgspec.json.Decoder(dict[str, Any])
+_maps_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+def attributes_of(text: Any) -> dict[str, Any]:
+    """The values of one object by name."""
+    values = _map_decoder.decode(text)
+    check(values, text)
+    return values
+
+
+def attributes_of_all(body: bytes | memoryview) -> list[dict[str, Any]]:
+    """The same of each object of an array."""
+    values = _maps_decoder.decode(body)
+    check(values, body)
+    return values
+
+
+def generic_events(body: bytes | memoryview) -> list[GenericEvent]:
+    """The objects of an array as GenericEvents."""
+    return list(map(GenericEvent.of, attributes_of_all(body)))
+
+
+class JsonObjects:
+    """Reads JSON objects as events of the class ``cls``. All raise what msgspec raises, EventError
+    for what cannot be kept, and what the class itself may raise."""
+
+    __slots__ = ("_all", "_cls", "_doubtful", "_made", "_one")
+
+    def __init__(self, cls: type) -> None:
+        info = inspect.type_info(cls)
+        assert isinstance(info, inspect.StructType)
+        bounded: dict[str, Any] = {}
+        self._doubtful = False  # it may hold what cannot be kept
+        for field in info.fields:
+            if field.type == _INT:
+                bounded[field.name] = _Bounded
+            elif field.type == _INT_OR_NONE:
+                bounded[field.name] = _Bounded | None
+            elif not isinstance(field.type, _KEPT):
+                self._doubtful = True
+        self._cls = cls
+        self._one: msgspec.json.Decoder[Any] = msgspec.json.Decoder(twin(cls))
+        self._all = msgspec.json.Decoder(list[twin(cls, bounded)])  # type: ignore[misc]
+        self._made = _maker(cls)
+
+    def decode(self, body: bytes | memoryview) -> list[Any]:
+        """All events of an array, in one call."""
+        events: list[Any] = self._made(self._all.decode(body))
+        if self._doubtful:
+            check(events, body)
+        return events
+
+    def decode_one(self, text: Any) -> Any:
+        """The event of one object."""
+        event = self._cls(**msgspec.structs.asdict(self._one.decode(text)))
+        check(event, text)
+        return event
+
+
+def twin(cls: Any, types: Mapping[str, Any] | None = None) -> type:
+    """The same fields as an object instead of an array; some of them with other ``types``."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(cls):
+        named = msgspec.field(  # type: ignore[call-overload]
+            name=field.encode_name, default=field.default, default_factory=field.default_factory
+        )
+        fields.append((field.name, (types or {}).get(field.name, field.type), named))
+    return msgspec.defstruct(
+        cls.__name__, fields, forbid_unknown_fields=True, kw_only=True, gc=False
+    )
+
+
+def _maker(cls: Any) -> Any:
+    """A loop that makes events of twins."""
+    names, plain = cls.__struct_fields__, set(cls.__match_args__)
+    values = [f"t.{name}" if name in plain else f"{name}=t.{name}" for name in names]
+    scope = {"cls": cls}
+    exec(f"def made(twins): return [cls({', '.join(values)}) for t in twins]", scope)  # noqa: S102
+    return scope["made"]
