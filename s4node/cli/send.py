@@ -23,13 +23,14 @@ import msgspec
 import trio
 
 from s4node.errors import S4Error, StageBroken, on_one_line
+from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
 from s4node.net.client.client import Client, ClientStream
 from s4node.net.egress.refusal import Refusal
 from s4node.process.serve import exit_status
 
 _SHOWN = 20
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 _PROGRESS_SECONDS = 5.0
 """How often people are told how far it is."""
 
@@ -98,10 +99,10 @@ class Sending:
         told = trio.current_time()
         while True:
             chunk = await trio.to_thread.run_sync(_read, abandon_on_cancel=True)
-            *lines, rest = (rest + chunk).split(b"\n")
+            lines, newline, rest = (rest + chunk).rpartition(b"\n")
             if not chunk:
-                lines, rest = [rest], b""
-            texts = [text for line in lines if (text := self._checked(line)) is not None]
+                lines, newline = rest, b"\n"
+            texts = self._objects(lines) if newline else []
             if texts:
                 stream.extend_nowait(texts)
                 await stream.wait_room()
@@ -112,6 +113,14 @@ class Sending:
                 told = trio.current_time()
                 print(f"{self._name}: {stream.counts['admitted']:,} events so far",
                       file=sys.stderr)  # fmt: skip
+
+    def _objects(self, text: bytes) -> list[JsonText]:
+        """The lines of a text that are JSON objects; the others are told, but for empty ones."""
+        lines = text.split(b"\n")
+        if are_objects(text, len(lines)):
+            self._line += len(lines)
+            return lines
+        return [found for line in lines if (found := self._checked(line)) is not None]
 
     def _checked(self, line: bytes) -> JsonText | None:
         self._line += 1
@@ -127,7 +136,7 @@ class Sending:
             if self._bad <= _SHOWN:
                 print(f"line {self._line} is no JSON object: {error}", file=sys.stderr)
             return None
-        return JsonText(text)
+        return text
 
     def _report(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:

@@ -5,9 +5,9 @@ Rules
   class, which is an object where the class is an array, and the event is made of the twin.
 - A batch is decoded as strictly as single events are. So where it does not decode its events are
   read one by one, and only those that are bad are refused.
-- Nothing is read that cannot be kept. The twin's type bounds the integers that a field holds itself,
-  which costs nothing. Where a class holds other values that may not be kept, the batch is encoded
-  once to see.
+- Nothing is read that cannot be kept. The twin's type bounds the integers that a field holds
+  itself, which costs nothing. Where a class holds other values that may not be kept, the batch is
+  encoded once to see.
 """
 
 from __future__ import annotations
@@ -26,8 +26,30 @@ _INT = inspect.IntType()
 _INT_OR_NONE = inspect.UnionType((_INT, inspect.NoneType()))
 _KEPT = (inspect.NoneType, inspect.BoolType, inspect.FloatType, inspect.StrType, inspect.BytesType)
 
+
+class _AnyObject(msgspec.Struct, gc=False):
+    """An object, whatever it has."""
+
+
+_any_object = msgspec.json.Decoder(_AnyObject)
 _map_decoder = msgspec.json.Decoder(dict[str, Any])
 _maps_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+def are_objects(text: bytes, lines: int) -> bool:
+    """Return True if each of a text's lines, so many, is a JSON object without anything around it.
+
+    It looks at all of them at once, and at less than a reader does. Where it returns False, look at
+    each line: most of them may be objects all the same.
+    """
+    if not (text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == lines - 1):
+        return False  # so no line's end is within an object: there no brace follows another
+    try:
+        if not text.isascii():
+            text.decode()
+        return len(_any_object.decode_lines(text)) == lines
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def attributes_of(text: Any) -> dict[str, Any]:

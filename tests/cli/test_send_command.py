@@ -72,6 +72,26 @@ async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Pa
         await until(lambda: node.stdout == ["100", "2", "4"])
 
 
+async def test_lines_are_counted_however_long_they_are(folder: Path) -> None:
+    long = b'{"user": "ann", "n": 50, "more": "%b"}\n' % (b"x" * 1_000_000)
+    lines = b'{"user": "ann", "n": 1}\n' * 20_000
+    async with node_process("divide.py", cwd=folder) as node:
+        done = await send(folder, node, "clicks", lines + long + b"rubbish\n" + lines)
+    assert "line 20002 is no JSON object: " in done.stderr
+    assert "a Click takes 1000038 bytes, over the frame limit" in done.stderr
+    assert done.stderr.endswith("\nclicks: 40000 admitted, 1 unsent, 1 bad lines\n")
+
+
+async def test_an_object_over_two_lines_is_none_though_another_line_has_two(folder: Path) -> None:
+    one = b'{"user": "ann", "n": 1}'
+    lines = one + b"\n" + one + one + b'\n{"user": "ann",\n"n": 1}\n' + one
+    async with node_process("divide.py", cwd=folder) as node:
+        done = await send(folder, node, "clicks", lines)
+    for number in (2, 3, 4):
+        assert f"line {number} is no JSON object: " in done.stderr
+    assert done.stderr.endswith("\nclicks: 2 admitted, 3 bad lines\n")
+
+
 async def test_a_refusal_is_told_in_one_line_whatever_its_reason_quotes(folder: Path) -> None:
     async with node_process("divide.py", cwd=folder) as node:
         event = r'{"user": "ann", "n": 1, "a\nb\u001b[31m": 2}'

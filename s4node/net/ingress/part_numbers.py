@@ -1,9 +1,8 @@
-"""The numbers of a part of a frame's events. Pure.
+"""The numbers of the events in the parts of a frame. Pure.
 
 Rules
-- A frame whose events are for several partitions is sorted into parts without a look at the numbers:
-  hardly anybody asks for them. They are found once somebody does, for a part has its events in the
-  order of the frame.
+- A frame whose events are for several partitions is sorted into parts without a look at the
+  numbers, for hardly anybody asks for them. They are found by the events once somebody does.
 """
 
 from __future__ import annotations
@@ -14,13 +13,30 @@ from typing import Any, overload
 from s4node.events.event import EventBatch
 
 
-class PartNumbers(Sequence[int]):
-    """Those of ``events``, which are some of those of the batch ``whole``, in its order."""
+class FrameNumbers:
+    """Those of the batch ``whole``."""
 
-    __slots__ = ("_events", "_found", "_whole")
+    __slots__ = ("_by_event", "_whole")
 
-    def __init__(self, whole: EventBatch, events: list[Any]) -> None:
+    def __init__(self, whole: EventBatch) -> None:
         self._whole = whole
+        self._by_event: dict[int, int] = {}  # each event is an object of its own
+
+    def of(self, events: Sequence[Any]) -> list[int]:
+        """The numbers of some of its events."""
+        if not self._by_event:
+            number = self._whole.number
+            self._by_event = {id(e): number(at) for at, e in enumerate(self._whole.events)}
+        return [self._by_event[id(event)] for event in events]
+
+
+class PartNumbers(Sequence[int]):
+    """Those of ``events``, a part of a frame."""
+
+    __slots__ = ("_events", "_found", "_frame")
+
+    def __init__(self, frame: FrameNumbers, events: list[Any]) -> None:
+        self._frame = frame
         self._events = events
         self._found: list[int] | None = None
 
@@ -33,15 +49,5 @@ class PartNumbers(Sequence[int]):
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
         if self._found is None:
-            self._found = self._find()
+            self._found = self._frame.of(self._events)
         return self._found[at]
-
-    def _find(self) -> list[int]:
-        found: list[int] = []
-        wanted = iter(self._events)
-        event = next(wanted, None)
-        for index, one in enumerate(self._whole.events):
-            if one is event:
-                found.append(self._whole.number(index))
-                event = next(wanted, None)
-        return found

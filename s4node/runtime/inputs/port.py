@@ -35,7 +35,7 @@ from s4node.events.routing import Router, route, router
 from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
 from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission, DurableReceipt
-from s4node.net.ingress.part_numbers import PartNumbers
+from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
 from s4node.net.wire import frame as wire
@@ -401,17 +401,18 @@ class InputPort:
             return
         receipt.parts = len(parts)
         weight = max(footprint(events), batch.bytes) / len(events)
+        whole = FrameNumbers(batch)
         for partition, mine in parts:
             if partition != lane.partition:
                 self.redispatched += len(mine)
-            numbers = PartNumbers(batch, mine)
+            numbers = PartNumbers(whole, mine)
             stage = self._stages.get(partition)
             if stage is not None and not stage.executor.withholds:
                 room = stage.executor.room(stage, len(mine), int(weight * len(mine)), now)
                 if room < len(mine):
                     self._shed(stage, receipt, numbers[room:])
                     mine = mine[:room]
-                    numbers = PartNumbers(batch, mine)
+                    numbers = PartNumbers(whole, mine)
                 if not mine:
                     receipt.done()
                     continue

@@ -319,6 +319,26 @@ def test_an_event_without_a_key_is_refused_and_the_others_are_sent_on() -> None:
     assert node.safe() == 3
 
 
+def test_the_parts_of_a_json_frame_keep_the_numbers_and_the_order_of_their_events() -> None:
+    node = Node(partitions=4)
+    node.hello()
+    users = [f"u{n % 50}" for n in range(600)]
+    texts = [b'{"user":"%b","percent":%d}' % (u.encode(), n) for n, u in enumerate(users)]
+    texts[7] = b'{"usr":"b"}'
+    body = b"[" + b",".join(texts) + b"]"
+    assert node.data(body, 600, encoding=wire.JSON) == ""
+    while node.port.sort_out(0.0):
+        pass
+    found = node.process()
+    for partition, events, numbers in found:
+        assert numbers == sorted(numbers)
+        assert events == [Click(users[number], number) for number in numbers]
+        assert {node.partitioner.partition_of(event.user) for event in events} == {partition}
+    assert sorted(n for _, _, part in found for n in part) == [n for n in range(600) if n != 7]
+    assert [number for number, _ in node.refused()] == [7]
+    assert node.safe() == 600
+
+
 def test_a_frame_of_which_nothing_is_left_is_done_at_once() -> None:
     node = Node(4)
     node.hello(CLICK.declaration)
