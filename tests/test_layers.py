@@ -47,7 +47,7 @@ PURE_MODULES = {
     "": "errors packaged store_spec version",
     "config": "config key kinds plugins properties render settings",
     "metrics": "registry snapshot",
-    "events": "event keepable keys routing schema type_words",
+    "events": "event json_objects keepable keys routing schema type_words",
     "app": (
         "app cycles dataflow graph instances pe_codec processing_element prototype stream "
         "stream_task"
@@ -64,7 +64,7 @@ PURE_MODULES = {
         "forwarder frame_builder lane outbox outbox_rows refusal routes sender_stage stream_types "
         "subscriber transactional_outbox unsendable"
     ),
-    "net.ingress": "admission durable_admission producer_lane rerouted_batch",
+    "net.ingress": "admission durable_admission part_numbers producer_lane rerouted_batch",
     "net.client": "reading",
     "log": "ledger partition_rows retention split",
     "cluster.coordination": "assignment contract view",

@@ -123,6 +123,11 @@ class GenericEvent:
 class Receipt(Protocol):
     """What a batch owes to where it came from."""
 
+    @property
+    def by_event(self) -> bool:
+        """Whether ``passed`` tells it anything: some hear of whole batches only."""
+        ...
+
     def done(self) -> None:
         """One part of the frame is fully processed."""
         ...

@@ -87,6 +87,8 @@ class Pieces:
 
     __slots__ = ("_early", "_held", "end", "first", "parts")
 
+    by_event = True
+
     def __init__(self, first: int, end: int) -> None:
         self.first = first
         self.end = end
@@ -195,6 +197,8 @@ class PartReceipt:
     """
 
     __slots__ = ("_numbers", "_whole")
+
+    by_event = True
 
     def __init__(self, whole: Receipt, numbers: Sequence[int]) -> None:
         self._whole = whole

@@ -139,6 +139,8 @@ class InputClient(ClientStream):
 class _Receipt:
     """Tells the client of one batch what became of it."""
 
+    by_event = False
+
     def __init__(self, client: ClientStream, first: int, events: list[Any]) -> None:
         self._client = client
         self._first = first

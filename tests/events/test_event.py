@@ -23,6 +23,8 @@ class Click(Event):
 class Address:
     """A receipt that only knows where it came from."""
 
+    by_event = True
+
     def done(self) -> None:
         raise AssertionError("nobody processed anything")
 

@@ -96,6 +96,8 @@ def test_nothing_is_lost_or_counted_wrongly(capacity: int, moves: list[int]) -> 
 class Received:
     """A receipt, which makes a batch one from outside."""
 
+    by_event = True
+
     def done(self) -> None: ...
 
     def passed(self, first: int, end: int) -> None: ...

@@ -403,7 +403,8 @@ class ClientStream:
             await self._breathe()
 
     def read_as(self, type_name: str = "") -> None:
-        """Send texts of JSON objects (``JsonText``) that the node reads as its type of this name.
+        """Send ``bytes``, each the text of a JSON object, which the node reads as its type of this
+        name.
 
         Without a name it is the stream's only type; a log's stream also takes GenericEvents, and
         as long as it has no type of its own, that is what they are. Raises EventError if there is

@@ -361,6 +361,8 @@ class FrameReceipt:
 
     __slots__ = ("end", "first", "lane", "parts", "skip")
 
+    by_event = False
+
     def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
         self.lane, self.first, self.end, self.skip = lane, first, end, skip
         self.parts = 1

@@ -416,17 +416,12 @@ class InputPort:
                 if not mine:
                     receipt.done()
                     continue
-            self._deliver(
-                EventBatch(
-                    self.stream.name,
-                    partition,
-                    mine,
-                    receipt,
-                    batch.first,
-                    numbers,
-                    int(weight * len(mine)),
-                )
+            size = int(weight * len(mine))
+            part = EventBatch(
+                self.stream.name, partition, mine, receipt, batch.first, numbers, size
             )
+            part.created_ms = batch.created_ms
+            self._deliver(part)
 
     def _shed(self, stage: Stage, receipt: LaneReceipt, numbers: list[int]) -> None:
         """Drop events for which the stage of their own partition has no room."""

@@ -227,7 +227,7 @@ class Backlog:
         batch.at += count
         if batch.at < len(batch.events):
             self.stages[batch.source].passed(count)
-            if count and batch.receipt is not None:
+            if count and batch.receipt is not None and batch.receipt.by_event:
                 batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
             if self._given_back and _is_whole(batch):
                 self._abandon(batch)

@@ -326,9 +326,10 @@ def test_the_parts_of_a_json_frame_keep_the_numbers_and_the_order_of_their_event
     texts = [b'{"user":"%b","percent":%d}' % (u.encode(), n) for n, u in enumerate(users)]
     texts[7] = b'{"usr":"b"}'
     body = b"[" + b",".join(texts) + b"]"
-    assert node.data(body, 600, encoding=wire.JSON) == ""
+    assert node.data(body, 600, encoding=wire.JSON, created_ms=7) == ""
     while node.port.sort_out(0.0):
         pass
+    assert {batch.created_ms for batch in node.batches} == {7}
     found = node.process()
     for partition, events, numbers in found:
         assert numbers == sorted(numbers)

@@ -186,6 +186,20 @@ async def test_json_lines_find_their_partition_in_order(tmp_path: Path) -> None:
     seen.at_home(4)
 
 
+async def test_a_program_sends_json_as_it_is_and_a_bad_object_is_refused_alone() -> None:
+    seen = Seen()
+    texts = [b'{"user": "%b", "n": %d}' % (click.user.encode(), click.n) for click in CLICKS]
+    async with running(clicks_app(seen), partitions=4) as node, Client(node.address) as client:
+        clicks = await client.stream("clicks")
+        clicks.read_as("Click")
+        await clicks.send_many([*texts[:500], b'{"user": 5}', *texts[500:]])
+        [refusal] = await clicks.flush()
+    assert refusal.number == 500
+    assert refusal.reason.endswith('Expected `str`, got `int` - at `$.user`, in {"user": 5}')
+    in_order(seen)
+    seen.at_home(4)
+
+
 @pytest.mark.parametrize("routing", ["", "crc32m:n", "s4:user", "crc32m:?", "nonsense"])
 async def test_frames_of_a_peer_that_routes_by_nothing_we_know_are_dispatched_again(
     routing: str,
