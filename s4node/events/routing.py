@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import keyword
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, length_hint
 from typing import Any, TypeAlias
@@ -123,9 +124,10 @@ def router(rule: KeyRule, partitioner: Partitioner) -> Router:
 
 
 def route(
-    run: Router, events: Sequence[Any], partitions: int
+    run: Router, events: Sequence[Any], partitions: int, most_failures: int = sys.maxsize
 ) -> tuple[list[list[Any]], list[tuple[int, str]]]:
-    """Events by partition, and ``(index, reason)`` of those whose key was not found."""
+    """Events by partition, and ``(index, reason)`` of those whose key was not found. Stops after
+    ``most_failures`` of those, which take long."""
     lanes: list[list[Any]] = [[] for _ in range(partitions)]
     appends = [lane.append for lane in lanes]
     failures: list[tuple[int, str]] = []
@@ -137,8 +139,9 @@ def route(
             if is_signal(error):
                 raise
             failures.append((culprit(it, len(events)), key_failure(error)))
-        else:
-            return lanes, failures
+            if len(failures) < most_failures:
+                continue
+        return lanes, failures
 
 
 def culprit(it: Any, total: int) -> int:

@@ -8,7 +8,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import is_signal
@@ -22,23 +23,30 @@ Send = Callable[[int, list[Any]], None]
 
 class SortedOut(NamedTuple):
     """The ``events`` that are a task's own, with their ``numbers``; ``strays`` are the others:
-    number, partition and event. ``good`` are the numbers of both."""
+    number, partition and event. ``good`` are the numbers of both. ``seen`` events were sorted."""
 
     events: list[Any]
     numbers: list[int]
     strays: list[tuple[int, int, Any]]
     good: list[int]
+    seen: int
 
 
 def sorted_out(
     numbers: Iterable[int],
-    events: Iterable[Any],
+    events: Sequence[Any],
     partition_of: Callable[[Any], int],
     home: int,
     refuse: Callable[[int, str, Any], None],
+    most_refused: int = sys.maxsize,
 ) -> SortedOut:
-    """Sort events by whose they are; one whose key is not found is refused."""
-    found = SortedOut([], [], [], [])
+    """Sort events by whose they are; one whose key is not found is refused. Stops after
+    ``most_refused`` of those, which take long."""
+    own: list[Any] = []
+    own_numbers: list[int] = []
+    strays: list[tuple[int, int, Any]] = []
+    good: list[int] = []
+    refused = 0
     for number, event in zip(numbers, events, strict=True):
         try:
             partition = partition_of(event)
@@ -46,14 +54,17 @@ def sorted_out(
             if is_signal(error):
                 raise
             refuse(number, f"{key_failure(error)} (event {event!r})", event)
+            refused += 1
+            if refused == most_refused:
+                break
             continue
-        found.good.append(number)
+        good.append(number)
         if partition == home:
-            found.events.append(event)
-            found.numbers.append(number)
+            own.append(event)
+            own_numbers.append(number)
         else:
-            found.strays.append((number, partition, event))
-    return found
+            strays.append((number, partition, event))
+    return SortedOut(own, own_numbers, strays, good, len(good) + refused)
 
 
 class _Strays:

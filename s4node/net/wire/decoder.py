@@ -134,6 +134,20 @@ class Apart:
         return merged, found
 
 
+class Decoded:
+    """A frame that was decoded in one call, to be taken a few events at a time."""
+
+    __slots__ = ("_at", "_events")
+
+    def __init__(self, events: list[Any], at: int) -> None:
+        self._events, self._at = events, at
+
+    def take(self, count: int) -> tuple[list[Any], Refusals]:
+        """The next events; all of them did decode."""
+        at, self._at = self._at, self._at + count
+        return self._events[at : self._at], []
+
+
 def raws_of(data: wire.Data, body: memoryview) -> list[bytes]:
     """Each event of a frame as it stands in the body; empty where its section is no array."""
     shares: list[list[bytes]] = []

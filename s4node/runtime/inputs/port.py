@@ -8,7 +8,8 @@ Rules
 - A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
   came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
   decoding fails, the frame is taken apart: events that do not decode are refused, the others go on.
-  That takes long, so it goes piece by piece, and others have their turn between two pieces.
+  That takes long, so it goes piece by piece, and others have their turn between two pieces. So it
+  does where the keys of many events are not found.
 - What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
   in a frame, the number to go on at must be able to pass it with the events behind it.
 - A port takes frames for the partitions that its container owns.
@@ -39,14 +40,15 @@ from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import Apart, FrameDecoder
+from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
 from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
 """About what a frame that waits takes up beside its body."""
 
 PIECE = 512
-"""Events of a frame that are taken apart in one go: about 3 ms, where none of them decodes."""
+"""Events of a frame that are taken apart in one go, and events without a key that are refused in
+one: about 3 ms."""
 
 MAX_VERSIONS = 4096
 """Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
@@ -74,7 +76,7 @@ class FrameBatch(EventBatch):
         self.bytes = len(body) + FRAME_BYTES
         self.receipt = self.frame = frame
         self._port, self._data, self._body = port, data, body
-        self._apart: Apart | None = None  # there where it does not decode in one call
+        self._apart: Apart | Decoded | None = None  # what is taken piece by piece
         port.admission.deserializer.came(self.size, self.bytes)
 
     def precedes(self, other: EventBatch) -> bool:
@@ -90,44 +92,58 @@ class FrameBatch(EventBatch):
     def load(self) -> EventBatch | None:
         """Decode; events that do not decode are refused and left out. Returns the rest of a frame
         that is taken apart."""
+        rest = self.decode()
+        self.left()
+        return rest
+
+    def decode(self) -> FrameBatch | None:
+        """As ``load``; it is in the deserializer still."""
         rest = None
         decoder, skip = self._port.decoder, self.frame.skip
         if self._apart is None:
             events = decoder.at_once(self._data, self._body)
             if events is not None:  # what comes behind ours was shed
-                self._left(events if self.size == len(events) else events[skip : skip + self.size])
+                self.events = (
+                    events if self.size == len(events) else events[skip : skip + self.size]
+                )
                 return None
-            self._apart = decoder.apart(self._data, self._body)
-            self._apart.skip(skip)
+            apart = self._apart = decoder.apart(self._data, self._body)
+            apart.skip(skip)
         if self.size > PIECE:
-            rest = self._cut()
+            rest = self._cut(PIECE)
         events, refusals = self._apart.take(self.size)
         self._apart = None
         if not refusals:
-            self._left(events)
+            self.events = events
             return rest
         first, base = self._data.first, self.first
         reasons = {first + index: reason for index, reason in refusals}
         numbers = [n for n in range(base, base + self.size) if n not in reasons]
-        self._left([events[number - base] for number in numbers])
+        self.events = [events[number - base] for number in numbers]
         self.numbers = numbers
         self.receipt = self.frame.without(reasons, numbers)
         return rest
 
-    def _left(self, events: list[Any]) -> None:
+    def left(self) -> None:
         """It is decoded, and has left the deserializer."""
-        self.events = events
         self._body = _NOTHING
         self._port.admission.deserializer.went(self.size, self.bytes)
 
-    def _cut(self) -> FrameBatch:
-        """What is behind the first piece, as a batch of its own; that piece stays."""
+    def keep_from(self, count: int) -> FrameBatch:
+        """Of a frame that was decoded in one call, what is behind ``count`` events, as a batch of
+        its own."""
+        rest = self._cut(count)
+        rest._apart, rest.events = Decoded(self.events, count), []
+        return rest
+
+    def _cut(self, count: int) -> FrameBatch:
+        """What is behind ``count`` events, as a batch of its own; those stay."""
         rest = copy(self)
-        rest.receipt = rest.frame = self.frame.cut(self.first + PIECE)
-        rest.first += PIECE
-        rest.size -= PIECE
-        rest.bytes -= self.bytes * PIECE // self.size
-        self.size, self.bytes = PIECE, self.bytes - rest.bytes
+        rest.receipt = rest.frame = self.frame.cut(self.first + count)
+        rest.first += count
+        rest.size -= count
+        rest.bytes -= self.bytes * count // self.size
+        self.size, self.bytes = count, self.bytes - rest.bytes
         return rest
 
 
@@ -138,7 +154,7 @@ class MixedFrameBatch(FrameBatch):
 
     def load(self) -> EventBatch | None:
         """Decode, and keep what is the task's own."""
-        rest = super().load()
+        rest = self.decode()
         port, whole = self._port, self.frame
         assert isinstance(whole, DurableReceipt)
         assert port.partition_of is not None
@@ -148,7 +164,11 @@ class MixedFrameBatch(FrameBatch):
         def refuse(number: int, reason: str, _: Any) -> None:
             reasons[number] = reason
 
-        found = sorted_out(numbers, self.events, port.partition_of, self.partition, refuse)
+        events, home, finds = self.events, self.partition, port.partition_of
+        found = sorted_out(numbers, events, finds, home, refuse, PIECE)
+        if found.seen < len(events):
+            rest = self.keep_from(found.seen)
+        self.left()
         whole.without(reasons, found.good)
         self.events, self.numbers = found.events, found.numbers
         port.redispatched += len(found.strays)
@@ -374,11 +394,10 @@ class InputPort:
         """Send a piece of what waits to the partitions of its events; True if more waits."""
         if self._unsorted:
             batch = self._unsorted.popleft()
-            rest = batch.load()
+            rest = batch.decode()
+            rest = self._redispatch(batch, now) or rest
             if rest is not None:
-                assert isinstance(rest, FrameBatch)
                 put_back(self._unsorted, rest)
-            self._redispatch(batch, now)
         return bool(self._unsorted)
 
     @property
@@ -387,18 +406,23 @@ class InputPort:
         find, memo = self._find, self._memo
         return None if find is None else lambda event: memo[find(event)]
 
-    def _redispatch(self, batch: FrameBatch, now: float) -> None:
-        """Send each event to its own partition; the batch is done when all parts are."""
+    def _redispatch(self, batch: FrameBatch, now: float) -> FrameBatch | None:
+        """Send each event to its own partition; the batch is done when all parts are. Returns what
+        is behind many events without a key."""
         assert self._router is not None
+        rest = None
         events, receipt = batch.events, batch.frame
         lane = receipt.lane
-        shares, failures = route(self._router, events, self._partitions)
+        shares, failures = route(self._router, events, self._partitions, PIECE)
         for index, reason in failures:
             lane.refuse(batch.number(index), 1, f"{reason} (event {events[index]!r})")
+        if len(failures) == PIECE and index + 1 < len(events):
+            rest = batch.keep_from(index + 1)
+        batch.left()
         parts = [(partition, share) for partition, share in enumerate(shares) if share]
         if not parts:
             receipt.done()
-            return
+            return rest
         receipt.parts = len(parts)
         weight = max(footprint(events), batch.bytes) / len(events)
         whole = FrameNumbers(batch)
@@ -422,6 +446,7 @@ class InputPort:
             )
             part.created_ms = batch.created_ms
             self._deliver(part)
+        return rest
 
     def _shed(self, stage: Stage, receipt: LaneReceipt, numbers: list[int]) -> None:
         """Drop events for which the stage of their own partition has no room."""

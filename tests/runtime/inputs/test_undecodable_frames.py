@@ -1,8 +1,11 @@
-"""Large frames of events that do not decode: they take linear time, and hold nobody up."""
+"""Large frames of events that do not decode, or have no key: they take linear time, and hold nobody
+up."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +19,7 @@ from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
 
 KIND = EventType(Click)
-KEYED = "crc32:user"
+KEYED = "crc32m:user"
 ROOM = {
     "s4.listener.maxFrameBytes": "16777216",
     "s4.stream.workQueueSize": "1000000",  # or others wait, as for any stage that is full
@@ -24,12 +27,34 @@ ROOM = {
 }
 
 
+def frame_of(body: bytes, count: int, **options: Any) -> tuple[wire.Header, bytes]:
+    section = wire.Section(KIND.fingerprint, count, len(body))
+    flags = wire.ANSWER_NOW
+    return wire.Data("clicks", 0, "bad", 0, count, (section,), flags=flags, **options), body
+
+
 def bad_frame(count: int, *, alike: bool, routing: str) -> tuple[wire.Header, bytes]:
     """Events whose ``n`` is a text; only every second one where they are not alike."""
     body = msgspec.msgpack.encode([["ann", "x" if alike or not n % 2 else n] for n in range(count)])
-    section = wire.Section(KIND.fingerprint, count, len(body))
-    flags = wire.ANSWER_NOW
-    return wire.Data("clicks", 0, "bad", 0, count, (section,), routing=routing, flags=flags), body
+    return frame_of(body, count, routing=routing)
+
+
+def keyless_frame(count: int, encoding: int) -> tuple[wire.Header, bytes]:
+    """Good events whose key is not found."""
+    if encoding == wire.JSON:
+        body = b"[" + b",".join([b'{"user": "ann"}'] * count) + b"]"
+    else:
+        body = msgspec.msgpack.encode([["ann", 0]] * count)
+    return frame_of(body, count, encoding=encoding)
+
+
+class NoAnn:
+    """Finds no key in what is ann's."""
+
+    name = "no-ann"
+
+    def get(self, event: Click) -> str | None:
+        return None if event.user == "ann" else event.user
 
 
 class Course:
@@ -42,13 +67,22 @@ class Course:
 
 
 async def course_of(
-    count: int, *, alike: bool, routing: str = KEYED, partitions: int = 1
+    frame: tuple[wire.Header, bytes],
+    why: str,
+    *,
+    partitions: int = 1,
+    beside: str = "clicks",
+    settings: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Course:
-    course, noted, over = Course(), Noted(), False
+    """Send a frame, and what is honest on the stream ``beside`` it."""
+    course, noted, over = Course(), Noted(**options), False
+    assert isinstance(frame[0], wire.Data)
+    count = frame[0].count
 
     async def honest(address: str, task_status: trio.TaskStatus[None]) -> None:
         async with Client(address) as client:
-            stream = await client.stream("clicks", types=[Click])
+            stream = await client.stream(beside, types=[Click])
             await stream.send(Click("bob"))
             await client.flush()
             task_status.started()
@@ -59,13 +93,12 @@ async def course_of(
                 course.slowest = max(course.slowest, time.perf_counter() - began)
 
     async with (
-        running(noted.app, ROOM, partitions=partitions) as node,
+        running(noted.app, ROOM | (settings or {}), partitions=partitions) as node,
         raw_peer(node.address) as peer,
         trio.open_nursery() as nursery,
     ):
         await nursery.start(honest, node.address)
         await peer.open("clicks", "bad", Click)
-        frame = bad_frame(count, alike=alike, routing=routing)
         began, upto, next_number = time.perf_counter(), 0, 0
         await peer.send_frames(frame)
         while upto < count:
@@ -75,7 +108,7 @@ async def course_of(
                 for ruling in header.rulings:
                     for number, told, reason in ruling.exceptions:
                         assert number >= next_number
-                        assert "Expected `int`, got `str`" in reason
+                        assert why in reason
                         course.refused += told
                         next_number = number + told
                     upto = max(upto, ruling.upto)
@@ -93,10 +126,34 @@ async def course_of(
 async def test_a_frame_of_undecodable_events_takes_linear_time_and_holds_up_nobody(
     *, alike: bool, routing: str, partitions: int
 ) -> None:
-    options: Any = {"alike": alike, "routing": routing, "partitions": partitions}
     part = 1 if alike else 2
-    small = await course_of(50_000, **options)
-    large = await course_of(200_000, **options)
+    why = "Expected `int`, got `str`"
+    small, large = [
+        await course_of(bad_frame(n, alike=alike, routing=routing), why, partitions=partitions)
+        for n in (50_000, 200_000)
+    ]
     assert (small.refused, large.refused) == (50_000 // part, 200_000 // part)
     assert large.seconds < 12 * small.seconds  # of four times the events; squared it is 16
     assert large.slowest < large.seconds / 2
+
+
+@pytest.mark.parametrize("grade", ["fast", "durable"])
+@pytest.mark.parametrize("encoding", [wire.MSGPACK, wire.JSON], ids=["msgpack", "json"])
+async def test_a_frame_of_events_without_a_key_holds_up_nobody(
+    encoding: int, grade: str, tmp_path: Path
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": grade,
+        "s4.state.folder": str(tmp_path),
+        "task.commit.ms": "50",
+    }
+    course = await course_of(
+        keyless_frame(200_000, encoding),
+        "the KeyFinder returned nothing",
+        partitions=4,
+        beside="others",
+        settings=settings,
+        key=NoAnn(),
+    )
+    assert course.refused == 200_000
+    assert course.slowest < course.seconds / 2
