@@ -3,8 +3,10 @@
 Rules
 - ``FILE.py`` goes as a pickle of what the file defines, and as its source where that cannot be
   pickled. ``package.module`` goes as the sources of its whole top-level package.
-- The modules that these import go along as sources, from whatever folder, unless it is one in which
+- The modules that these import, that were imported while the app was made, and that settings name
+  as ``package.module:Class`` go along as sources, from whatever folder, unless it is one in which
   packages are installed. On the node they are found before anything else.
+- So do the files and folders that a source names which looks beside itself (``__file__``).
 - What is installed does not go along. A ``pyproject.toml`` or ``requirements.txt`` beside the app
   declares it, and the node checks that it has it, before it loads anything.
 - Whether a target is an app is found out here, before anything is sent.
@@ -17,7 +19,7 @@ import linecache
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ import cloudpickle
 from s4node.app.app import App
 from s4node.cluster.node import package as archive
 from s4node.cluster.node.package import Manifest, Package
+from s4node.config.kinds import is_file_name
 from s4node.config.paths import check_travels
 from s4node.deploy import pickling, requirements
 from s4node.deploy.load_app import find_app, load_app, loading, made_app
@@ -36,6 +39,7 @@ from s4node.errors import PackageError
 from s4node.version import __version__
 
 _SKIPPED = {"__pycache__", "node_modules"}
+_NOT_OWN = {"s4node", *sys.stdlib_module_names}
 
 
 def pack(
@@ -45,19 +49,21 @@ def pack(
 
     ``settings`` go along under their keys. Without a version it gets one of its content.
     """
+    before = set(sys.modules)
     module, found = find_app(target)
     app = made_app(found, target)
+    more = (_loaded_since(before) | _named_in(settings or {})) - _NOT_OWN
     file = Path(module.__file__ or "").resolve()
     kind: Literal["pickle", "source"] = "source"
     if target.partition(":")[0].endswith(".py"):
         root = file.parent
-        files = _closure([file], root)
+        files = _closure([file], root, more)
         entry = f"{file.name}:{_name_in(module, found)}"
         with suppress(PackageError):
             files[archive.PICKLE] = pickling.dumps(found, module)
             kind, entry = "pickle", str(file)
     else:
-        root, files = _sources_of(module)
+        root, files = _sources_of(module, more)
         entry = f"{module.__name__}:{_name_in(module, found)}"
     manifest = Manifest(
         name=name or app.name,
@@ -66,7 +72,7 @@ def pack(
         entry=entry,
         python=archive.python_here(),
         s4node=__version__,
-        requires=requirements.declared(root),
+        requires=requirements.declared(_up_to(root, file)),
         settings=dict(settings or {}),
     )
     for path in (entry, *files):
@@ -109,6 +115,11 @@ def load(package: Package, folder: Path) -> App:
     return app
 
 
+def _up_to(root: Path, file: Path) -> list[Path]:
+    """The folders of ``file``, from its own up to ``root``."""
+    return [each for each in file.parents if each.is_relative_to(root)]
+
+
 def _versioned(manifest: Manifest, version: str) -> Manifest:
     import msgspec
 
@@ -131,8 +142,20 @@ def _unpickled(package: Package) -> object:
 # -- which files go along -------------------------------------------------------------------------
 
 
-def _sources_of(module: ModuleType) -> tuple[Path, dict[str, bytes]]:
-    """The folder of a module's top-level package, and all of that package with what it imports."""
+def _loaded_since(before: set[str]) -> set[str]:
+    """The top-level names of the modules that were imported since ``before``."""
+    return {name.partition(".")[0] for name in set(sys.modules) - before}
+
+
+def _named_in(settings: Mapping[str, str]) -> set[str]:
+    """The top-level names of what settings name as ``package.module:Class``."""
+    words = (word.strip() for text in settings.values() for word in text.split(","))
+    return {word.partition(":")[0].partition(".")[0] for word in words if ":" in word}
+
+
+def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, bytes]]:
+    """The folder of a module's top-level package, and all of that package with what it imports
+    and the modules called ``more``."""
     top = module.__name__.partition(".")[0]
     file = Path(module.__file__ or "").resolve()
     if top == "s4node":
@@ -141,14 +164,28 @@ def _sources_of(module: ModuleType) -> tuple[Path, dict[str, bytes]]:
     is_package = file.name == "__init__.py"
     root = file.parents[depth - 1 + is_package]
     start = [file] if depth == 1 and not is_package else list(_files_in(root / top))
-    return root, _closure(start, root)
+    return root, _closure(start, root, more)
 
 
-def _closure(start: list[Path], root: Path) -> dict[str, bytes]:
-    """``start``, and the files that they import, by their place in a package."""
+def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
+    """``start``, the modules called ``more``, and the files that all of these need, by their place
+    in a package."""
     folders = [root, *_own_folders()]
-    todo = [(file, root) for file in start]
-    seen = set(start)
+    seen: set[Path] = set()
+    todo: list[tuple[Path, Path]] = []
+
+    def add(paths: Iterable[Path], folder: Path) -> None:
+        new = [path for path in paths if path not in seen]
+        seen.update(new)
+        todo.extend((path, folder) for path in new)
+
+    def add_modules(names: Iterable[str]) -> None:
+        for name in names:
+            home = next((each for each in folders if _modules_named(name, each)), root)
+            add(_modules_named(name, home), home)
+
+    add(start, root)
+    add_modules(more)
     files: dict[str, bytes] = {}
     while todo:
         file, folder = todo.pop()
@@ -156,11 +193,12 @@ def _closure(start: list[Path], root: Path) -> dict[str, bytes]:
         files.setdefault(archive.SOURCES + file.relative_to(folder).as_posix(), content)
         if file.suffix != ".py" or _is_installed(folder):
             continue
-        for name in _imports(content):
-            home = next((each for each in folders if _modules_named(name, each)), root)
-            more = [path for path in _modules_named(name, home) if path not in seen]
-            seen.update(more)
-            todo += [(path, home) for path in more]
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):  # who imports it will be told
+            continue
+        add_modules(_imports(tree))
+        add(_files_beside(file, tree), folder)
     return files
 
 
@@ -170,19 +208,31 @@ def _own_folders() -> list[Path]:
     return [path for path in paths if path.is_dir() and not _is_installed(path)]
 
 
-def _imports(content: bytes) -> set[str]:
+def _imports(tree: ast.Module) -> set[str]:
     """The top-level names that a source imports anywhere in it."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # who imports it will be told
-        return set()
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-    return names - {"s4node"} - sys.stdlib_module_names
+    return names - _NOT_OWN
+
+
+def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
+    """The files that a source which uses ``__file__`` names, and those in folders that it names."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
+        return
+    for text in {node.value for node in nodes if isinstance(node, ast.Constant)}:
+        if not isinstance(text, str) or not is_file_name(text.partition("/")[0]):
+            continue
+        path = file.parent / text
+        with suppress(OSError, ValueError):  # a text that is no path
+            if path.is_dir():
+                yield from _files_in(path)
+            elif path.is_file():
+                yield path
 
 
 def _modules_named(name: str, root: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 Rules
 - ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a ``requirements.txt``,
-  in the folder of the app's file or of its top-level package.
+  beside the app's file or, for a module of a package, in the nearest folder above it that has
+  them, up to the one that has the package.
 - A requirement whose marker does not hold here is not needed. Where a requirement is a URL, the
   distribution has to be there, in whatever version.
 - s4node itself is not checked: the manifest of a package has its version.
@@ -11,25 +12,32 @@ Rules
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from s4node.errors import PackageError
 
 
-def declared(folder: Path) -> list[str]:
-    """The requirements that are declared in ``folder``; raises PackageError for what is none."""
+def declared(folders: Iterable[Path]) -> list[str]:
+    """The requirements in the first of ``folders`` that declares any; raises PackageError for what
+    is none."""
+    return next(filter(None, map(_declared_in, folders)), [])
+
+
+def _declared_in(folder: Path) -> list[str]:
     project, lines = folder / "pyproject.toml", folder / "requirements.txt"
+    place = project
     try:
-        if project.is_file():
-            table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
-            return [
-                _checked(text, f"{project}: dependencies")
-                for text in table.get("dependencies", [])
-                if table.get("name") != "s4node"
-            ]
+        table = _project(project)
+        if table.get("name") == "s4node":
+            return []
+        if "dependencies" in table:
+            return [_checked(text, f"{project}: dependencies") for text in table["dependencies"]]
+        place = lines
         if lines.is_file():
             return [
                 _checked(text, f"{lines}:{number}")
@@ -37,9 +45,14 @@ def declared(folder: Path) -> list[str]:
                 if (text := line.partition(" #")[0].strip()) and not text.startswith(("#", "-"))
             ]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
-        place = project if project.is_file() else lines
         raise PackageError(f"{place} cannot be read: {error}; correct it") from error
     return []
+
+
+def _project(file: Path) -> dict[str, Any]:
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    table: dict[str, Any] = tomllib.loads(text).get("project", {})
+    return table
 
 
 def check(what: str, requirements: list[str]) -> None:
@@ -52,7 +65,10 @@ def check(what: str, requirements: list[str]) -> None:
         if needed and requirement.name != "s4node" and not _fits(requirement, version):
             missing.append((text, version))
     if missing:
-        have = ", ".join(f"{text} ({version or 'not installed'})" for text, version in missing)
+        have = ", ".join(
+            f"{text} ({f'{version} is' if version else 'not'} installed)"
+            for text, version in missing
+        )
         pip = " ".join(f"'{text}'" for text, _ in missing)
         raise PackageError(f"{what} needs {have}; install it on this node: pip install {pip}")
 
@@ -61,8 +77,9 @@ def _checked(text: object, place: str) -> str:
     try:
         return str(Requirement(str(text)))
     except InvalidRequirement as error:
+        why = str(error).splitlines()[0]
         raise PackageError(
-            f"{place}: {text!r} is no requirement: {error}; write it as in 'httpx>=0.27'"
+            f"{place}: {text!r} is no requirement: {why}; write it as in 'httpx>=0.27'"
         ) from error
 
 

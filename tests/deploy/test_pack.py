@@ -365,6 +365,46 @@ def test_a_module_goes_along_from_whatever_folder_it_is_imported(
     ]  # fmt: skip
 
 
+def test_what_an_app_imports_by_names_that_it_makes_goes_along(tmp_path: Path) -> None:
+    (tmp_path / "plug_of_test.py").write_text("")
+    (tmp_path / "plugs.py").write_text(
+        "import importlib\nfrom s4node import App\n"
+        "importlib.import_module('plug_' + 'of_test')\napp = App('plugs')\n"
+    )
+    assert "sources/plug_of_test.py" in pack(str(tmp_path / "plugs.py")).files
+
+
+@pytest.mark.parametrize("target", ["sampled_of_test.py", "sampled_of_test"])
+def test_what_settings_name_of_the_app_s_folder_goes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "of_one_s_own.py").write_text("from helps_it import Sample\n")
+    (tmp_path / "helps_it.py").write_text("from s4node import Executor as Sample\n")
+    (tmp_path / "sampled_of_test.py").write_text("from s4node import App\napp = App('sampled')\n")
+    package = pack(target, settings={"container.lifecycle.listeners": "a:B, of_one_s_own:Sample"})
+    assert {"sources/of_one_s_own.py", "sources/helps_it.py"} <= set(package.files)
+
+
+def test_files_that_a_source_finds_beside_itself_go_along(tmp_path: Path) -> None:
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    for name in ("words.txt", "data/a.txt", "data/more/b.txt", "other.txt", "unread.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "has_files_of_test.py").write_text(
+        "from pathlib import Path\nHERE = Path(__file__).parent\n"
+        "def read(): return (HERE / 'data' / 'a.txt').read_text() + open(HERE / 'words.txt')\n"
+        "def none(): return '/', '', '..', '../x', '\\0'\n"
+    )
+    (tmp_path / "reads_files.py").write_text(
+        "import has_files_of_test\nfrom s4node import App\napp = App('x')\nX = 'unread.txt'\n"
+    )
+    files = pack(str(tmp_path / "reads_files.py")).files
+    assert sorted(name for name in files if name.endswith("txt")) == [
+        "sources/data/a.txt", "sources/data/more/b.txt", "sources/words.txt",
+    ]  # fmt: skip
+
+
 # -- what an app needs installed ------------------------------------------------------------------
 
 
@@ -422,7 +462,30 @@ def test_a_declaration_that_cannot_be_read_is_told(
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PackageError, match=re.escape(words)):
-        requirements.declared(tmp_path)
+        requirements.declared([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"requirements.txt": "more", "declared_of_test/requirements.txt": "msgspec"},
+        {"declared_of_test/pyproject.toml": "[project]\ndependencies = ['msgspec']\n"},
+        {"requirements.txt": "msgspec"},
+        {"requirements.txt": "msgspec", "pyproject.toml": "[tool.ruff]\nline-length = 100\n"},
+    ],
+)
+def test_what_a_module_needs_is_declared_beside_it_or_above_up_to_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    (tmp_path / "declared_of_test").mkdir()
+    files["declared_of_test/app.py"] = "from s4node import App\napp = App('declares')\n"
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for name in [name for name in sys.modules if name.startswith("declared_of_test")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert pack("declared_of_test.app").manifest.requires == ["msgspec"]
 
 
 def test_an_app_at_a_url_is_refused_with_what_to_do() -> None:
@@ -458,7 +521,10 @@ def test_the_version_is_of_the_content(folder: Path) -> None:
     assert pack(str(folder / "talker.py")).manifest.version == first
     assert pack(str(folder / "talker.py"), settings={"s4.app.file": "x"}).manifest.version != first
     (folder / "rich_late" / "form.txt").write_text("{0}")
-    assert pack(str(folder / "talker.py")).manifest.version != first
+    second = pack(str(folder / "talker.py")).manifest.version
+    assert second != first
+    (folder / "requirements.txt").write_text("msgspec")
+    assert pack(str(folder / "talker.py")).manifest.version not in (first, second)
 
 
 # -- what is no app, no package, or not for here --------------------------------------------------

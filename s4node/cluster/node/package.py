@@ -144,12 +144,18 @@ def digest_of(data: bytes) -> str:
 
 
 def content_version(manifest: Manifest, files: dict[str, bytes]) -> str:
-    """A version for who gave none: of equal sources and settings it is equal.
+    """A version for who gave none: of equal sources, settings and needs it is equal.
 
     The pickle does not count, for its bytes differ from one run to the next.
     """
     content = hashlib.sha256()
-    agreed = (manifest.kind, manifest.entry, manifest.python, sorted(manifest.settings.items()))
+    agreed = (
+        manifest.kind,
+        manifest.entry,
+        manifest.python,
+        sorted(manifest.settings.items()),
+        manifest.requires,
+    )
     content.update(msgspec.json.encode(agreed))
     for name, data in sorted(files.items()):
         if name != PICKLE:
