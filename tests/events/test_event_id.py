@@ -12,6 +12,7 @@ from s4node import (
     App,
     Client,
     Event,
+    GenericEvent,
     ProcessingElement,
     S4Error,
     TaskApp,
@@ -173,6 +174,34 @@ class Dating(App):
         self.create_input_stream("clicks", self.create_pe(Dated), key="user")
         later = self.create_input_stream("later", self.create_pe(DatedLater), key="user")
         later.set_parallelism(2)
+
+
+class DatedAny(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        self.app.ids.append((event.user, created_ms()))
+
+
+class DatingAny(App):
+    ids: list[tuple[str, int]]
+
+    def on_init(self) -> None:
+        self.ids = []
+        self.create_input_stream("any", self.create_pe(DatedAny), key=lambda event: event.user)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_it_is_told_too_where_the_node_finds_the_key_s_partition(partitions: int) -> None:
+    app = DatingAny()
+    before = int(time.time() * 1000)
+    async with (
+        running(app, partitions=partitions) as container,
+        Client(container.address) as client,
+    ):
+        stream = await client.stream("any")
+        await stream.send_many([GenericEvent(user=f"u{n}") for n in range(20)])
+        await stream.flush()
+    assert len(app.ids) == 20
+    assert all(before <= at <= time.time() * 1000 for _, at in app.ids)
 
 
 async def test_a_handler_is_told_when_its_event_was_sent() -> None:
