@@ -3,8 +3,10 @@
 Rules
 - The stream is that of ``task.dead.letter.stream``, wherever the settings say that it is. The id of
   a letter is its partition and offset there, such as ``0:17``.
-- An event is sent again as it was, to where it came from, under a name of its own: so it is there
-  once, however often it is sent again.
+- An event is sent again as it was, to where it came from, under a name of its own. Then its letter
+  is marked by an event beside it, with its id in ``replayed``. So it is there once: a producer's
+  name is forgotten in time, and marks stay as long as what they mark.
+- Many are sent at a time, for each waits for a commit; those of one key in their order.
 - What does not decode, and what the app has put itself, cannot be sent again.
 """
 
@@ -45,15 +47,18 @@ from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.registry import Systems
 
 _TIMEOUT_SECONDS = 10.0
+_AT_A_TIME = 50
+_MARK = "replayed"
 _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
 _SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
 
 
 class Letter(NamedTuple):
-    """A dead letter and its ``id``."""
+    """A dead letter, its ``id``, and whether its event was sent again."""
 
     id: str
     letter: GenericEvent
+    sent: bool = False
 
     @property
     def stream(self) -> str:
@@ -64,6 +69,11 @@ class Letter(NamedTuple):
     def kind(self) -> tuple[str, str, str]:
         """Stream, reason without what is of the single event, and where it was raised."""
         return self.stream, self.letter.reason.partition(":")[0], self.letter.get("pe", "")
+
+    @property
+    def turn(self) -> tuple[str, int, str]:
+        """What it shares with those among which it keeps its order."""
+        return self.stream, self.letter.partition, self.letter.get("key", "")
 
     def is_own(self, cluster: str) -> bool:
         """Whether a task of the app has put its event, for itself or for another of the app."""
@@ -97,19 +107,22 @@ class Letter(NamedTuple):
 def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:
     """Print how many letters there are, by stream and reason, or each; returns the exit status."""
 
-    async def work(letters: list[Letter], _: Systems) -> int:
+    async def work(letters: list[Letter], _: _Home) -> int:
         if every:
             for one in letters:
                 if as_json:
                     print(json.dumps(_plain(one, raw=False)))
                 else:
                     at = f"{one.letter.origin}:{one.letter.offset}"
-                    print(f"{one.id}  {at}  {on_one_line(one.letter.reason)}")
+                    end = "  (sent again)" if one.sent else ""
+                    print(f"{one.id}  {at}  {on_one_line(one.letter.reason)}{end}")
             return 0
         groups = Counter(one.kind for one in letters)
+        again = Counter(one.kind for one in letters if one.sent)
         if as_json:
             print(json.dumps([
                 {"stream": kind[0], "reason": kind[1], "pe": kind[2], "letters": count,
+                 "sent": again[kind],
                  "first": next(one.id for one in letters if one.kind == kind)}
                 for kind, count in groups.items()
             ]))  # fmt: skip
@@ -118,7 +131,8 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
             first = next(one.id for one in letters if one.kind == kind)
             where = f" in {kind[2]}" if kind[2] else ""
             what = on_one_line(f"{kind[0]}: {kind[1]}{where}")
-            print(f"{count:6}  {what}, the first is {first}")
+            sent = f"; {again[kind]} sent again" if again[kind] else ""
+            print(f"{count:6}  {what}, the first is {first}{sent}")
         if not groups:
             print("no dead letters", file=sys.stderr)
         return 0
@@ -129,7 +143,7 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
 def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> int:
     """Print letters with all that is known of them; returns the exit status."""
 
-    async def work(letters: list[Letter], _: Systems) -> int:
+    async def work(letters: list[Letter], _: _Home) -> int:
         for one in letters:
             if as_json:
                 print(json.dumps(_plain(one, raw=True)))
@@ -166,16 +180,39 @@ def replay(
 
     cluster = config[settings.CLUSTER_NAME]
 
-    async def work(letters: list[Letter], systems: Systems) -> int:
+    async def work(letters: list[Letter], home: _Home) -> int:
         sent: Counter[str] = Counter()
-        for one in letters:
+        limit = trio.CapacityLimiter(_AT_A_TIME)
+
+        async def send_in_order(turn: list[Letter]) -> None:
+            for one in turn:
+                async with limit:
+                    sent[await send(one)] += 1
+
+        async def send(one: Letter) -> str:
+            if one.sent:
+                return "sent before"
             try:
                 if one.is_own(cluster):
                     raise _Not("its event was put by the app itself; send again what has led to it")
-                sent["sent" if await _send_again(one, systems, addresses) else "sent before"] += 1
+                refusal, new = await _send_again(one, home.systems, addresses)
+                await home.mark(one)
+                if refusal:
+                    raise _Not(
+                        f"it was sent, and refused again: {refusal}; if that has made a new dead "
+                        f"letter, replay that one"
+                    )
+                return "sent" if new else "sent before"
             except (_Not, S4Error) as error:
-                sent["not sent"] += 1
                 print(f"{one.id}: {on_one_line(str(error))}", file=sys.stderr)
+                return "not sent"
+
+        turns: dict[tuple[str, int, str], list[Letter]] = {}
+        for one in letters:
+            turns.setdefault(one.turn, []).append(one)
+        async with trio.open_nursery() as nursery:
+            for turn in turns.values():
+                nursery.start_soon(send_in_order, turn)
         if as_json:
             counts = {word: sent[word] for word in ("sent", "sent before", "not sent")}
             print(json.dumps(counts))
@@ -193,8 +230,8 @@ class _Not(Exception):  # noqa: N818 - it is not an error of ours
     """Why an event cannot be sent again."""
 
 
-async def _send_again(one: Letter, systems: Systems, addresses: Sequence[str]) -> bool:
-    """Whether the event was not sent again before."""
+async def _send_again(one: Letter, systems: Systems, addresses: Sequence[str]) -> tuple[str, bool]:
+    """Why it was refused, if it was, and whether the event was not sent again before."""
     letter, declared = one.letter, one.declaration
     if declared is None:
         raise _Not("its event did not decode; have its producer send it as it should be")
@@ -210,23 +247,21 @@ async def _send_again(one: Letter, systems: Systems, addresses: Sequence[str]) -
         "sections": [[declared.fingerprint, 1, len(letter.raw)]],
         "body": letter.raw,
     }
-    return await system.append_encoded(letter.stream, letter.partition, encoded, name)
+    return "", await system.append_encoded(letter.stream, letter.partition, encoded, name)
 
 
-async def _send_live(one: Letter, name: str, addresses: Sequence[str]) -> bool:
+async def _send_live(one: Letter, name: str, addresses: Sequence[str]) -> tuple[str, bool]:
     if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
         name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
     async with Client(addresses, producer=name) as client:
         stream = await client.stream(one.letter.stream)
         for partition in range(stream.partitions):
             if await stream.resume_at(partition):
-                return False
+                return "", False
         stream.read_as(one.letter.type)
         await stream.send(JsonText(msgspec.json.encode(one.event)))
         refusals = await stream.flush()
-        if refusals:
-            raise _Not(f"it is refused: {refusals[0].reason}")
-    return True
+        return refusals[0].reason if refusals else "", True
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -237,7 +272,7 @@ def _with_letters(
     config: Config,
     ids: Sequence[str],
     stream: str,
-    work: Callable[[list[Letter], Systems], Awaitable[int]],
+    work: Callable[[list[Letter], _Home], Awaitable[int]],
 ) -> int:
     """Run ``work`` with the letters of the app: those of these ids, or from this stream, or all."""
     for each in ids:
@@ -246,9 +281,9 @@ def _with_letters(
     name = find_job(target, config).name
 
     async def run() -> int:
-        async with _systems(config) as (systems, home, kept):
+        async with _home_of(config) as home:
             letters = [
-                one async for one in _letters(home, kept)
+                one async for one in _letters(home.system, home.stream)
                 if one.letter.get("app", name) == name and stream in ("", one.stream)
             ]  # fmt: skip
             if ids:
@@ -260,7 +295,7 @@ def _with_letters(
                         f"which there are"
                     )
                 letters = [known[each] for each in ids]
-            return await work(letters, systems)
+            return await work(letters, home)
 
     try:
         return trio.run(run)
@@ -268,9 +303,22 @@ def _with_letters(
         return exit_status(error)
 
 
+class _Home(NamedTuple):
+    """The system and the stream that have the dead letters, and all systems."""
+
+    system: System
+    stream: str
+    systems: Systems
+
+    async def mark(self, one: Letter) -> None:
+        """Keep, beside its letter, that an event was sent again."""
+        partition = int(one.id.partition(":")[0])
+        await self.system.append(self.stream, partition, [GenericEvent(**{_MARK: one.id})])
+
+
 @asynccontextmanager
-async def _systems(config: Config) -> AsyncIterator[tuple[Systems, System, str]]:
-    """The systems, the one that has the dead letters, and its stream."""
+async def _home_of(config: Config) -> AsyncIterator[_Home]:
+    """Where the dead letters are, while it can be reached."""
     own = config[settings.LISTENER_ADDRESS] if config[settings.LOG_FOLDER] else ""
     systems = Systems(config, own)
     home, stream = _home(config, systems)
@@ -285,7 +333,7 @@ async def _systems(config: Config) -> AsyncIterator[tuple[Systems, System, str]]
                 f"the dead letters are in system {home.name!r}, which nobody serves at "
                 f"{getattr(home, 'address', '') or 'its address'}; start the node that has it"
             )
-        yield systems, home, stream
+        yield _Home(home, stream, systems)
         nursery.cancel_scope.cancel()
 
 
@@ -315,6 +363,8 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
 
 async def _letters(home: System, stream: str) -> AsyncIterator[Letter]:
     for partition in range(await home.partitions(stream)):
+        letters: list[tuple[str, GenericEvent]] = []
+        sent: set[str] = set()
         place = SystemStreamPartition(home.name, stream, partition)
         bounds = await home.bounds(place)
         reader = await home.open(place, bounds.oldest, [GenericEvent])
@@ -324,15 +374,19 @@ async def _letters(home: System, stream: str) -> AsyncIterator[Letter]:
                 if not isinstance(batch, InputBatch):
                     break
                 batch.load()
-                for index, letter in enumerate(batch.events):
-                    if "reason" in letter and "raw" in letter:
-                        yield Letter(f"{partition}:{batch.number(index)}", letter)
+                for index, event in enumerate(batch.events):
+                    if "reason" in event and "raw" in event:
+                        letters.append((f"{partition}:{batch.number(index)}", event))
+                    elif _MARK in event:
+                        sent.add(event[_MARK])
         finally:
             await reader.aclose()
+        for name, letter in letters:
+            yield Letter(name, letter, name in sent)
 
 
 def _plain(one: Letter, *, raw: bool) -> dict[str, Any]:
-    found = {"id": one.id, **one.letter.attributes, "event": one.event}
+    found = {"id": one.id, "sent": one.sent, **one.letter.attributes, "event": one.event}
     found.pop("fields", None)
     if not raw:
         found.pop("raw", None)

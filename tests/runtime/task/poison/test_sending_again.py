@@ -1,0 +1,121 @@
+"""Dead letters of a live stream that are sent again: once for good, many at a time, in order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import trio
+from harness import run_s4, s4_process
+from log_bench import separate_log
+
+from s4node import Client, Event
+from s4node.events.keys import crc32m
+from s4node.state import epochs
+from s4node.state.browse import Look
+from s4node.state.task_state import TaskState
+
+APP = """
+import os
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Count(ProcessingElement):
+    numbers: list[int] = []
+
+    def on_event(self, event: Click) -> None:
+        if event.number and not os.path.exists("mended"):
+            raise ValueError("the service is away")
+        self.numbers.append(event.number)
+
+app = App("counts")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+
+
+def settings(folder: Path, log: str, **more: str) -> list[str]:
+    found = {
+        "systems.log.address": log,
+        "s4.state.folder": str(folder / "state"),
+        "s4.listener.address": "tcp://127.0.0.1:0",
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "dead-letter",
+        "task.dead.letter.stream": "log.dead",
+        **more,
+    }
+    return [word for name, value in found.items() for word in ("-p", f"{name}={value}")]
+
+
+async def send(address: str, clicks: list[Click]) -> None:
+    async with Client(address) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many(clicks)
+        await stream.flush()
+
+
+def counted(folder: Path) -> dict[str, list[int]]:
+    """What is committed, by user."""
+    found: dict[str, list[int]] = {}
+    for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
+        with epochs.copied(task) as database:
+            rows = Look(TaskState(database, crc32m)).instances("Count")
+            found |= {key: value["numbers"] for key, value in rows}
+    return found
+
+
+async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgotten(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    async with separate_log(tmp_path) as log:
+        await log.create("dead", 2)
+        words = settings(
+            tmp_path, log.address, **{"task.commit.ms": "20", "s4.producer.expiry": "100"}
+        )
+        async with s4_process("run", "app.py", *words, cwd=tmp_path) as process:
+
+            async def s4(*command: str) -> str:
+                to = ("--to", process.address) if command[1] == "replay" else ()
+                done = await run_s4(*command, *to, *words, cwd=tmp_path)
+                assert done.returncode == 0, done.stderr
+                return done.stdout + done.stderr
+
+            await send(process.address, [Click("joe", 0), Click("joe", 1)])
+            (tmp_path / "mended").touch()
+            assert "1 letter: 1 sent" in await s4("dead-letter", "replay", "counts")
+            while "replay of" in await s4("checkpoint", "show", "counts"):
+                await trio.lowlevel.checkpoint()
+            assert "1 letter: 1 sent before" in await s4("dead-letter", "replay", "counts")
+            told = await s4("dead-letter", "list", "counts")
+            assert "1  live.clicks: ValueError in Count, the first is 0:0; 1 sent again" in told
+            [group] = json.loads(await s4("dead-letter", "list", "counts", "--json"))
+            assert (group["letters"], group["sent"]) == (1, 1)
+            assert "is away  (sent again)" in await s4("dead-letter", "list", "counts", "--all")
+        assert counted(tmp_path) == {"joe": [0, 1]}
+
+
+async def test_many_events_are_sent_again_in_a_few_commits_and_those_of_a_key_in_order(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    async with separate_log(tmp_path) as log:
+        await log.create("dead", 2)
+        words = settings(tmp_path, log.address, **{"task.commit.ms": "1000"})
+        async with s4_process("run", "app.py", *words, cwd=tmp_path) as process:
+            users = [f"user-{n}" for n in range(40)]
+            await send(process.address, [Click(user, n) for n in (1, 2) for user in users])
+            (tmp_path / "mended").touch()
+            with trio.fail_after(30):  # a commit for each would take more than twice as long
+                done = await run_s4(
+                    "dead-letter", "replay", "counts", "--to", process.address, *words, cwd=tmp_path
+                )
+            assert "80 letters: 80 sent" in done.stderr
+            assert counted(tmp_path) == {user: [1, 2] for user in users}
