@@ -65,9 +65,9 @@ class Emitter:
                 routes.to(address)
         self._settle()
 
-    def assign(self, routes: Routes, owners: Iterable[str], epoch: int) -> None:
+    def assign(self, routes: Routes, owners: Iterable[str], epoch: int, origin: str) -> None:
         """The partitions of an outbox belong to these addresses (``""``: to nobody)."""
-        routes.assign(list(owners), epoch)
+        routes.assign(list(owners), epoch, origin)
         self._settle()
         self.wake()
 

@@ -3,7 +3,8 @@
 Rules
 - There is a route to each node that may own partitions of the stream. A lane leaves by one: that to
   the node which owns its partition. Who that is comes with the answers to hellos, and may change; a
-  newer word (a higher epoch) wins.
+  newer word (a higher epoch) wins. Where an app was removed and deployed again its epochs begin
+  anew, in a line of another origin: of two lines that which was heard of later is newer.
 - ``hello`` first: a lane sends nothing before its owner has said where it goes on.
 - The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
   also says so unasked when owners change; then a new hello opens what has come to it.
@@ -33,11 +34,11 @@ _ENVELOPE_BYTES = 131_072
 class _Ownership:
     """Who owns a partition, as far as is known."""
 
-    __slots__ = ("epoch", "following", "route")
+    __slots__ = ("following", "route", "word")
 
     def __init__(self) -> None:
         self.route: NodeRoute | None = None  # None: nobody is known to own it
-        self.epoch = -1  # of the word on who owns it
+        self.word = (0, -1)  # how new the word is on who owns it
         self.following: NodeRoute | None = (
             None  # to who is next, once ``route`` has given the lane up
         )
@@ -71,6 +72,7 @@ class Routes:
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes have come or gone
         self._stable = stable
+        self._lines = {"": 0}  # by origin, in the order in which they were heard of
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
 
     def to(self, address: str) -> NodeRoute:
@@ -115,64 +117,70 @@ class Routes:
 
     # -- who owns what -----------------------------------------------------------------------
 
-    def assign(self, owners: Sequence[str], epoch: int) -> None:
+    def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
+        word = self._word(epoch, origin)
         for lane, address in zip(self.outbox.lanes, owners, strict=False):
-            if epoch >= self._owners[lane.partition].epoch:
-                self._give(lane, self.to(address) if address else None, epoch)
+            if word >= self._owners[lane.partition].word:
+                self._give(lane, self.to(address) if address else None, word)
 
-    def owned(self, lane: Lane, route: NodeRoute, epoch: int) -> bool:
+    def owned(self, lane: Lane, route: NodeRoute, epoch: int, origin: str) -> bool:
         """The node of ``route`` says, by ``epoch``, that it owns a lane; False if that stays
         elsewhere."""
         owner = self._owners[lane.partition]
         if owner.route is route:
             return True
-        if epoch < owner.epoch:
+        word = self._word(epoch, origin)
+        if word < owner.word:
             return False  # whom others call the owner has been told so later
-        return self._give(lane, route, epoch)
+        return self._give(lane, route, word)
 
     def given_up(self, lane: Lane, owner: str = "") -> None:
         """The node rules on a lane no longer; it goes on with whoever is known to be next."""
         lane.close()
         now = self._owners[lane.partition]
         if now.following is not None:
-            self._move(lane, now.following, now.epoch)
+            self._move(lane, now.following, now.word)
         elif owner:
-            self._move(lane, self.to(owner), now.epoch)
+            self._move(lane, self.to(owner), now.word)
 
     def merge(self, route: NodeRoute, alias: str) -> None:
         """The node of ``route`` calls itself ``alias``: what leads to it by other names ends."""
         for other in [each for each in self.by_address.values() if each is not route]:
             if alias in (other.address, other.alias):
                 for lane in list(other.lanes):
-                    self._move(lane, route, self._owners[lane.partition].epoch)
+                    self._move(lane, route, self._owners[lane.partition].word)
                 self.drop(other)
 
     def drop(self, route: NodeRoute) -> None:
         """The route leads nowhere any more; its lanes wait for another owner."""
         for lane in list(route.lanes):
-            self._move(lane, None, self._owners[lane.partition].epoch)
+            self._move(lane, None, self._owners[lane.partition].word)
         for owner in self._owners.values():
             if owner.following is route:
                 owner.following = None
         self.by_address.pop(route.address, None)
         self.regrouped = True
 
-    def _give(self, lane: Lane, route: NodeRoute | None, epoch: int) -> bool:
+    def _word(self, epoch: int, origin: str) -> tuple[int, int]:
+        """How new a word on owners is: of two the higher one is true."""
+        return self._lines.setdefault(origin, len(self._lines)), epoch
+
+    def _give(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> bool:
         """``route`` leads to the lane's owner; False if that begins only when the one before
         ends."""
         owner = self._owners[lane.partition]
         before = owner.route
         if before is None or before is route or not (before.draining and lane.open):
-            self._move(lane, route, epoch)
+            self._move(lane, route, word)
             return True
-        owner.epoch, owner.following = epoch, route
+        owner.word, owner.following = word, route
         return False
 
-    def _move(self, lane: Lane, route: NodeRoute | None, epoch: int) -> None:
+    def _move(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> None:
         """``route`` leads to the lane's owner."""
         owner = self._owners[lane.partition]
-        owner.epoch, owner.following = epoch, None
+        owner.word, owner.following = word, None
         if owner.route is not route:
             if owner.route is not None:
                 owner.route.lanes.remove(lane)
@@ -350,12 +358,12 @@ class NodeRoute:
             box.error = problem
             return
         routes.durable = bool(answer.headers.get(wire.DURABLE))
-        epoch = _whole(answer.headers.get(wire.EPOCH))
+        epoch, origin = _whole(answer.headers.get(wire.EPOCH)), _origin(answer)
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):
                 continue
             lane = box.lanes[position.partition]
-            if not routes.owned(lane, self, epoch):
+            if not routes.owned(lane, self, epoch, origin):
                 continue
             if lane.open and not asked:
                 continue  # it sends already, and nobody asked where it goes on
@@ -366,7 +374,7 @@ class NodeRoute:
         self._wants_hello = False
         owners = _owners(answer)
         if owners:
-            routes.assign(owners, epoch)
+            routes.assign(owners, epoch, origin)
 
     def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
         """The node has turned a hello down that ``declared`` these classes."""
@@ -422,6 +430,11 @@ class NodeRoute:
 
 def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _origin(answer: wire.Hello) -> str:
+    origin = answer.headers.get(wire.ORIGIN)
+    return origin if isinstance(origin, str) else ""
 
 
 def _owners(answer: wire.Hello) -> list[str]:

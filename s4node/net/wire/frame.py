@@ -58,6 +58,10 @@ ADDRESS = "address"
 EPOCH = "epoch"
 """Header of a node's hello: the age of its word on owners; of two words the higher one is true."""
 
+ORIGIN = "origin"
+"""Header of a node's hello: the line in which ``EPOCH`` counts; an app that was removed and
+deployed again begins another, at a lower epoch."""
+
 UNASKED = "unasked"
 """Header of a node's hello that answers none: owners have changed."""
 

@@ -165,7 +165,7 @@ class Ownership:
         self._readers.tell_owners()
         self._members.assign(view, self._tasks.keys())
         if self._replay is not None:
-            self._replay.exchange.assign(view.owners, view.epoch)
+            self._replay.exchange.assign(view.owners, view.epoch, view.origin)
         self._loop.nudge()
 
     async def _gain(self, view: View, partitions: list[int]) -> None:

@@ -175,7 +175,7 @@ class Exchange:
         self._on_demand = not config[settings.TASK_COMMIT_MS]
         self._bound = config[settings.STATE_CHANGES_BYTES]
         self._sides: dict[int, _Side] = {}
-        self._owners: tuple[Sequence[str], int] = ((), -1)
+        self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -288,9 +288,9 @@ class Exchange:
             side.own_rows = True
         way = side.ways[name] = Way(dispatches, routes, self._bound, emitter)
         emitter.add(routes)
-        owners, epoch = self._owners
+        owners, epoch, origin = self._owners
         if owners and not consumer:
-            emitter.assign(routes, owners, epoch)
+            emitter.assign(routes, owners, epoch, origin)
         return way
 
     def consumer(self, stream: str, consumer: str) -> None:
@@ -311,11 +311,11 @@ class Exchange:
         way.emitter.remove(way.routes)
         self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
 
-    def assign(self, owners: Sequence[str], epoch: int) -> None:
+    def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Lead the ways to where the partitions are now."""
-        self._owners = owners, epoch
+        self._owners = owners, epoch, origin
         for routes in list(self.emitter.carried):
-            self.emitter.assign(routes, owners, epoch)
+            self.emitter.assign(routes, owners, epoch, origin)
 
     # -- events on their way -----------------------------------------------------------------
 

@@ -114,7 +114,7 @@ class Members:
                 "" if partition in ours and not way.behind(partition) else owner
                 for partition, owner in enumerate(view.owners)
             ]
-            self.emitter.assign(routes, owners, view.epoch)
+            self.emitter.assign(routes, owners, view.epoch, view.origin)
 
     # -- events on their way -----------------------------------------------------------------
 
@@ -227,4 +227,5 @@ def told(view: View, address: str) -> wire.Headers:
         wire.NODES: nodes,
         wire.OWNERS: [at.get(owner, -1) for owner in view.owners],
         wire.EPOCH: view.epoch,
+        wire.ORIGIN: view.origin,
     }

@@ -230,6 +230,24 @@ def word(
                       headers=headers, **more)  # fmt: skip
 
 
+def test_of_two_deployments_the_later_one_is_believed_although_its_epochs_begin_anew() -> None:
+    outbox = Outbox("ticks", "p", types=[Tick])
+    first = route_of(outbox)
+    first.hello()
+    at = wire.Position(0, 0, 9)
+    first.on_hello(word(7, 0, positions=(at,), more={wire.ORIGIN: "before"}))
+    first.disconnected()
+    second = first.routes.to("tcp://node:2")
+    second.hello()
+    second.on_hello(word(1, 1, positions=(at,), more={wire.ORIGIN: "after"}))
+    outbox.extend(ticks(3))
+    assert spans(second.frames(1000)) == [(0, 0, 3)]
+    first.hello()  # one that was paused, and has yet to hear that it is over
+    first.on_hello(word(8, 0, positions=(at,), more={wire.ORIGIN: "before"}))
+    outbox.extend(ticks(2))
+    assert spans(second.frames(1000)) == [(0, 3, 5)]
+
+
 @pytest.mark.parametrize("end", ["gives up", "is gone"])
 def test_the_lanes_of_a_node_that_drains_move_when_it_gives_them_up_or_is_gone(end: str) -> None:
     outbox, route = opened(100, 100)
