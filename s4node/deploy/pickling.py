@@ -7,6 +7,7 @@ Rules
   after our modules have moved.
 - Annotations may be texts, and name what nothing else in the pickle refers to. So a class takes the
   names in its annotations along, and where it is loaded a module of its name has them.
+- Code keeps the name of its file, which some releases of cloudpickle leave out: tracebacks need it.
 - Prototypes, streams and event types hold compiled code and decoders: what goes is how they were
   declared, and they are made anew.
 - Apps, streams and PEs refer to each other in circles, through the names that handlers use too. So
@@ -42,6 +43,7 @@ _STRUCT_MACHINERY = {
     "__slots__", "__weakref__", "__annotate_func__", "__annotations_cache__",
     "__static_attributes__", "__firstlineno__",
 }  # fmt: skip
+_NO_FILE = "<dynamic-code>"  # what cloudpickle says in place of a file, from 3.1.3 on
 _OPTIONS = ("singleton", "timer_interval", "cache_size", "cache_idle")
 
 
@@ -71,6 +73,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(out)
         self._module = module
         self._app = found if isinstance(found, App) else None
+        self._code_files: dict[str, str] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         """How to make ``obj`` again; NotImplemented where pickle knows by itself."""
@@ -96,7 +99,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise pickle.PicklingError(f"a handler refers to the PE prototype {obj!r}")
         if isinstance(obj, FunctionType):
             return _reduced_function(obj, super().reducer_override(obj))
+        if isinstance(obj, CodeType):
+            return self._reduced_code(obj)
         return super().reducer_override(obj)
+
+    def _reduced_code(self, code: CodeType) -> Any:
+        """As cloudpickle does it, with the name of its file, which is one text for all code."""
+        make, arguments = self.dispatch_table[CodeType](code)
+        file = self._code_files.setdefault(code.co_filename, code.co_filename)
+        return make, tuple(file if each == _NO_FILE else each for each in arguments)
 
     def _reduced_part(self, part: Prototype | Stream) -> Any:
         """Only the object: what is in it comes with the app, when all objects are there."""
