@@ -215,7 +215,7 @@ class _Deployment:
                 await stack.enter_async_context(admin.asking(name, node.admin, ask, self._data))
                 for name, node in nodes.items()
             ]
-            prepared = await _from_all(callers, admin.Prepared, start)
+            prepared = await _from_all(callers, admin.Prepared, start, "load and check it")
             tell(f"loaded and checked on {_named(nodes)}")
             first = next(iter(prepared.values()))
             await self._check_streams(first.inputs)
@@ -233,7 +233,8 @@ class _Deployment:
             try:
                 if before:
                     tell(f"{app} {before.value.version} drains and ends")
-                ready = await _from_all(callers, admin.Ready, drain + start)
+                todo = "work off what the old version has, and run it" if before else "run it"
+                ready = await _from_all(callers, admin.Ready, drain + start, todo)
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, before.value if before else None)
@@ -315,9 +316,12 @@ class _Deployment:
 
 
 async def _from_all(
-    callers: list[admin.Caller], kind: type[admin.M], seconds: float
+    callers: list[admin.Caller], kind: type[admin.M], seconds: float, todo: str
 ) -> dict[str, admin.M]:
-    """The next answer of all of them within ``seconds``, by node; raises the first failure."""
+    """The next answer of all of them within ``seconds``, by node; raises the first failure.
+
+    ``todo`` is what they answer for.
+    """
     answers: dict[str, admin.M] = {}
     failures: list[Exception] = []
 
@@ -331,7 +335,10 @@ async def _from_all(
     async def tell_late() -> None:
         await trio.sleep(_PATIENCE_SECONDS)
         late = [caller.node for caller in callers if caller.node not in answers]
-        tell(f"waiting for {_named(late)}, for {seconds:g} s at most; is it stopped? See its log")
+        tell(
+            f"waiting for {_named(late)}, for {seconds:g} s at most, to {todo}; "
+            f"{'their logs tell' if len(late) > 1 else 'its log tells'} more"
+        )
 
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as outer:

@@ -297,6 +297,25 @@ async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Pat
         assert len(list((folder / "shared" / "packages").iterdir())) == 1
 
 
+async def test_a_sender_goes_on_when_the_app_was_removed_and_is_deployed_again(
+    folder: Path,
+) -> None:
+    first, second = (write_app(folder, "counter", version) for version in ("v1", "v2"))
+    async with node(folder, "one") as one:
+        await deploy(folder, first)
+        async with Client(one.address) as client:
+            clicks = await client.stream("clicks")
+            await deploy(folder, second)
+            await clicks.send(Click("ann"))
+            await clicks.flush()
+            await s4_of(folder, "undeploy", "counter")
+            await clicks.send(Click("ann"))
+            await deploy(folder, second)
+            with trio.fail_after(20):
+                await clicks.flush()
+        await until(lambda: printed(one) == ["v2 ann 1", "v2 ann 1"])
+
+
 async def test_a_node_that_comes_later_runs_what_is_deployed(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
@@ -328,7 +347,8 @@ async def test_a_deployment_tells_which_node_it_waits_for_and_goes_on_when_that_
         two.signal(signal.SIGSTOP)
         where = ("--cluster", "shop", "--folder", folder / "shared")
         async with s4_process("deploy", app, *where, cwd=folder, ready=False) as deploying:
-            await until(lambda: "waiting for node two, for 70 s at most" in deploying.errors)
+            waits = r"waiting for node(s one,)? two, for 70 s at most, to load and check it"
+            await until(lambda: re.search(waits, deploying.errors))
             two.signal(signal.SIGCONT)
             assert await deploying.wait() == 0
             assert "loaded and checked on nodes one, two" in deploying.errors
