@@ -49,6 +49,7 @@ from s4node.systems.registry import Systems
 _TIMEOUT_SECONDS = 10.0
 _AT_A_TIME = 50
 _MARK = "replayed"
+_OUTCOMES = "sent", "sent before", "refused again", "not sent"
 _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
 _SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
 
@@ -197,15 +198,13 @@ def replay(
                     raise _Not("its event was put by the app itself; send again what has led to it")
                 refusal, new = await _send_again(one, home.systems, addresses)
                 await home.mark(one)
-                if refusal:
-                    raise _Not(
-                        f"it was sent, and refused again: {refusal}; if that has made a new dead "
-                        f"letter, replay that one"
-                    )
-                return "sent" if new else "sent before"
+                if not refusal:
+                    return "sent" if new else "sent before"
+                why, outcome = f"it is refused again: {refusal}", "refused again"
             except (_Not, S4Error) as error:
-                print(f"{one.id}: {on_one_line(str(error))}", file=sys.stderr)
-                return "not sent"
+                why, outcome = str(error), "not sent"
+            print(f"{one.id}: {on_one_line(why)}", file=sys.stderr)
+            return outcome
 
         turns: dict[tuple[str, int, str], list[Letter]] = {}
         for one in letters:
@@ -214,14 +213,14 @@ def replay(
             for turn in turns.values():
                 nursery.start_soon(send_in_order, turn)
         if as_json:
-            counts = {word: sent[word] for word in ("sent", "sent before", "not sent")}
+            counts = {word: sent[word] for word in _OUTCOMES}
             print(json.dumps(counts))
         else:
             said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
             count = len(letters)
             what = "letter" if count == 1 else "letters"
             print(f"{count} {what}: {said or 'nothing to send'}", file=sys.stderr)
-        return 1 if sent["not sent"] else 0
+        return 1 if sent["not sent"] or sent["refused again"] else 0
 
     return _with_letters(target, config, ids, stream, work)
 

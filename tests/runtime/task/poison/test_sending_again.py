@@ -82,22 +82,26 @@ async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgot
         )
         async with s4_process("run", "app.py", *words, cwd=tmp_path) as process:
 
-            async def s4(*command: str) -> str:
+            async def s4(*command: str, status: int = 0) -> str:
                 to = ("--to", process.address) if command[1] == "replay" else ()
                 done = await run_s4(*command, *to, *words, cwd=tmp_path)
-                assert done.returncode == 0, done.stderr
+                assert done.returncode == status, done.stderr
                 return done.stdout + done.stderr
 
             await send(process.address, [Click("joe", 0), Click("joe", 1)])
+            told = await s4("dead-letter", "replay", "counts", status=1)
+            assert "0:0: it is refused again: ValueError: the service is away" in told
+            assert "1 letter: 1 refused again" in told
             (tmp_path / "mended").touch()
-            assert "1 letter: 1 sent" in await s4("dead-letter", "replay", "counts")
+            told = await s4("dead-letter", "replay", "counts")
+            assert "2 letters: 1 sent, 1 sent before" in told  # the new letter
             while "replay of" in await s4("checkpoint", "show", "counts"):
                 await trio.lowlevel.checkpoint()
-            assert "1 letter: 1 sent before" in await s4("dead-letter", "replay", "counts")
+            assert "2 letters: 2 sent before" in await s4("dead-letter", "replay", "counts")
             told = await s4("dead-letter", "list", "counts")
-            assert "1  live.clicks: ValueError in Count, the first is 0:0; 1 sent again" in told
+            assert "2  live.clicks: ValueError in Count, the first is 0:0; 2 sent again" in told
             [group] = json.loads(await s4("dead-letter", "list", "counts", "--json"))
-            assert (group["letters"], group["sent"]) == (1, 1)
+            assert (group["letters"], group["sent"]) == (2, 2)
             assert "is away  (sent again)" in await s4("dead-letter", "list", "counts", "--all")
         assert counted(tmp_path) == {"joe": [0, 1]}
 
