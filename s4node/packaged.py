@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import sys
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -107,11 +107,6 @@ def set_annotated_class(cls: type, state: tuple[Any, Any, dict[str, Any]]) -> No
     set_state(cls, inner)
     module = sys.modules.setdefault(cls.__module__, ModuleType(cls.__module__))
     vars(module).update(names)
-
-
-def code(file: str, *arguments: Any) -> CodeType:
-    """The code of a function, as of that file."""
-    return CodeType(*arguments).replace(co_filename=file)
 
 
 def set_function(function: FunctionType, state: tuple[Any, Any, dict[str, Any]]) -> None:

@@ -77,9 +77,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How to make ``obj`` again; NotImplemented where pickle knows by itself."""
-        if isinstance(obj, CodeType):  # cloudpickle leaves out the file, which tracebacks show
-            _, arguments = self.dispatch_table[CodeType](obj)
-            return packaged.code, (obj.co_filename, *arguments)
         if isinstance(obj, type | FunctionType) and (name := packaged.name_of(obj)):
             return packaged.find, (name,)
         if isinstance(obj, type):
