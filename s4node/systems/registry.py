@@ -54,8 +54,9 @@ class Systems:
             kind = self._types.get(name)
             if kind is None:
                 known = ", ".join(self.names)
+                what = "address to where its node listens" if name == LOG else "type"
                 raise UnknownStream(
-                    f"no system {name!r}; known are {known}. Set systems.{name}.type to have it"
+                    f"no system {name!r}; known are {known}. Set systems.{name}.{what} to have it"
                 )
             self._made[name] = _make(kind, name, self._addresses.get(name, ""))
         return self._made[name]

@@ -141,6 +141,8 @@ async def test_live_sockets_begin_with_what_is_upcoming_and_nowhere_else() -> No
 
 def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
     systems = Systems(Config.of({"systems.old.type": "log", "systems.old.address": "tcp://h:1"}))
+    with pytest.raises(UnknownStream, match=r"no system 'log'; .*Set systems\.log\.address to "):
+        systems["log"]
     with pytest.raises(UnknownStream, match=r"'archive'; known are live, old.*systems\.archive"):
         systems["archive"]
 
