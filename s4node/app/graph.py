@@ -22,7 +22,7 @@ from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_codec import ElementCodec, check_defaults
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.prototype import HandlerTable, Prototype
+from s4node.app.prototype import HandlerTable, Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import GraphError, KeyFinderError
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
@@ -65,11 +65,19 @@ def check_hooks(app: App) -> None:
 
 
 def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
-    """Raise one GraphError with every method of a task that would never run."""
+    """Raise one GraphError with every method of a task that would never run, and with containers
+    that all tasks of a process would share without the author's saying so."""
     names = _generators((name, getattr(task, name, None)) for name in hooks)
     send = "collector.send(stream, event)"
+    what = type(task).__name__
     _raise(app, [
-        f"{name} of {type(task).__name__} {_NEVER_RUNS}, and send with {send}" for name in names
+        *(f"{name} of {what} {_NEVER_RUNS}, and send with {send}" for name in names),
+        *(
+            f"all tasks of a process would share {name!r} of {what}, a {type(value).__name__}; "
+            f"make it in __init__, or annotate it as ClassVar if they are to share it"
+            for name, (_, value) in shared_containers(type(task)).items()
+            if getattr(task, name, None) is value
+        ),
     ])  # fmt: skip
 
 

@@ -36,7 +36,7 @@ P = TypeVar("P", bound=ProcessingElement)
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, type, range)
+_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), frozenset, type, range)
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,11 @@ class Prototype:
         for name, value in self.cls._state.items():
             setattr(element, name, self._copied(name, value))
         element.__init__(*arguments, **named)  # type: ignore[misc]
+        meant = class_variables(self.cls)
+        for name, value in vars(element).items():
+            if can_change(value) and name not in meant:
+                origin = ", for __init__ runs once, on the prototype"
+                raise _shared(self.cls, name, value, origin)
         return element
 
     def _copied(self, attribute: str, value: Any) -> Any:
@@ -211,7 +216,7 @@ class Prototype:
         copied = {
             name: self._copied(name, value)  # once here, where it can still be refused
             for name, value in state.items()
-            if not isinstance(value, _IMMUTABLE)
+            if not _is_fixed(value)
         }
         lines = [
             "def make(key, home):",
@@ -242,22 +247,46 @@ class Prototype:
             )
 
 
-def _check_shared(cls: type) -> None:
-    """Refuse containers in the class that all keys would share without the author's saying so.
+def _is_fixed(value: Any) -> bool:
+    """Return True if no instance can change a default, so that all may have the same."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return isinstance(value, _IMMUTABLE)
 
-    As in a dataclass, what cannot be hashed is taken to be one.
-    """
+
+def can_change(value: Any) -> bool:
+    """Return True for a container that can be changed. As in a dataclass, what cannot be hashed is
+    taken to be one."""
+    if isinstance(value, tuple):
+        return any(map(can_change, value))
+    return type(value).__hash__ is None and not isinstance(value, types.MappingProxyType)
+
+
+def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
+    """The containers in a class that all of its objects share without the author's saying so: by
+    name, the class that has it, and the container."""
     meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
     found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
-    for name, (base, value) in found.items():
-        if type(value).__hash__ is not None or name in meant or name.startswith("__"):
-            continue
-        kind, origin = type(value).__name__, "" if base is cls else f" of its base {base.__name__}"
-        raise GraphError(
-            f"PE class {cls.__name__}: all keys would share {name!r}, a {kind}{origin}; annotate "
-            f"it in {cls.__name__}: '{name}: {kind} = ...' for a copy for each key, "
-            f"'{name}: ClassVar[{kind}]' for one that all keys share"
-        )
+    return {
+        name: (base, value)
+        for name, (base, value) in found.items()
+        if can_change(value) and name not in meant and not name.startswith("__")
+    }
+
+
+def _check_shared(cls: type) -> None:
+    """Refuse containers in the class that all keys would share without the author's saying so."""
+    for name, (base, value) in shared_containers(cls).items():
+        raise _shared(cls, name, value, "" if base is cls else f" of its base {base.__name__}")
+
+
+def _shared(cls: type, name: str, value: Any, origin: str) -> GraphError:
+    kind = type(value).__name__
+    return GraphError(
+        f"PE class {cls.__name__}: all keys would share {name!r}, a {kind}{origin}; annotate "
+        f"it in {cls.__name__}: '{name}: {kind} = ...' for a copy for each key, "
+        f"'{name}: ClassVar[{kind}]' for one that all keys share"
+    )
 
 
 def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:

@@ -6,6 +6,7 @@ import inspect
 import math
 import threading
 from collections import deque
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -242,6 +243,52 @@ def test_a_container_that_all_keys_would_share_is_refused_when_the_pe_is_created
             f"PE class {cls.__name__}: all keys would share 'seen', a {kind}{origin}; "
             + fix.format(cls.__name__, kind)
         )
+
+
+def test_what_the_constructor_makes_and_all_keys_would_share_is_refused() -> None:
+    class Made(ProcessingElement):
+        given: ClassVar[list[str]]
+        names: list[str] = []  # noqa: RUF012
+
+        def __init__(self, name: str) -> None:
+            self.given = [name]  # type: ignore[misc]
+            self.names = [name]
+            self.sizes = (1, 2)
+
+    class Forgetful(Made):
+        def __init__(self) -> None:
+            super().__init__("x")
+            self.seen: dict[str, int] = {}
+
+    _, made = started(Made, "rex")
+    assert made["a"].given is made["b"].given
+    assert (made["a"].names, made["a"].names is made["b"].names) == (["rex"], False)
+    with pytest.raises(GraphError) as caught:
+        App("zoo").create_pe(Forgetful)
+    assert str(caught.value) == (
+        "PE class Forgetful: all keys would share 'seen', a dict, for __init__ runs once, on the "
+        "prototype; annotate it in Forgetful: 'seen: dict = ...' for a copy for each key, "
+        "'seen: ClassVar[dict]' for one that all keys share"
+    )
+
+
+def test_a_tuple_is_as_fixed_as_what_is_in_it() -> None:
+    class Nested(ProcessingElement):
+        pair: tuple[list[int], int] = ([], 1)
+
+    class Plain(ProcessingElement):
+        pair = ([], 1)
+
+    class Fixed(ProcessingElement):
+        pair = ((), 1)
+        table = MappingProxyType({"a": 1})
+
+    _, nested = started(Nested)
+    assert nested["a"].pair[0] is not nested["b"].pair[0]
+    with pytest.raises(GraphError, match="all keys would share 'pair', a tuple;"):
+        App("zoo").create_pe(Plain)
+    _, fixed = started(Fixed)
+    assert fixed["a"].table is fixed["b"].table
 
 
 def test_what_all_keys_are_said_to_share_is_shared_and_what_cannot_change_needs_no_saying() -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -1118,6 +1118,35 @@ async def test_a_hook_that_raises_stops_the_container_named_and_the_others_are_c
     assert ("task.ignored.exceptions" in str(caught.value)) == (hook in ("window", "timer"))
     if hook != "init":
         assert sorted(closed) == [0, 1]
+
+
+async def test_a_container_that_all_tasks_of_a_process_would_share_is_refused(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    class Base(Plain):
+        seen: dict[str, int] = {}  # noqa: RUF012 - that is what is refused
+
+    class Shares(Base): ...
+
+    class Says(Plain):
+        seen: ClassVar[dict[str, int]] = {}
+        sizes = (1, 2)
+
+    class Makes(Base):
+        def __init__(self, process: Callable[..., Any]) -> None:
+            super().__init__(process)
+            self.seen = {}
+
+    fill(system, 1, 1)
+    told = "all tasks of a process would share 'seen' of Shares, a dict; make it in __init__, or"
+    with pytest.raises(GraphError, match=told):
+        await run_to_end(Job(lambda: Shares(nothing)), settings)
+    for cls in (Says, Makes):
+        came: list[Any] = []
+        app = Job(lambda cls=cls, came=came: cls(lambda _, envelope, *__: came.append(envelope)))
+        async with running(app, settings):
+            system.put("clicks", 0, Click("joe", 1))
+            await until(lambda came=came: came)
 
 
 async def test_a_factory_that_raises_and_an_object_that_is_no_task_are_told(
