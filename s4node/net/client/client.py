@@ -109,8 +109,6 @@ class Client:
     async def __aenter__(self) -> Client:
         need_trio()
         fork_guard.use()
-        for address in self.addresses:
-            host_and_port(address)
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
         try:
@@ -294,8 +292,11 @@ class Client:
 
 
 def addresses_of(address: str | Sequence[str]) -> tuple[str, ...]:
-    """One address or several, as several; raises ConfigError for none."""
-    found = (address,) if isinstance(address, str) else tuple(address)
+    """One address or several, as several; raises ConfigError for none and for what is none."""
+    several = isinstance(address, Iterable) and not isinstance(address, str)
+    found: tuple[Any, ...] = tuple(address) if several else (address,)
+    for one in found:
+        host_and_port(one)
     if not found:
         raise ConfigError("a client needs the address of a node; give one, or a list of them")
     return found

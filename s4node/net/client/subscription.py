@@ -39,6 +39,14 @@ class Place(NamedTuple):
     offset: int
 
 
+def not_open(stream: str) -> StageClosed:
+    """What is raised where a subscription is read before its block is entered, or after it."""
+    return StageClosed(
+        f"the subscription to {stream!r} is closed; read it inside of its block, as in "
+        f"'with client.subscribe({stream!r}) as events' ('async with' in trio)"
+    )
+
+
 def _checked(start: Startpoint | Mapping[int, int] | None) -> Startpoint | Mapping[int, int]:
     """Where to begin; raises StartpointError for what is no such place."""
     if start is None:
@@ -217,7 +225,7 @@ class Subscription:
             self._of.reading.passed(self._of.place, self._of.end)
         while not self._arrived:
             if self._nursery is None:
-                raise StageClosed(f"the subscription to {self.stream!r} is closed")
+                raise not_open(self.stream)
             if self._error is not None:  # it does not go on after a reconnect
                 raise self._error
             await self._news.park()

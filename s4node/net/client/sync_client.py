@@ -24,7 +24,7 @@ from s4node.errors import S4Error, StageClosed, leaves
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.net.client.client import Client, ClientStream, warn_of
-from s4node.net.client.subscription import Place, Subscription
+from s4node.net.client.subscription import Place, Subscription, not_open
 from s4node.net.egress.refusal import Refusal
 from s4node.net.transport import fork_guard
 from s4node.offsets.startpoint import Startpoint
@@ -310,7 +310,13 @@ class SyncSubscription:
         self._client = client
         self._arguments = (stream, types, start, queue_size)
         self._closed = trio.Event()
-        self._reader: Subscription
+        self._entered: Subscription | None = None
+
+    @property
+    def _reader(self) -> Subscription:
+        if self._entered is None:
+            raise not_open(self._arguments[0])
+        return self._entered
 
     @property
     def missed(self) -> int:
@@ -365,10 +371,10 @@ class SyncSubscription:
         stream, types, start, queue_size = self._arguments
         opened = False
         try:
-            self._reader = self._client._client.subscribe(
+            self._entered = self._client._client.subscribe(
                 stream, types=types, start=start, queue_size=queue_size
             )
-            async with self._reader:
+            async with self._entered:
                 opened = True
                 task_status.started(None)
                 await self._closed.wait()

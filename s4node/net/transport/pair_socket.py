@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 import socket as stdlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,11 +35,16 @@ _REDIAL_MOST_MS = 1000
 """nng waits at random, up to a bound that doubles from the one to the other."""
 
 
+_NO_HOST = re.compile(r"[\s,;/\\]")  # as where several addresses are one text
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The parts of ``tcp://host:port``."""
-    scheme, _, rest = address.partition("://")
+    text = address if isinstance(address, str) else ""  # a program's may be anything
+    scheme, _, rest = text.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+    good = scheme == "tcp" and host and not _NO_HOST.search(host)
+    if not good or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{address!r} is no address; write tcp://host:port")
     return host.strip("[]"), int(port)
 

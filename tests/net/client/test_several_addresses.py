@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -200,3 +201,33 @@ async def test_send_many_takes_all_events_or_none() -> None:
         assert await clicks.flush() == []
         await until(lambda: noted.numbers)
     assert noted.numbers == [7]
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    ["tcp://a:1,tcp://b:2", ["tcp://a:1", "b"], [5], None, 7, "tcp://a b:1", "tcp://a/b:1"],
+)
+def test_what_is_no_address_is_refused_when_the_client_is_made(addresses: Any) -> None:
+    told = "is no address; write tcp://host:port"
+    with pytest.raises(ConfigError, match=told):
+        Client(addresses)
+    with pytest.raises(ConfigError, match=told), SyncClient(addresses):
+        pass
+
+
+async def test_a_subscription_that_is_read_outside_of_its_block_says_so() -> None:
+    noted = Noted()
+    told = "the subscription to 'clicks' is closed; read it inside of its block"
+    async with running(noted.app) as node:
+        async with Client(node.address) as client:
+            with pytest.raises(StageClosed, match=told):
+                await anext(aiter(client.subscribe("clicks")))
+
+        def read() -> None:
+            with SyncClient(node.address) as client:
+                events = client.subscribe("clicks")
+                for look in (lambda: next(iter(events)), lambda: events.missed):
+                    with pytest.raises(StageClosed, match=told):
+                        look()
+
+        await trio.to_thread.run_sync(read)
