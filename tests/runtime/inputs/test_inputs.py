@@ -342,7 +342,7 @@ async def test_a_keyed_input_gets_more_partitions_and_each_key_goes_on_with_its_
         homes = Partitioner(count)
         for user in users:
             system.put("clicks", homes.memo[user], Click(user))
-        system.routed("clicks", "crc32:user")
+        system.routed("clicks", "crc32m:user")
 
     users = [f"user-{n}" for n in range(64)]
     system.create("clicks", 4)
