@@ -27,8 +27,8 @@ Batch = tuple[int, int]
 FORMAT = 1
 KEPT_MANIFESTS = 2
 
-_NAME = re.compile(r"([0-9]{16})-([0-9a-f]+)")
-_FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
+_NAME = re.compile(r"([0-9]{16})-([0-9a-f]{1,64})")
+_FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
