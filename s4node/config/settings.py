@@ -113,6 +113,12 @@ _STAGE_DOCS = {
     "sender": "the events of one stream that leave for other nodes of the cluster",
     "remoteSender": "the events of one output stream that leave for another cluster",
 }
+_STAGE_BEYOND = {
+    "deserializer": "a frame",
+    "stream": "a frame, or what a step of the app puts,",
+    "sender": "what a step of the app, or a source at once, puts",
+    "remoteSender": "what a step of the app, or a source at once, puts",
+}
 _STAGE_DEFAULTS = {  # executor, events, bytes
     "deserializer": ("block", "100000", "67108864"),
     "stream": ("block", "10000", "16777216"),
@@ -130,8 +136,8 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
             "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest of "
             "what producers send behind a full queue; package.module:Class is your own.")),
         ("workQueueSize", events, kinds.whole(1), (
-            f"How many events the stage of {of} holds. Credit is cut to it. More rides out longer "
-            "bursts, for memory and latency.")),
+            f"How many events the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
+            "Credit is cut to it. More rides out longer bursts, for memory and latency.")),
         ("workQueueBytes", size, kinds.size(1024, 2**53), (
             f"How many bytes the stage of {of} holds, however few events they are. It bounds the "
             "memory that overload can take.")),

@@ -6,6 +6,9 @@ Rules
 - The producers that are active share the stage's capacity evenly, in events and in bytes by what
   their events have weighed; each may always have one event under way. A producer that has just
   joined is active; one that sends nothing for a while is not, and needs no share.
+- What partitions have in common, such as the deserializer, is shared as well, but each may have a
+  quarter: of many lanes most have little under way, and small shares make small frames. What comes
+  beyond its capacity all the same is left to its producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While a stage that withholds is over capacity, a producer with events under way gets no more, and
   one without gets its share: whoever was held back is remembered and served when there is room
@@ -20,6 +23,9 @@ from s4node.stages.stage import Gauge
 
 P = TypeVar("P")
 
+MOST_PARTS = 4
+"""Parts into which credit for what partitions have in common is divided at most."""
+
 UNKNOWN_WEIGHT = 1024
 """Bytes that an event is taken to weigh as long as its producer has sent none."""
 
@@ -30,7 +36,7 @@ class Credit(Generic[P]):
     ``upstream`` are further stages that the same events take up, such as the deserializer.
     """
 
-    __slots__ = ("_active", "_before", "_held", "_members", "_recent", "_stages", "withholds")
+    __slots__ = ("_before", "_held", "_members", "_recent", "_stages", "withholds")
 
     def __init__(self, stage: Gauge, *upstream: Gauge) -> None:
         self._stages = (stage, *upstream)
@@ -38,7 +44,6 @@ class Credit(Generic[P]):
         self._recent: set[P] = set()
         self._before: set[P] = set()
         self._held: set[P] = set()
-        self._active = 0
         self.withholds = all(one.executor.withholds for one in self._stages)
         """Whether the stage makes producers wait rather than drop what they send."""
 
@@ -49,20 +54,25 @@ class Credit(Generic[P]):
 
     def leave(self, producer: P) -> None:
         """A producer is gone; the others share what it had."""
+        self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before, self._held):
             group.discard(producer)
-        self._active = len(self._recent | self._before)
 
     def active(self, producer: P) -> None:
         """The producer has sent something."""
         if producer in self._members and producer not in self._recent:
             self._recent.add(producer)
-            self._active += producer not in self._before
+            self._sharing(producer not in self._before)
 
     def tick(self) -> None:
         """A period is over: who was active neither in it nor in the next needs no share."""
+        self._sharing(-len(self._before - self._recent))
         self._before, self._recent = self._recent, set()
-        self._active = len(self._before)
+
+    def _sharing(self, more: int) -> None:
+        """So many more producers share the stages."""
+        for stage in self._stages:
+            stage.sharers += more
 
     @property
     def full(self) -> bool:
@@ -76,9 +86,11 @@ class Credit(Generic[P]):
 
     def share_of(self, weight: float) -> int:
         """As ``share``, for a producer whose events weigh so many bytes each."""
-        active = max(1, self._active)
-        by_bytes = self._stages[0].max_bytes / (active * (weight or UNKNOWN_WEIGHT))
-        return max(1, min(self._stages[0].grant // active, int(by_bytes)))
+        weight = weight or UNKNOWN_WEIGHT
+        share = self._stages[0].share(weight, max(1, self._stages[0].sharers))
+        for stage in self._stages[1:]:
+            share = min(share, stage.share(weight, max(1, min(stage.sharers, MOST_PARTS))))
+        return max(1, share)
 
     def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
         """The producer's new limit, given the number up to which it is done with."""

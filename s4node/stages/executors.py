@@ -79,6 +79,11 @@ class Load(Protocol):
         """The most bytes."""
         ...
 
+    @property
+    def withheld(self) -> bool:
+        """Whether producers get no more credit for now."""
+        ...
+
 
 class Executor:
     """The base of the policies, which admits all and lets all leave.
@@ -128,10 +133,10 @@ def fitting(load: Load, events: int, size: int) -> int:
 
 
 def whole(load: Load, events: int, size: int) -> int:
-    """All of ``events``, or none where there is no room: up to twice the capacity."""
+    """All of ``events`` where the stage is below its capacity, or none."""
     if not load.depth:
         return events
-    over = load.depth >= 2 * load.capacity or load.bytes + size > load.max_bytes
+    over = load.withheld or load.bytes + size > load.max_bytes
     return 0 if over else events
 
 
@@ -139,8 +144,8 @@ class Block(Executor):
     """Drops nothing: whoever sends waits.
 
     Credit keeps producers within the capacity. Where more was promised than is there now (many
-    producers woke up at once, or events grew), a frame is admitted up to twice the capacity and
-    within the bytes, and otherwise left to its producer.
+    producers woke up at once, or events grew), a frame is left to its producer, unless the stage
+    is below its capacity: so it holds that, and one frame more.
     """
 
     withholds = True

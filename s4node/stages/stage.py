@@ -92,6 +92,7 @@ class Gauge:
         "max_bytes",
         "partition",
         "settings",
+        "sharers",
         "shed",
         "spilled",
     )
@@ -113,6 +114,8 @@ class Gauge:
         self.admitted = 0
         self.in_flight = 0
         self.spilled = 0
+        self.sharers = 0
+        """Producers that share the credit for it, by partition."""
         self.shed: Counter[str] = Counter()
         self._waited_last = 0.0
 
@@ -146,6 +149,10 @@ class Gauge:
     def grant(self) -> int:
         """How many events producers may have between sending and processed, all together."""
         return self.capacity
+
+    def share(self, weight: float, parts: int) -> int:
+        """What one of so many has of it, in events that weigh so many bytes each."""
+        return min(self.grant // parts, int(self.max_bytes / (parts * weight)))
 
     @property
     def withheld(self) -> bool:

@@ -36,9 +36,8 @@ def loaded(executor: str, depth: int, size: int) -> Gauge:
     [
         ("block", 0, 0, 10, 10, 10),
         ("block", 0, 0, 10, 5000, 10),  # larger than the stage: it passes alone
-        ("block", 100, 0, 10, 10, 10),  # it was promised a place
-        ("block", 199, 0, 10, 10, 10),
-        ("block", 200, 0, 10, 10, 0),
+        ("block", 99, 0, 10, 10, 10),  # a frame more, for it cannot be cut
+        ("block", 100, 0, 10, 10, 0),  # it is left to its producer
         ("block", 1, 990, 10, 10, 10),
         ("block", 1, 991, 10, 10, 0),
         ("shed", 0, 0, 10, 10, 10),

@@ -81,6 +81,11 @@ class Outgoing:
         """Whether as many events or bytes are here as are meant to wait."""
         return self.depth >= self.capacity or self.bytes >= self.max_bytes
 
+    @property
+    def withheld(self) -> bool:
+        """Nobody has credit for it but the app itself, which waits while it is full."""
+        return self.full
+
     def offer(self, events: Sequence[Any], now: float, partition: int = -1) -> int:
         """Take events; returns how many of them were dropped."""
         stage, count = self.stage, len(events)

@@ -306,6 +306,67 @@ async def test_what_a_remote_sender_drops_is_told_to_its_source_logged_once_and_
 # --- blocking ------------------------------------------------------------------------------------
 
 
+QUEUES = {
+    "s4.deserializer.workQueueSize": ("50", 0),
+    "s4.deserializer.clicks.workQueueSize": ("50", 0),
+    "s4.stream.workQueueSize": ("50", 0),
+    "s4.stream.clicks.workQueueSize": ("50", 0),
+    "s4.deserializer.workQueueBytes": ("100000", 2000),  # 50 events
+    "s4.stream.clicks.workQueueBytes": ("100000", 2000),
+}
+
+
+@pytest.mark.parametrize("key", QUEUES)
+async def test_a_stage_holds_no_more_than_its_queue_and_a_frame(key: str) -> None:
+    size, weight = QUEUES[key]
+    stage = key.split(".")[1]
+    door = Door(is_open=True)
+    app = behind(door, "clicks", types=Blob)
+    async with running(app, {key: size}, partitions=4) as node, trio.open_nursery() as nursery:
+
+        async def produce(first: int) -> None:
+            async with Client(node.address) as client:
+                stream = await client.stream("clicks", types=Blob)
+                data = bytes(weight)
+                await stream.send_many([Blob(f"user-{n}", data) for n in range(first, first + 500)])
+                assert await stream.flush() == []
+
+        for number in range(3):
+            nursery.start_soon(produce, number * 500)
+        await until(lambda: len(door.seen) == 1500)
+        for partition in range(1 if stage == "deserializer" else 4):
+            assert 0 < stage_of(node, stage, "clicks", partition).highest <= 2 * 50
+
+
+async def test_a_sender_holds_no_more_than_its_queue_and_what_a_step_puts() -> None:
+    door = Door()
+
+    class Forward(ProcessingElement):
+        out: OutputStream
+
+        def on_event(self, click: Click) -> None:
+            self.out.put(click)
+
+    app = App("forward")
+    forward = app.create_pe(Forward)
+    app.create_input_stream("clicks", forward, key="user")
+    forward.out = app.create_output_stream("onward", types=Click)
+    async with running(behind(door, "onward"), {"s4.stream.workQueueSize": "20"}) as end:
+        settings = {
+            "s4.stream.onward.consumers": "end",
+            "s4.cluster.end.address": end.address,
+            "s4.remoteSender.onward.workQueueSize": "50",
+            "s4.step.maxEvents": "100",
+        }
+        async with running(app, settings) as node, Client(node.address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click("joe", n) for n in range(1000)])
+            await until(lambda: stage_of(node, "remoteSender", "onward").depth >= 50)
+            door.opened.set()
+            assert await stream.flush() == []
+            assert stage_of(node, "remoteSender", "onward").highest <= 50 + 100
+
+
 async def test_a_full_stream_does_not_delay_another_of_the_same_connection() -> None:
     door = Door()
     seen: list[Click] = []
