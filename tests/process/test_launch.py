@@ -35,6 +35,21 @@ app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
 """
 
+SLOW_START = """\
+import time
+from s4node import App, GenericEvent, ProcessingElement
+class Count(ProcessingElement):
+    def on_event(self, event: GenericEvent):
+        pass
+class Slow(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+    def on_start(self):
+        print("it starts")
+        time.sleep(2)  # as where a large table is loaded
+slow = Slow("slow")
+"""
+
 USERS = [f"u{n}" for n in range(40)]
 
 
@@ -250,6 +265,15 @@ async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path:
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("s4: broken.py cannot be loaded: ZeroDivisionError")
     assert sum("ZeroDivisionError: division by zero" in line for line in lines) == 2
+
+
+async def test_a_container_is_asked_for_no_pulse_while_its_app_starts(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_START)
+    short = ("-p", "s4.container.pulseTimeout=1000")
+    command = ("run", "slow.py", "--listen", ANY_PORT, "--nodes", "1", *short)
+    async with s4_process(*command, cwd=tmp_path) as process:
+        assert process.stdout == ["it starts"]
+        assert not any("no sign of life" in line for line in process.stderr)
 
 
 async def test_containers_are_logged_with_the_name_of_their_app(tmp_path: Path) -> None:

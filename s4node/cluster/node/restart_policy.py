@@ -8,8 +8,11 @@ Rules
   time before; one that ran calmly for long enough begins with the shortest pause again.
 - A process that is not ready in time, sends no pulse in time or does not stop in time is killed. A
   stopped process (SIGSTOP) and one whose loop is stuck are the same here: both send no pulse.
+- No pulse is asked of one that starts its app: an app's own start may block its loop. It has to be
+  ready in time.
 - Who drives the machine looks every ``LOOK_SECONDS`` or sooner. Longer than that between two looks
-  means that the driver itself was stopped, and no process is blamed for that time.
+  means that the driver itself was stopped, and no process is blamed for that time. A driver that
+  looks late by more than a pulse first hears what was said meanwhile.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class Seen(Enum):
     READY = "ready"
     PULSE = "pulse"
     LATE = "late"
+    GO = "go"
     STOP = "stop"
     EXIT = "exit"
 
@@ -62,6 +66,7 @@ _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
     (Phase.STARTING, Seen.EXIT): _AGAIN,
     (Phase.RUNNING, Seen.READY): Phase.RUNNING,  # it was ready to begin, and now has begun
     (Phase.RUNNING, Seen.PULSE): Phase.RUNNING,
+    (Phase.RUNNING, Seen.GO): Phase.STARTING,  # it was prepared, and now starts its app
     (Phase.RUNNING, Seen.LATE): Phase.KILLED,
     (Phase.RUNNING, Seen.STOP): Phase.STOPPING,
     (Phase.RUNNING, Seen.EXIT): _AGAIN,
@@ -134,6 +139,9 @@ class Restarts:
             self._ready_at = None
             self.next_at = now + self.limits.start
             return Action.START
+        if self.phase is Phase.RUNNING and now - self.next_at > self.limits.pulse_interval:
+            self.next_at = now + self.limits.pulse_interval
+            return None
         self.reason = {
             Phase.STARTING: f"was not ready within {self.limits.start:g} s",
             Phase.RUNNING: f"gave no sign of life for {self.limits.pulse:g} s: it is stopped, or "
@@ -151,6 +159,12 @@ class Restarts:
             self.reason = ""
             self._ready_at = now
             self.next_at = now + self.limits.pulse
+
+    def go(self, now: float) -> None:
+        """The process was ready to begin, and is told to; nothing changes where it has ended."""
+        if self.phase is Phase.RUNNING:
+            self._go(Seen.GO)
+            self.next_at = now + self.limits.start
 
     def pulse(self, now: float) -> None:
         """The process gave a sign of life."""

@@ -131,6 +131,7 @@ class ContainerProcess:
         """Let a process that holds begin; does nothing to others."""
         if self.begin.hold:
             self.begin = msgspec.structs.replace(self.begin, hold=False)
+            self._life.go(trio.current_time())
             await self._say(supervisor_protocol.Go())
 
     def stop_soon(self) -> None:

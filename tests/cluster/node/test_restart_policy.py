@@ -52,6 +52,25 @@ def test_one_that_sends_no_pulse_is_killed_and_started_again() -> None:
     assert machine.starts == 2
 
 
+def test_one_that_starts_its_app_is_asked_for_no_pulse_and_has_to_be_ready_in_time() -> None:
+    machine, actions = life((1.0, "ready"), (2.0, "go"), (40.0, "ready"), (49.5, "pulse"))
+    assert (actions, machine.phase) == ([(0.0, "start")], Phase.RUNNING)
+    machine, actions = life((1.0, "ready"), (2.0, "go"), (62.5, "exited"))
+    assert actions == [(0.0, "start"), (62.0, "kill")]
+    assert machine.reason == "was not ready within 60 s"
+
+
+def test_a_driver_that_looks_late_hears_first_what_was_said_meanwhile() -> None:
+    machine = Restarts(Limits(pulse=0.3), 0.0)
+    assert machine.look(0.0) is Action.START
+    machine.ready(1.0)
+    assert machine.look(1.0) is None
+    assert machine.look(1.5) is None  # it should have been at 1.3
+    machine.pulse(1.5)
+    assert machine.look(1.75) is None
+    assert machine.look(1.8) is Action.KILL
+
+
 def test_each_crash_doubles_the_pause_up_to_the_longest() -> None:
     machine = Restarts(LIMITS, 0.0)
     now, pauses = 0.0, []
