@@ -85,6 +85,13 @@ class JobGuard:
     keys: str = KEY_ENCODING
     grown: Mapping[str, int] = field(default_factory=dict)
 
+    def check(self, before: JobGuard, place: str, mending: str) -> None:
+        """Raise CheckpointError with every reason why what ``before`` wrote at a place cannot be
+        gone on from; ``mending`` is the other way out."""
+        if problems := self.problems(before):
+            listed = "\n".join(f"- {problem}" for problem in problems)
+            raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{mending}")
+
     def problems(self, before: JobGuard) -> list[str]:
         """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
         found = []

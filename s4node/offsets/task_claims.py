@@ -84,13 +84,11 @@ class ProgressStore(SqliteFile):
             row = self._db.execute("SELECT guard FROM job").fetchone()
             before = None if row is None else JobGuard.of(self._parsed(row[0]))
             if before is not None:
-                problems = job.problems(before)
-                if problems:
-                    listed = "\n".join(f"- {problem}" for problem in problems)
-                    raise CheckpointError(
-                        f"the progress in {self.path} does not fit this job:\n{listed}\nOr delete "
-                        f"that folder, to begin without any progress."
-                    )
+                job.check(
+                    before,
+                    f"the progress in {self.path}",
+                    "Or delete that folder, to begin without any progress.",
+                )
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
             (run,) = self._db.execute(

@@ -228,7 +228,8 @@ def _packaged(begin: supervisor_protocol.Begin) -> App:
 
 
 async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: Config) -> None:
-    container = Container(app, config, node=begin.member)
+    deployed_as = begin.app if begin.version else ""
+    container = Container(app, config, node=begin.member, deployed_as=deployed_as)
     stopping = trio.Event()
 
     def stop() -> None:
@@ -245,6 +246,8 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
             nursery.start_soon(line.carry)
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
+            if begin.hold and not stopping.is_set():
+                await container.check_kept()
             line.say(supervisor_protocol.Prepared(app.name, *streams_of(app), levels_of(app)))
             if begin.hold:
                 async with trio.open_nursery() as either:

@@ -251,6 +251,11 @@ class Stage(Gauge):
         self.spilled += events
 
     @property
+    def waiting(self) -> list[EventBatch]:
+        """What came from outside and nobody has taken."""
+        return list(self._outer)
+
+    @property
     def own(self) -> list[EventBatch]:
         """What the app itself has put and nobody has taken, apart from the overflow."""
         return list(self._inner)
@@ -267,6 +272,7 @@ class Stage(Gauge):
         for batch in self._outer:
             if wanted(batch):
                 self.went(batch.size, batch.bytes)
+                batch.discard()
         self._outer = deque(kept)
 
     def clear(self) -> None:

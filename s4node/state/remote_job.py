@@ -8,7 +8,6 @@ import msgspec
 
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import CheckpointError
 from s4node.offsets.checkpoint import JobGuard
 from s4node.state.remote_files import RemoteFiles
 from s4node.state.remote_task import Shipment
@@ -29,12 +28,11 @@ class Depot:
             before = None
             if self._files.fs.exists(place):
                 before = JobGuard.of(msgspec.json.decode(self._files.fs.cat_file(place)))
-                if problems := job.problems(before):
-                    listed = "\n".join(f"- {problem}" for problem in problems)
-                    raise CheckpointError(
-                        f"what is kept at {self.url} does not fit this job:\n{listed}\nOr remove "
-                        f"it, to begin without any progress."
-                    )
+                job.check(
+                    before,
+                    f"what is kept at {self.url}",
+                    "Or remove it, to begin without any progress.",
+                )
             if before is None or job.over(before) != before:
                 over = job if before is None else job.over(before)
                 self._files.fs.pipe_file(place, msgspec.json.encode(over.to_row()))

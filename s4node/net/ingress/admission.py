@@ -149,7 +149,7 @@ class StreamAdmission:
             if lane is None:
                 lane = self._made(hello.peer, partition, max(0, starts.get(partition, 0)))
                 self.lanes[hello.peer, partition] = lane
-            lane.connection, lane.seen = connection, now
+            lane.connection, lane.seen, lane.ended = connection, now, False
             self._greeted(lane, hello)
             start = starts.get(partition, lane.expected)
             if start > lane.expected == lane.safe:
@@ -328,6 +328,8 @@ class StreamAdmission:
             if self._is_over(lane):
                 self._credit(lane.partition).leave(lane)
                 self._drop(lane)
+            else:
+                lane.ended = True
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
             self._opened.get(connection, set()).discard(producer)
 

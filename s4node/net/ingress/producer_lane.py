@@ -138,6 +138,8 @@ class LaneOwner(Protocol):
     """What admits a stream's events, as its lanes know it."""
 
     stream: str
+    admitted: int
+    left: int
     refused: int
     shed: int
 
@@ -168,6 +170,7 @@ class ProducerLane:
         "admission",
         "asked",
         "connection",
+        "ended",
         "expected",
         "fence",
         "gap_first",
@@ -197,6 +200,7 @@ class ProducerLane:
         self.limit = start
         self._low = LowWatermark(start)
         self.connection: Hashable | None = None
+        self.ended = False  # its producer has said that nothing more comes
         self.untold = Untold()
         self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
         self._ruled: list[Unprocessed] = []
@@ -312,6 +316,12 @@ class ProducerLane:
         """The producer has used credit up to ``end``: it heard what had been told before that."""
         while self.unheard and end > self.unheard[0][0]:
             self.unheard.popleft()
+
+    def left_to_producer(self, number: int) -> None:
+        """What has come from this number on will not be processed here, and has not begun."""
+        self.admission.admitted -= self.expected - number
+        self.admission.left += self.expected - number
+        self.expected = number
 
     def skip(self, start: int) -> None:
         """Another node, which had the partition before, has dealt with everything below."""

@@ -44,6 +44,7 @@ from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.net.egress.remote_sender import RemoteSender
+from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
 from s4node.runtime.container.accounts import Accounts
@@ -67,6 +68,12 @@ _FAREWELL_SECONDS = 1.0
 """How long a stopping node waits for peers that neither read their last verdicts nor say that
 they have stopped sending."""
 
+_WORK_OFF_SECONDS = 0.5
+"""How long a stopping node works off what producers have sent and keep: little is done by then, so
+producers that stop as well get their verdicts."""
+
+_LOOK_SECONDS = 0.005
+
 _LAST_SECONDS = 1.0
 """What handlers, the last commit and closing have each when the deadline of a stop is over."""
 
@@ -74,7 +81,8 @@ _LAST_SECONDS = 1.0
 class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
 
-    With an ``enrolment`` it is a member. ``listeners`` are told of its life, with those that the
+    With an ``enrolment`` it is a member. What it keeps is kept under the name that the app is
+    ``deployed_as``, or under the app's own. ``listeners`` are told of its life, with those that the
     settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``, ``ports`` and
     ``senders`` are for those who look.
     """
@@ -87,12 +95,14 @@ class Container:
         node: str = "",
         enrolment: Enrolment | None = None,
         listeners: Sequence[object] = (),
+        deployed_as: str = "",
     ) -> None:
         self.app = app
         self.config = config
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
         self.incarnation = secrets.token_hex(6)
         self.enrolment = enrolment
+        self._deployed_as = deployed_as
         self._lifecycle = Lifecycle(
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
@@ -117,6 +127,7 @@ class Container:
         self.log = self.front.log
         self.replay: Replay | None = None
         self.model: JobModel
+        self._job_before: JobGuard | None = None
         self.partitioner: Partitioner
         self._choosers: ChooserSettings
         self.parts: Parts
@@ -169,8 +180,9 @@ class Container:
                 graph.refuse_stores(app)
             tell_left(app, config, self._job_name)
         counts = self.replay.counts if self.replay is not None else {}
-        before = await self.replay.before(self._job_name) if self.replay is not None else None
-        self.model = model_of(config, kind_of(app), self._inputs(), counts, before)
+        if self.replay is not None:
+            self._job_before = await self.replay.before(self._job_name)
+        self.model = model_of(config, kind_of(app), self._inputs(), counts, self._job_before)
         app.partitions = len(self.model.tasks)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         await check_live(app, config)
@@ -182,11 +194,16 @@ class Container:
         if self.log is not None:
             self.log.check_names()
 
+    async def check_kept(self) -> None:
+        """Raise S4Error where the app, which is prepared, cannot go on from what is kept of an
+        earlier version, as far as a sample shows: while that one runs."""
+        if self.replay is not None:
+            await self.replay.check_kept(self._job_name, self.model, self._job_before)
+
     @property
     def _job_name(self) -> str:
         """What the app is called where it is deployed; else its own name."""
-        deployed = self.enrolment is not None and self.enrolment.version != ""
-        return self.enrolment.app if self.enrolment is not None and deployed else self.app.name
+        return self._deployed_as or self.app.name
 
     def _inputs(self) -> list[tuple[str, str]]:
         return [(each.system, each.name) for each in replayable(self.app) if each.whole]
@@ -300,6 +317,7 @@ class Container:
         if self.replay is not None:
             await self.replay.consumers.stop()
             parts.loop.give_back()
+        await self._leave_to_producers()
         await self._quiesce()
         parts.loop.drain()
         await loop_ended.wait()
@@ -372,6 +390,13 @@ class Container:
         self.front.drain()
         close(self.ports.values())
         self.listener.flush(float("inf"))
+
+    async def _leave_to_producers(self) -> None:
+        """Leave to its producers what they have sent and is not begun, if much of that waits."""
+        with trio.move_on_after(_WORK_OFF_SECONDS):
+            while self.parts.partitions.has_sent:  # noqa: ASYNC110 - each turn may end it
+                await trio.sleep(_LOOK_SECONDS)
+        self.parts.partitions.leave_to_producers(self.parts.inputs.keeps)
 
     async def _quiesce(self) -> None:
         """Work off what tasks, and the members, still send each other."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -38,6 +39,7 @@ from s4node.runtime.commit.dead_letter_queue import Rejects
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.task_commit import CommitContext
+from s4node.runtime.container import saved_sample
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import AppKind, JobModel
@@ -129,10 +131,30 @@ class Replay:
                      declared=wanted)  # fmt: skip
         return count
 
+    def _guard(self, model: JobModel) -> JobGuard:
+        facts, hasher = model.facts, self._config[settings.HASHER]
+        return JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
+
+    def _folder(self, name: str) -> Path:
+        config = self._config
+        return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+
+    async def check_kept(self, name: str, model: JobModel, before: JobGuard | None) -> None:
+        """Raise StateError or CheckpointError where the app cannot go on from what is kept under
+        ``name``, as far as a sample shows. ``before`` is what the job was like."""
+        folder = self._folder(name)
+        if before is not None:
+            self._guard(model).check(
+                before,
+                f"the progress in {folder}",
+                "Or deploy it under another name (--name), to begin without any progress.",
+            )
+        hasher = hasher_named(self._config[settings.HASHER])
+        await saved_sample.check(self._app, folder, model.tasks, hasher)
+
     async def before(self, name: str) -> JobGuard | None:
         """What the job was like that goes on under ``name``; None for a new one."""
-        config = self._config
-        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        folder, config = self._folder(name), self._config
         return await trio.to_thread.run_sync(job_before, folder, depot_of(config, folder))
 
     def _letters(self) -> tuple[str, str] | None:
@@ -193,7 +215,7 @@ class Replay:
             name=name,
             grown=model.facts.grown,
         )
-        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
+        folder = self._folder(name)
         self._presence = Presence(folder)
         self._startpoints = Startpoints(folder, model.tasks, config, name)
         self.committer = Committer(
@@ -226,11 +248,7 @@ class Replay:
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run in ``nursery``; raises CheckpointError where there is progress of another job."""
-        facts = self._model.facts
-        hasher = self._config[settings.HASHER]
-        await self.committer.open(
-            JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
-        )
+        await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present)
         await nursery.start(self.committer.run)
         for system in self.systems:

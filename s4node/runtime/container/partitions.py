@@ -20,9 +20,10 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
+from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
-from s4node.runtime.inputs.port import FrameBatch
+from s4node.runtime.inputs.port import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import EventLoop
 from s4node.runtime.outputs.dispatch import Dispatch
@@ -191,6 +192,22 @@ class Partitions:
         return any(
             stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
         )
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether something waits that was sent from outside, and cannot be read again."""
+        return any(task.backlog.has_sent for task in self.tasks.values())
+
+    def leave_to_producers(self, kept: KeptElsewhere) -> None:
+        """Leave to their producers what they have sent and is not begun, as far as that can go."""
+        waiting = [batch for task in self.tasks.values() for batch in task.unbegun()]
+        frames = last_frames(waiting, kept)
+        for batch in waiting:
+            if isinstance(batch, MixedFrameBatch) and batch.receipt in frames:
+                batch.left_to_producer()
+        for task in self.tasks.values():
+            task.leave_to_producers(frames, kept)
+            self._loop.wake(task)
 
     # -- events on their way -----------------------------------------------------------------
 

@@ -152,6 +152,10 @@ class MixedFrameBatch(FrameBatch):
 
     __slots__ = ()
 
+    def left_to_producer(self) -> None:
+        """It counts as never admitted; so does what was not counted of it."""
+        self._port.uncounted -= self.size
+
     def load(self) -> EventBatch | None:
         """Decode, and keep what is the task's own."""
         rest = self.decode()

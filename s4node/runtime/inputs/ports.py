@@ -214,6 +214,12 @@ class Inputs:
             port.members.discard(connection)
             port.admission.gone(connection, now)
 
+    def keeps(self, lane: ProducerLane) -> bool:
+        """Whether a producer outside of the app is there, and sends again what has no verdict."""
+        port, connection = self.ports.get(lane.admission.stream), lane.connection
+        outside = port is not None and connection is not None and connection not in port.members
+        return outside and not lane.ended
+
     # -- leaving the cluster -----------------------------------------------------------------
 
     def leave(self) -> None:

@@ -8,7 +8,7 @@ Rules
 - After each step the batch at hand is put aside if other sources have one, and the choosers say
   what is next. A source that is alone keeps its batch at hand until all of it has passed.
 - What is given back comes again, to whoever has the task then. What was taken apart by key is not
-  given back, for its parts are with several tasks.
+  given back, for its parts are with several tasks; a frame is, where all of its parts still wait.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.events.event import EventBatch
+from s4node.net.ingress.unbegun import KeptElsewhere, cut_off
 from s4node.offsets.system import InputBatch
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser, RoundRobin, batching_of
 from s4node.stages.executors import UNLIMITED, Executor
@@ -33,7 +34,8 @@ class Backlog:
     that must not be processed now; it changes. ``rates`` are the executors that limit how fast
     events may leave their stages. ``chooser`` is for what comes from outside, round robin if it is
     None, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at hand
-    for the first time.
+    for the first time. ``on_cut`` is called with a frame of which the last so many events have been
+    left to its producer, and says whether others of it have yet to end.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Backlog:
         self.closed = False  # what comes is discarded
         self.bootstrap = bootstrap
         self.on_load: Callable[[EventBatch], None] | None = None
+        self.on_cut: Callable[[EventBatch, int], bool] | None = None
         self._clock = clock
         self._held = held
         self.is_live = any(isinstance(s, InputStream) and s.is_live for s in fed)
@@ -70,6 +73,7 @@ class Backlog:
         self._loaded: dict[Any, EventBatch] = {}  # those that were chosen, maybe to be put aside
         self._unended: set[Hashable] = set()  # inputs that can be read again
         self._given_back = False
+        self._cuts: KeptElsewhere | None = None  # frames that have begun, after their next slice
 
     # -- what comes --------------------------------------------------------------------------
 
@@ -231,6 +235,8 @@ class Backlog:
                 batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
             if self._given_back and _is_whole(batch):
                 self._abandon(batch)
+            elif self._cuts is not None and self._cut_off(batch, self._cuts):
+                pass
             elif len(self._offered) > 1:
                 self.put_aside()
             return
@@ -252,8 +258,53 @@ class Backlog:
             if batch is not None and _is_whole(batch) and not (slicing and batch is self.at_hand):
                 self._abandon(batch)
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether something waits that was sent from outside, and cannot be read again."""
+        offered = (self._offered.get(source) for source in self._fed)
+        return any(batch is not None and batch.receipt is not None for batch in offered)
+
+    def unbegun(self, *, slicing: bool) -> Iterator[EventBatch]:
+        """The batches of which nothing has begun, of what cannot be read again. While a slice is
+        under way, the batch at hand has begun."""
+        for source in self._fed:
+            batch = self._offered.get(source)
+            if batch is not None and not batch.at and not (slicing and batch is self.at_hand):
+                yield batch
+            yield from self.stages[source].waiting
+
+    def leave_to_producers(
+        self, frames: Collection[Any], kept: KeptElsewhere, *, slicing: bool
+    ) -> None:
+        """Process nothing of ``frames``, named by their receipts, which have not begun; and no more
+        of others that have begun: of the one that a slice is under way of, when that has passed."""
+        for source in self._fed:
+            self.stages[source].give_back(lambda batch: batch.receipt in frames)
+            batch = self._offered.get(source)
+            if batch is None:
+                continue
+            if batch.receipt in frames:
+                self._abandon(batch)
+            elif batch.at and not (slicing and batch is self.at_hand):
+                self._cut_off(batch, kept)
+        self._cuts = kept
+
+    def _cut_off(self, batch: EventBatch, kept: KeptElsewhere) -> bool:
+        """Process no more of a frame, if that may be."""
+        if not cut_off(batch, kept):
+            return False
+        self._abandon(batch)
+        rest = len(batch.events) - batch.at
+        batch.events = batch.events[: batch.at]
+        batch.size, batch.bytes = batch.at, 0
+        assert batch.receipt is not None
+        if self.on_cut is None or not self.on_cut(batch, rest):
+            batch.receipt.done()
+        return True
+
     def _abandon(self, batch: EventBatch) -> None:
         """Process no more of a batch that was offered; the choosers may still have it."""
+        batch.discard()
         self.stages[batch.source].passed(batch.size - batch.at, batch.bytes)
         if batch is self.at_hand:
             self.at_hand = None

@@ -89,6 +89,13 @@ class Flights:
     def _release_of(self, batch: EventBatch) -> Release[Flight | EventBatch]:
         return self._releases.setdefault(batch.source, Release())
 
+    def load_of(self, batch: EventBatch) -> Load | None:
+        """What was made of a batch when its first event was looked at; None if none was."""
+        for load in (self._load, self._aside.get(batch.source)):
+            if load is not None and load.batch is batch:
+                return load
+        return None
+
     def add(self, flight: Flight) -> None:
         """Let it take its place."""
         self.order.add(flight.place, flight)
@@ -167,6 +174,7 @@ class InFlight:
         self._stream: str | None = None  # the only one whose events may be outstanding now
         self._looks_again = False  # at further events, when others have had their turn
         self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
+        backlog.on_cut = self._cut
 
     # -- what may begin ----------------------------------------------------------------------
 
@@ -248,6 +256,16 @@ class InFlight:
                 if empty >= _EMPTY and backlog.offers(batch.source):
                     self._looks_again = True
                     return
+
+    def _cut(self, batch: EventBatch, events: int) -> bool:
+        """The last so many events of a batch, at which nobody has looked, go back to their
+        producer; True if others of it have not ended, or are not released."""
+        load = self._flights.load_of(batch)
+        if load is None:
+            return False
+        load.left -= events
+        load.unreleased -= events
+        return (load.left if load.release is None else load.unreleased) > 0
 
     # -- from the begin to the end -----------------------------------------------------------
 

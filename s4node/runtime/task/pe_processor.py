@@ -111,6 +111,11 @@ class Elements:
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
 
+    def have(self, name: str, keys: Iterable[Any]) -> None:
+        """Have those instances of a PE in memory that are saved for these keys."""
+        assert self._kept is not None
+        self._kept.have(name, keys)
+
     @property
     def starts(self) -> Mapping[Any, Any]:
         """PEs do not know where their events come from."""

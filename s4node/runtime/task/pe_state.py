@@ -189,7 +189,7 @@ class KeptElements:
         triggers: Mapping[str, graph.TriggerState],
         state: State,
     ) -> None:
-        kept = {
+        self._kept = kept = {
             name: _Prototype(name, each, triggers.get(name), state)
             for name, each in instances.items()
         }
@@ -212,6 +212,10 @@ class KeptElements:
     def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, Saved]:
         """By prototype, what the dispatch of a stream tells of each instance it is about to use."""
         return {} if parallel or stream.key is None else self._savers
+
+    def have(self, name: str, keys: Iterable[Any]) -> None:
+        """Have those instances of a prototype in memory that are saved for these keys."""
+        self._kept[name].prepare(set(keys))
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
         """These events of a stream are about to be processed, one after the other."""

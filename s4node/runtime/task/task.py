@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
+from s4node.net.ingress.unbegun import KeptElsewhere
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
 from s4node.runtime.task.coordinator_requests import Asked, Requests
@@ -190,6 +191,14 @@ class Task:
     def give_back(self) -> None:
         """Begin nothing more of what can be read again, and go on with what has begun."""
         self.backlog.give_back(slicing=self._slicing)
+
+    def unbegun(self) -> Iterator[EventBatch]:
+        """The batches of which nothing has begun, of what cannot be read again."""
+        return self.backlog.unbegun(slicing=self._slicing)
+
+    def leave_to_producers(self, frames: Collection[Any], kept: KeptElsewhere) -> None:
+        """Process nothing of these frames, nor what is left of the frame at hand."""
+        self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 
     def own(self) -> dict[str, list[Any]]:
         """The events that wait here and came from nowhere but the app itself, by stream."""

@@ -1,7 +1,12 @@
-"""Stopping in order: stop accepting, drain, close. Everything admitted is processed, once."""
+"""Stopping in order: stop accepting, leave to producers what waits, drain the rest, close.
+
+Every event is processed once: by the node that stops, or by the one that its producer goes on with.
+"""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -126,6 +131,93 @@ async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a
         assert len(story) < 2000
     assert sorted(story[:-1]) == list(range(2000))
     assert story[-1] == "on_close"
+
+
+# -- what producers have sent and keep -----------------------------------------------------------
+
+
+def slow(seen: list[int], key: Any, seconds: float, *, parallel: int = 1) -> App:
+    """An app that notes the numbers that it gets and takes so long for each."""
+
+    class Note(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            seen.append(event.n)
+            time.sleep(seconds)
+
+    app = App("notes")
+    stream = app.create_input_stream("clicks", app.create_pe(Note), key=key)
+    if parallel > 1:
+        stream.set_parallelism(parallel)
+    return app
+
+
+@pytest.mark.parametrize("grade", ["fast", "durable"])
+@pytest.mark.parametrize(
+    ("partitions", "key", "parallel", "seconds", "most"),
+    [
+        (1, "user", 1, 0.02, 1000),
+        (3, "user", 1, 0.02, 1000),
+        (3, lambda event: event.user, 1, 0.002, 6000),  # a frame that has begun is ended
+        (1, "user", 4, 0.02, 1000),
+    ],
+    ids=["one partition", "partitions", "frames that the node takes apart", "parallel handlers"],
+)
+async def test_what_waits_when_a_node_stops_goes_back_to_its_producer(
+    grade: str,
+    partitions: int,
+    key: Any,
+    parallel: int,
+    seconds: float,
+    most: int,
+    tmp_path: Path,
+) -> None:
+    first: list[int] = []
+    second: list[int] = []
+    address = f"tcp://127.0.0.1:{free_port()}"
+    settings = {"s4.stream.clicks.grade": grade, "s4.state.folder": str(tmp_path)}
+    async with Client(address) as client:
+        app = slow(first, key, seconds, parallel=parallel)
+        async with running(app, settings, address=address, partitions=partitions) as node:
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click(f"u{n % 50}", n) for n in range(8000)])
+            await until(lambda: len(first) > 10)
+        told = node.statistics()
+        assert told.admitted["clicks"] == told.processed == len(first) < most
+        app = slow(second, key, 0.0, parallel=parallel)
+        async with running(app, settings, address=address, partitions=partitions):
+            assert await clicks.flush() == []
+    assert sorted(first + second) == list(range(8000))
+
+
+async def test_what_was_sent_by_a_producer_that_has_gone_is_worked_off() -> None:
+    seen: list[int] = []
+    async with running(slow(seen, "user", 0.002)) as node:
+        async with raw_peer(node.address) as peer:
+            await peer.open("clicks", "raw", Click)
+            clicks = [Click("a", n) for n in range(800)]
+            await peer.send_frames(data_frame("clicks", "raw", 0, clicks))
+            await until(lambda: node.statistics().admitted["clicks"] == 800)
+        await until(lambda: not node.listener.connections)
+    assert seen == list(range(800))
+
+
+async def test_what_comes_before_the_end_of_a_stream_is_worked_off() -> None:
+    seen: list[int] = []
+    app = slow(seen, "user", 0.002)
+    async with running(app) as node, raw_peer(node.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        clicks = [Click("a", n) for n in range(800)]
+        end = wire.EndOfStream("clicks", "raw")
+        await peer.send_frames(data_frame("clicks", "raw", 0, clicks), end)
+        await until(lambda: node.statistics().admitted["clicks"] == 800)
+        assert len(seen) < 800
+        node.stop()
+
+        def is_last(frame: wire.Header) -> bool:
+            return isinstance(frame, wire.Verdict) and frame.rulings[0].upto == 800
+
+        await peer.receive_until(is_last)
+    assert seen == list(range(800))
 
 
 async def test_handlers_under_way_come_to_their_end() -> None:

@@ -1,0 +1,60 @@
+"""Frames of which no event has begun: a node that stops leaves them to their producers. Pure.
+
+Rules
+- A producer keeps every event until its verdict, and sends it again to whoever answers next. So an
+  event may be dropped here if its producer is connected, and has not said that nothing more comes.
+- A lane's numbers have no holes: only its last frames can go, back to one of which some event has
+  begun. In front of that frame nothing goes, for what is done behind it would be done twice.
+- Of a frame that is processed in order the events behind the last one that has begun can go, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from s4node.events.event import EventBatch
+from s4node.net.ingress.durable_admission import DurableReceipt
+from s4node.net.ingress.producer_lane import FrameReceipt, LaneReceipt, ProducerLane
+
+_FRAMES = (FrameReceipt, DurableReceipt)
+
+KeptElsewhere = Callable[[ProducerLane], bool]
+"""Whether a lane's producer keeps what has no verdict, and will send it again."""
+
+
+def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
+    """The receipts of the frames that go: ``waiting`` are all batches of which nothing has begun.
+
+    Their lanes expect them again.
+    """
+    events: Counter[LaneReceipt] = Counter()
+    for batch in waiting:
+        receipt = batch.receipt
+        if isinstance(receipt, _FRAMES) and kept(receipt.lane):
+            events[receipt] += batch.size if batch.numbers is None else len(batch.numbers)
+    by_end: dict[ProducerLane, dict[int, LaneReceipt]] = {}
+    for frame, count in events.items():
+        if count == frame.end - frame.first:  # all of its parts wait
+            by_end.setdefault(frame.lane, {})[frame.end] = frame
+    gone = set()
+    for lane, frames in by_end.items():
+        while lane.expected in frames:
+            frame = frames.pop(lane.expected)
+            lane.left_to_producer(frame.first)
+            gone.add(frame)
+    return gone
+
+
+def cut_off(batch: EventBatch, kept: KeptElsewhere) -> bool:
+    """End a frame in front of its event at hand, if what is behind it is its lane's last."""
+    frame = batch.receipt
+    if not isinstance(frame, _FRAMES) or batch.numbers is not None or frame.parts != 1:
+        return False
+    if frame.lane.expected != frame.end or not kept(frame.lane):
+        return False
+    number = batch.number(batch.at)
+    frame.cut(number)
+    frame.lane.left_to_producer(number)
+    return True
