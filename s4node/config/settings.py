@@ -436,10 +436,10 @@ WATCHDOG_MS = Setting(
 )
 TASK_SHUTDOWN_MS = Setting(
     _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
-    "The longest time that a stopping node goes on. It leaves what it has admitted and not begun "
-    "to the producers that are there, and works off the rest. What is then left is dropped here; "
-    "durable streams have it again after the start. Events of output streams that no consumer has "
-    "ruled on, and that no task keeps, are named, and the exit status is 1.",
+    "The longest time that a stopping node goes on working off what it has begun, or nobody else "
+    "has; the rest goes back to its producers. What is then left is dropped here; durable streams "
+    "have it again after the start. Events of output streams that no consumer has ruled on, and "
+    "that no task keeps, are named, and the exit status is 1.",
 )
 GC_THRESHOLD = Setting(
     _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
