@@ -3,6 +3,8 @@
 Rules
 - The producer's frame is done when the owner has ruled on every event of it, so nothing is
   acknowledged that another process may still lose.
+- The owner is asked for its word with every frame: until it has ruled, the producer's credit is
+  used up, and nobody else waits for so little.
 - What the owner refuses is refused to the producer, with the owner's word.
 - The owner counts what it admits, refuses and sheds as it does that of any producer. So that the
   node that events came to need not count them as well, it is told how many of them these are.
@@ -11,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from s4node.events.event import EventBatch
@@ -26,7 +29,7 @@ class _Carried:
 
     def __init__(self, batch: EventBatch) -> None:
         self.batch = batch
-        self.indices = deque(range(len(batch.events)))
+        self.indices: Sequence[int] = range(len(batch.events))
 
 
 class PassedOn(NamedTuple):
@@ -71,8 +74,7 @@ class Forwarder:
         while count and waiting:
             carried = waiting[0]
             taken = min(count, len(carried.indices))
-            for _ in range(taken):
-                carried.indices.popleft()
+            carried.indices = carried.indices[taken:]
             count -= taken
             if not carried.indices:
                 waiting.popleft()
@@ -112,7 +114,7 @@ class Forwarder:
                 if batch.receipt is not None:
                     batch.receipt.refuse(batch.number(index), reason)
                 self._events -= 1
-                del carried.indices[at]
+                carried.indices = [*carried.indices[:at], *carried.indices[at + 1 :]]
                 if not carried.indices:
                     waiting.remove(carried)
                     if batch.receipt is not None:

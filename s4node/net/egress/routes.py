@@ -49,6 +49,7 @@ class Routes:
 
     ``nodes`` are the addresses where the stream's owners can be asked for. A producer whose id is
     ``stable`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
+    ``flags`` are those of its data frames.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Routes:
         headers: wire.Headers | None = None,
         stable: bool = False,
         again: bool = False,
+        flags: int = 0,
     ) -> None:
         self.outbox = outbox
         self.incarnation = incarnation
@@ -66,6 +68,7 @@ class Routes:
         if stable and not again:
             self.headers = {**self.headers, wire.NEW: True}
         self.again = again
+        self.flags = flags
         self.durable = False  # what the nodes settle survives them
         self.unknown: list[int] = []  # partitions whose owners have forgotten us
         self.by_address: dict[str, NodeRoute] = {}
@@ -264,14 +267,14 @@ class NodeRoute:
             self._wants_hello or len(self._declared) != len(self.outbox.types.known)
         )
 
-    def frames(self, budget: int, now_ms: int = 0, flags: int = 0) -> list[bytes]:
+    def frames(self, budget: int, now_ms: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
         box = self.outbox
         if not self.opened or box.error:
             return []
         box.route()
         hello = [self.hello()] if self.asks else []
-        data = self._data_frames(min(budget, self.budget), now_ms, flags)
+        data = self._data_frames(min(budget, self.budget), now_ms)
         self._unasked += sum(map(len, data))
         quarter_out = self._unasked * 4 * len(self.routes.by_address) >= wire.WINDOW_BYTES
         if not quarter_out or box.committed:
@@ -279,9 +282,9 @@ class NodeRoute:
         self._unasked = 0
         return [*hello, *data, self.ask()]
 
-    def _data_frames(self, budget: int, now_ms: int, flags: int) -> list[bytes]:
+    def _data_frames(self, budget: int, now_ms: int) -> list[bytes]:
         """Frames of the lanes in turn; where ``budget`` ends, the next lane begins next time."""
-        lanes, feeds = self.lanes, self.outbox.feeds
+        lanes, feeds, flags = self.lanes, self.outbox.feeds, self.routes.flags
         out: list[bytes] = []
         for offset in range(len(lanes)):
             lane = lanes[(self._first_lane + offset) % len(lanes)]

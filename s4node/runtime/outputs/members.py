@@ -88,11 +88,11 @@ class Members:
                 way = self.ways[stream.name] = Outgoing(stage, routes.outbox)
                 self._routed.append((way, routes))
             if isinstance(stream, InputStream):
-                routes = self._routes(stream, f"{self._producer}-{_CARRIER}")
+                routes = self._routes(stream, f"{self._producer}-{_CARRIER}", wire.ANSWER_NOW)
                 carrier = self._forwarders[stream.name] = Forwarder(routes.outbox)
                 self._routed.append((carrier, routes))
 
-    def _routes(self, stream: Stream, producer: str) -> Routes:
+    def _routes(self, stream: Stream, producer: str, flags: int = 0) -> Routes:
         """Those by which ``stream`` gets to the partitions of the other members."""
         outbox = Outbox(
             stream.name,
@@ -103,7 +103,7 @@ class Members:
         )
         outbox.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
-        routes = Routes(outbox, self._incarnation, headers=headers)
+        routes = Routes(outbox, self._incarnation, headers=headers, flags=flags)
         self.emitter.add(routes)
         return routes
 
