@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -49,7 +49,9 @@ class Hangs(Store):
     """Counts clicks by user, and never comes to an end at a bad one."""
 
     gate: threading.Event
-    late: list[tuple[Any, Any, Any]]  # what was hung with: the store, the collector, the callback
+    late: ClassVar[
+        list[tuple[Any, Any, Any]]
+    ]  # what was hung with: the store, the collector, the callback
 
     def count(self, click: Click, collector: Any, callback: Any = None) -> bool:
         self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
