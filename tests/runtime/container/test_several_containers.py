@@ -216,6 +216,21 @@ async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the
             assert await stream.flush() == []
 
 
+async def test_what_is_passed_on_does_not_wait_for_the_delay_of_verdicts(tmp_path: Path) -> None:
+    settings = {"s4.comm.verdictDelay": "60000", "s4.stream.workQueueSize": "100"}
+    async with nodes(tmp_path, clicks, 2, **settings) as (all_nodes, _):
+        both = list(all_nodes.containers.values())
+        async with Client(both[0].address) as client:
+            stream = await client.stream("clicks")
+            stream.read_as()
+            texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 50]
+            with trio.fail_after(30):
+                await stream.send_many(texts)
+                assert await stream.flush() == []
+        assert sum(one.statistics().inputs["clicks"].forwarded for one in both) > 0
+        assert all_nodes.state("Count") == dict.fromkeys(USERS, 50)
+
+
 async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path) -> None:
     async with nodes(tmp_path, words, 2) as (all_nodes, _):
         async with Client(all_nodes.containers["n0"].address) as client:
