@@ -341,7 +341,8 @@ async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_ar
         kills.touch()
         await it.append([Click("joe", 1, page)])
         for _ in range(3):
-            async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:
+            hops = it.run("hops", **skip)
+            async with s4_process(*hops, cwd=tmp_path, ready=False) as process:
                 assert await process.wait() == -signal.SIGKILL
         kills.unlink()
         for count in (1, 2, 3):
