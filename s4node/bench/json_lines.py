@@ -26,7 +26,7 @@ from s4node.bench.result import Result, middle
 CHUNK = 2048
 
 PIPE_BYTES = 1 << 16
-"""What a pipe holds: whoever has written more knows that its reader has begun."""
+"""What a pipe holds: a process that has written more knows that its reader has begun."""
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:

@@ -7,7 +7,7 @@ Rules
   their events have weighed; each may always have one event under way. A producer that has just
   joined is active; one that sends nothing for a while is not, and needs no share.
 - What partitions have in common, such as the deserializer, is shared as well, but each may have a
-  quarter: of many lanes most have little under way, and small shares make small frames. What comes
+  quarter: of many lanes most have little in flight, and small shares make small frames. What comes
   beyond its capacity all the same is left to its producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While a stage that withholds is over capacity, a producer with events under way gets no more, and

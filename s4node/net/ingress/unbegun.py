@@ -1,8 +1,8 @@
 """Frames of which no event has begun: a node that stops leaves them to their producers. Pure.
 
 Rules
-- A producer keeps every event until its verdict, and sends it again to whoever answers next. So an
-  event may be dropped here if its producer is connected, and has not said that nothing more comes.
+- A producer keeps every event until its verdict, and sends it again to the node that answers next.
+  So an event may be dropped here if its producer is connected, and has not ended its stream.
 - A lane's numbers have no holes: only its last frames can go, back to one of which some event has
   begun. In front of that frame nothing goes, for what is done behind it would be done twice.
 - Of a frame that is processed in order the events behind the last one that has begun can go, too.

@@ -33,7 +33,7 @@ ROWS = 100
 """So many rows of each PE and store of a task are read."""
 
 _EACH = 4
-"""At most so many of them with keys of one group."""
+"""The most of them whose keys are of one group."""
 
 _STRIDE = 1021
 """From one group that is looked at to the next; it shares no factor with their number."""

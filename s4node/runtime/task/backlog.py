@@ -277,7 +277,7 @@ class Backlog:
         self, frames: Collection[Any], kept: KeptElsewhere, *, slicing: bool
     ) -> None:
         """Process nothing of ``frames``, named by their receipts, which have not begun; and no more
-        of others that have begun: of the one that a slice is under way of, when that has passed."""
+        of others that have begun; of the one that is being processed, after its slice."""
         for source in self._fed:
             self.stages[source].give_back(lambda batch: batch.receipt in frames)
             batch = self._offered.get(source)
