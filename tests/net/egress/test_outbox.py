@@ -185,9 +185,12 @@ def test_frames_hold_no_more_events_and_bytes_than_they_may() -> None:
 
 
 def test_time_and_flags_are_in_the_header() -> None:
-    outbox, route = opened(10)
+    outbox = Outbox("ticks", "p", types=[Tick])
+    route = route_of(outbox, flags=wire.ANSWER_NOW)
+    route.hello()
+    route.on_hello(answer(wire.Position(0, 0, 10)))
     outbox.put(Tick("joe"))
-    (header,) = headers_of(route.frames(1000, now_ms=1700000000123, flags=wire.ANSWER_NOW))
+    (header,) = headers_of(route.frames(1000, now_ms=1700000000123))
     assert (header.created_ms, header.flags) == (1700000000123, wire.ANSWER_NOW)
 
 
