@@ -25,6 +25,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ log = get_logger("s4node.state")
 _WRITTEN_ONCE = {".sst", ".blob"}
 _DONE = "complete"  # a file in a folder that is whole
 _LEFT_OUT = {"LOCK", _DONE, DAMAGED}
-_TRIES = 5
+_PAUSES = [0.001 * 2**n for n in range(10)]  # in seconds; one of a second in all
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 _FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # so RocksDB and fsspec say it, too
 _KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
@@ -378,7 +379,7 @@ def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: floa
 
 def _inherit(before: Path, own: Path) -> None:
     """Have in ``own`` what is in ``before``, although its owner may be alive."""
-    for _ in range(_TRIES):
+    for pause in _PAUSES:
         try:
             story = _story(before)
             for file in before.iterdir():
@@ -393,6 +394,7 @@ def _inherit(before: Path, own: Path) -> None:
         except OSError as error:
             raise StateError(f"{before} cannot be copied: {error.strerror or error}") from error
         empty(own)
+        time.sleep(pause)
     raise StateError(f"{before} changes faster than it can be copied; stop the process that has it")
 
 
