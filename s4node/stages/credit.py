@@ -77,7 +77,11 @@ class Credit(Generic[P]):
     @property
     def full(self) -> bool:
         """Whether the stage withholds credit now."""
-        return self.withholds and any(stage.withheld for stage in self._stages)
+        if self.withholds:
+            for stage in self._stages:
+                if stage.withheld:
+                    return True
+        return False
 
     @property
     def share(self) -> int:

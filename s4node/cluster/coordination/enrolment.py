@@ -33,6 +33,10 @@ class Enrolment:
     node: str = ""
     version: str = ""
 
+    def in_doubt(self) -> bool:
+        """Whether the process was stopped for so long that others may own its partitions by now."""
+        return self.session.doubtful
+
     def membership(self, address: str, partitions: int, *, anywhere: bool) -> Membership:
         """The container's part in the app, reached at ``address``; what it keeps may be had
         ``anywhere``, or on its host only."""

@@ -467,7 +467,7 @@ class ClientStream:
                 self._emitter.hurry()
             stuck = self._still_stuck(stuck)
         self._check()
-        return outbox.refusals.take()
+        return outbox.refusals.take() if outbox.refusals.waiting else []
 
     async def wait_room(self) -> None:
         """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
@@ -541,7 +541,8 @@ class ClientStream:
         self._breath = self.breath
 
     def _check(self) -> None:
-        fork_guard.check()
+        if fork_guard.forked:
+            fork_guard.check()
         if self._outbox.error:
             self._told = self._outbox.error
             raise EventError(f"stream {self.name!r}: {self._outbox.error}")

@@ -80,7 +80,7 @@ class SyncClient:
             raise
         finally:
             thread, self._thread = self._thread, None
-            if thread is not None and not fork_guard.inherited():  # its lock may be held for ever
+            if thread is not None and not fork_guard.forked:  # its lock may be held for ever
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._stop.set)
                 thread.join()

@@ -97,7 +97,10 @@ class Link:
     @property
     def pending(self) -> int:
         """Events of all our outboxes that have not been sent for the first time."""
-        return sum(route.outbox.pending for route in self.routes)
+        events = 0
+        for route in self.routes:
+            events += route.outbox.pending
+        return events
 
     def wake(self) -> None:
         """There is something to send."""
@@ -113,8 +116,9 @@ class Link:
         quiet = self._unsent is None and not self._control and not self.held
         if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
             self._send()
-        if self._unsent is not None or not quiet or self.pending:
-            self.wake()
+            if self._unsent is None and not self.pending:
+                return
+        self.wake()
 
     def hurry(self) -> None:
         """Send what waits without gathering more, and ask for verdicts."""
@@ -255,11 +259,13 @@ class Link:
             return 0
         if self.held:
             return None
-        if any(route.asks for route in self.routes):
-            return 0
-        before = self.pending
-        sendable = sum(route.sendable for route in self.routes)
-        if self.pending < before:
+        for route in self.routes:
+            if route.asks:
+                return 0
+        before, sendable = self.pending, 0
+        for route in self.routes:
+            sendable += route.sendable
+        if before and self.pending < before:
             self.on_news()  # events without a key were refused here, which made room
         if not sendable:
             self._hurry = False
@@ -274,7 +280,9 @@ class Link:
         before = self.pending
         frames, self._control = self._control, []
         now_ms = int(time.time() * 1000)
-        room = min([_ENVELOPE_BYTES, *(route.budget for route in self.routes)])
+        room = _ENVELOPE_BYTES
+        for route in self.routes:
+            room = min(room, route.budget)
         for route in self.routes if not self.held else ():
             made = route.frames(room, now_ms) if room > 0 else []
             frames += made

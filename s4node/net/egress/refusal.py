@@ -34,13 +34,14 @@ class Refusal:
 
 
 class Refusals:
-    """Those of one outbox. ``counts`` are events, since the start."""
+    """Those of one outbox. ``counts`` are events, since the start; ``waiting`` is what ``take``
+    would return."""
 
     def __init__(self, stream: str) -> None:
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
         self.on_refusal: Callable[[Refusal], None] | None = None
         self._stream = stream
-        self._waiting: list[Refusal] = []
+        self.waiting: list[Refusal] = []
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
 
     def add(self, refusal: Refusal) -> None:
@@ -50,11 +51,11 @@ class Refusals:
         if self.on_refusal is not None:
             self.on_refusal(refusal)
             return
-        last = self._waiting[-1] if self._waiting else None
+        last = self.waiting[-1] if self.waiting else None
         if last is not None and refusal.shed and _follows(last, refusal):
-            self._waiting[-1] = replace(last, count=last.count + refusal.count)
-        elif len(self._waiting) < MAX_REFUSALS:
-            self._waiting.append(refusal)
+            self.waiting[-1] = replace(last, count=last.count + refusal.count)
+        elif len(self.waiting) < MAX_REFUSALS:
+            self.waiting.append(refusal)
         else:
             self._further[refusal.shed, refusal.unsent] += refusal.count
 
@@ -64,7 +65,7 @@ class Refusals:
         Of more than ``MAX_REFUSALS`` the last ones only count the others: one for those that were
         refused, shed, and could not be sent.
         """
-        taken, self._waiting = self._waiting, []
+        taken, self.waiting = self.waiting, []
         for (shed, unsent), count in self._further.items():
             more = f"{count} further events, which were not kept one by one"
             taken.append(Refusal(self._stream, -1, -1, more, shed, count, unsent))

@@ -264,7 +264,7 @@ class NodeRoute:
     def asks(self) -> bool:
         """Whether a hello is to be sent now."""
         return self.opened and (
-            self._wants_hello or len(self._declared) != len(self.outbox.types.known)
+            self._wants_hello or len(self._declared) != len(self.outbox.types.kinds)
         )
 
     def frames(self, budget: int, now_ms: int = 0) -> list[bytes]:

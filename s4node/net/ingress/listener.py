@@ -243,7 +243,7 @@ class Listener:
         handshake_seconds: float,
         verdict_delay: float,
         nudge: Callable[[], None],
-        held: Callable[[], bool] = lambda: False,
+        held: Callable[[], bool] | None = None,
     ) -> None:
         self.address = address
         self.counts: Counter[str] = Counter()
@@ -267,7 +267,7 @@ class Listener:
         config: Config,
         handler: FrameHandler,
         nudge: Callable[[], None],
-        held: Callable[[], bool] = lambda: False,
+        held: Callable[[], bool] | None = None,
     ) -> Listener:
         """A listener as the settings want it."""
         return cls(
@@ -419,7 +419,7 @@ class Listener:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read, connection)
                 await connection.ended.wait()
-                if not self._held():
+                if self._held is None or not self._held():
                     self._drain(connection)  # what arrived before the end
                     self._handler.on_drained()
                 nursery.cancel_scope.cancel()
@@ -435,7 +435,7 @@ class Listener:
         assert connection.socket is not None
         while True:
             await connection.socket.wait_readable()
-            while self._held():  # noqa: ASYNC110 - it is rare, and short
+            while self._held is not None and self._held():  # noqa: ASYNC110 - it is rare, and short
                 await trio.sleep(_RETRY_SECONDS)
             self._drain(connection)
             self._handler.on_drained()

@@ -40,7 +40,8 @@ class Dialled:
                     self.bad(frame.reason)
                 else:
                     socket.answered()
-                    self.answers.good()
+                    if not self.answers.answered:  # the first of its connection
+                        self.answers.good()
                     yield frame
         except RemoteFrameError as error:
             self.bad(str(error))

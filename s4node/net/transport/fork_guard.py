@@ -13,12 +13,13 @@ import os
 from s4node.errors import S4Error
 
 _used = False
-_inherited = False
+forked = False
+"""Whether the sockets here are those of a process that this one was forked from."""
 
 
 def check() -> None:
     """Raise S4Error where the sockets are those of a process that this one was forked from."""
-    if _inherited:
+    if forked:
         raise S4Error(
             "this process was forked from one that had used s4node's sockets, which do not work in "
             "it; use multiprocessing's 'spawn', or open the first client behind the fork"
@@ -32,14 +33,9 @@ def use() -> None:
     _used = True
 
 
-def inherited() -> bool:
-    """Whether the sockets here are those of a process that this one was forked from."""
-    return _inherited
-
-
 def _in_child() -> None:
-    global _inherited
-    _inherited = _used
+    global forked
+    forked = _used
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -14,7 +14,8 @@ class Answers:
     """The answers of one address, over all connections to it."""
 
     def __init__(self) -> None:
-        self._answered = False  # on this connection
+        self.answered = False
+        """Whether a frame could be read on this connection."""
         self._bad = ""
         self._told_bad = False
         self._told_end = False
@@ -31,20 +32,20 @@ class Answers:
 
     def good(self) -> None:
         """A frame could be read."""
-        if not self._answered:
-            self._answered = True
+        if not self.answered:
+            self.answered = True
             self._bad = ""
             self._told_bad = self._told_end = False
 
     def bad(self, reason: str) -> bool:
         """Something could not be read; returns whether to tell it."""
-        if not self._answered:
+        if not self.answered:
             self._bad = reason
         told, self._told_bad = self._told_bad, True
         return not told
 
     def ended(self) -> bool:
         """The connection has ended; returns whether to tell it."""
-        self._answered = False
+        self.answered = False
         told, self._told_end = self._told_end, True
         return not told

@@ -120,7 +120,7 @@ class Container:
             node=self.node,
             incarnation=self.incarnation,
             taken=self._has_stream,
-            held=self._in_doubt,
+            held=None if enrolment is None else enrolment.in_doubt,
         )
         self.listener = self.front.listener
         self.accounts = Accounts(app, config, self.node, self.listener)
@@ -267,7 +267,7 @@ class Container:
             replay=self.replay,
             nursery=nursery,
             report=partial(self.accounts.report, nursery),
-            held=self._in_doubt,
+            held=None if self.enrolment is None else self.enrolment.in_doubt,
             on_shutdown=self.stop,
         )
         self.tasks = parts.partitions.tasks
@@ -411,10 +411,6 @@ class Container:
                 await parts.quiescence.wait()
             parts.inputs.leave()
         self.listener.stop_accepting()
-
-    def _in_doubt(self) -> bool:
-        """Whether we were stopped for so long that others may own our partitions by now."""
-        return self.enrolment is not None and self.enrolment.session.doubtful
 
     def _has_stream(self, name: str) -> str:
         """For the log: whether the app serves a stream of this name itself."""

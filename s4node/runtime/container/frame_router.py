@@ -38,7 +38,7 @@ class Front:
         node: str,
         incarnation: str,
         taken: Callable[[str], str],
-        held: Callable[[], bool],
+        held: Callable[[], bool] | None,
     ) -> None:
         self.headers: wire.Headers = {
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
@@ -147,14 +147,15 @@ class Front:
         if port is None:
             connection.bad_frame(self._inputs.unknown(data.stream), data)
             return
-        owners = self._owners()
-        if not port.is_open(data.partition) and 0 <= data.partition < len(owners):
-            owner = owners[data.partition]
-            if owner != self.listener.address:  # else it was ours until now; whose it is comes
-                ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
-                verdict = wire.Verdict(data.stream, data.producer, (ruling,))
-                connection.answer(wire.encode_frame(verdict))
-            return
+        if not port.is_open(data.partition):
+            owners = self._owners()
+            if 0 <= data.partition < len(owners):
+                owner = owners[data.partition]
+                if owner != self.listener.address:  # else it was ours until now; whose it is comes
+                    ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
+                    verdict = wire.Verdict(data.stream, data.producer, (ruling,))
+                    connection.answer(wire.encode_frame(verdict))
+                return
         problem = port.on_data(data, body, connection, trio.current_time())
         if problem:
             connection.bad_frame(problem, data)

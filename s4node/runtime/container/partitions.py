@@ -267,7 +267,7 @@ class Partitions:
         """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
         if source:
             self._pipeline.put(source, stream.name)
-        if self._readers:
+        if self._readers.subscribers:
             self._readers.show(stream.name, events)
         if isinstance(stream, OutputStream):
             sender = self._outputs.senders[stream.name]

@@ -76,7 +76,7 @@ class Parts:
         replay: Replay | None,
         nursery: trio.Nursery,
         report: Callable[[], Awaitable[None]],
-        held: Callable[[], bool],
+        held: Callable[[], bool] | None,
         on_shutdown: Callable[[], None],
     ) -> None:
         durable = durable_of(app, config)
@@ -260,7 +260,7 @@ class Parts:
         dues.append(self.inputs.tick(now))
         if self._replay is not None:
             self._replay.consumers.released()
-        if self.readers:
+        if self.readers.subscribers:
             dues.append(self.readers.feed(now))
         return min((due for due in dues if due is not None), default=None)
 

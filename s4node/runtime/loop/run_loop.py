@@ -48,7 +48,7 @@ class EventLoop:
         max_events: int,
         max_seconds: float,
         after_turn: Callable[[], float | None],
-        held: Callable[[], bool] = lambda: False,
+        held: Callable[[], bool] | None = None,
         on_shutdown: Callable[[], None] = lambda: None,
         arrived: Callable[[], bool] = lambda: True,
         threads: int = 0,
@@ -116,7 +116,8 @@ class EventLoop:
 
         It saves the way over trio's scheduler. What a handler raises is raised here.
         """
-        if self._asleep_until is None or self._nudged or self._nursery is None or self._held():
+        held = self._held is not None and self._held()
+        if self._asleep_until is None or self._nudged or self._nursery is None or held:
             self.nudge()  # it is awake, or about to be
             return
         due = self._turn(self._nursery)
@@ -198,7 +199,7 @@ class EventLoop:
                 await trio.lowlevel.checkpoint()
             else:
                 await self._sleep(due)
-            while self._held():  # noqa: ASYNC110 - it is rare, and short
+            while self._held is not None and self._held():  # noqa: ASYNC110 - it is rare, and short
                 await trio.sleep(_HELD_SECONDS)
             self._check_timers()
             due = self._turn(nursery)

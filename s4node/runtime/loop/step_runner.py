@@ -59,7 +59,7 @@ class Steps:
         self,
         wake: Callable[[Task], None],
         threads: int = 0,
-        held: Callable[[], bool] = lambda: False,
+        held: Callable[[], bool] | None = None,
     ) -> None:
         self._wake = wake
         self._held = held
@@ -197,7 +197,8 @@ class Steps:
             await in_flight.tidy(flight)
             in_flight.end(flight, error)
             self._wake(task)
-            if self._held() or task.next_op() is not Op.PROCESS:
+            held = self._held is not None and self._held()
+            if held or task.next_op() is not Op.PROCESS:
                 return
             following = in_flight.begin() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
             if following is None:

@@ -50,10 +50,8 @@ class Readers:
         self._headers = headers
         self._queue_size = queue_size
         self._on_refused = on_refused
-        self._subscribers: dict[str, dict[Connection, Subscriber]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._subscribers.values()))
+        self.subscribers: dict[str, dict[Connection, Subscriber]] = {}
+        """By stream, only those streams that somebody reads."""
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
         """Let somebody read one of the app's own streams from now on, or say why not."""
@@ -74,7 +72,7 @@ class Readers:
                 f"of a log"
             )
             return self._refusal(hello, reason, StartpointError.__name__)
-        self._subscribers.setdefault(stream.name, {})[connection] = Subscriber(
+        self.subscribers.setdefault(stream.name, {})[connection] = Subscriber(
             hello, [kind.cls for kind in stream.types], self._node, self._queue_size
         )
         return self._welcome(stream)
@@ -98,14 +96,14 @@ class Readers:
 
     def tell_owners(self) -> None:
         """Partitions have moved: tell everybody what the headers say now."""
-        for stream, subscribers in self._subscribers.items():
+        for stream, subscribers in self.subscribers.items():
             word = wire.encode_frame(self._welcome(self._app.streams[stream]))
             for connection in subscribers:
                 connection.answer(word)
 
     def on_verdict(self, verdict: wire.Verdict, connection: Connection) -> bool:
         """A reader has read on, and gives credit; False if the peer is no reader."""
-        subscriber = self._subscribers.get(verdict.stream, {}).get(connection)
+        subscriber = self.subscribers.get(verdict.stream, {}).get(connection)
         if subscriber is None:
             return False
         subscriber.on_verdict(verdict)
@@ -113,22 +111,22 @@ class Readers:
 
     def gone(self, connection: Connection) -> None:
         """The peer's connection has ended."""
-        for stream in [s for s, readers in self._subscribers.items() if connection in readers]:
-            del self._subscribers[stream][connection]
-            if not self._subscribers[stream]:
-                del self._subscribers[stream]
+        for stream in [s for s, readers in self.subscribers.items() if connection in readers]:
+            del self.subscribers[stream][connection]
+            if not self.subscribers[stream]:
+                del self.subscribers[stream]
 
     def show(self, stream: str, events: list[Any]) -> None:
         """The app has put these on a stream."""
-        if stream in self._subscribers:
-            for subscriber in self._subscribers[stream].values():
+        if stream in self.subscribers:
+            for subscriber in self.subscribers[stream].values():
                 subscriber.offer(events)
 
     def feed(self, now: float) -> float | None:
         """Send what there is room for; returns when to come back, or None."""
         rest = False
         now_ms = int(time.time() * 1000)
-        for subscribers in self._subscribers.values():
+        for subscribers in self.subscribers.values():
             for connection, subscriber in subscribers.items():
                 if subscriber.waits and not connection.answers:
                     for frame in subscriber.frames(_FEED_BYTES, now_ms):

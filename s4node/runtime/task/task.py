@@ -307,9 +307,11 @@ class Task:
         if op is Op.PROCESS:
             batch, isolation = self.backlog.at_hand, failures.isolation
             assert batch is not None
-            if result and (failure := failures.left_by(batch, batch.at)) is not None:
-                self.failed(failure)
-                return
+            if isolation is not None and result:
+                failure = failures.left_by(batch, batch.at)
+                if failure is not None:
+                    self.failed(failure)
+                    return
             self.hand_on(batch.stream)
             if self._changes is not None and self._changes.bytes > self._changes_bytes:
                 self.want_commit()
@@ -337,7 +339,8 @@ class Task:
                 self.requests.finished(self)
         if self.processor.asked.any:
             self._ask(self.processor.asked.taken())
-        failures.check_changes()
+        if self._changes is not None:
+            failures.check_changes()
 
     def failed(self, error: ProcessingError) -> None:
         """A slice has failed; raises what stops the app."""

@@ -60,7 +60,7 @@ async def test_a_subscriber_gets_what_comes_from_its_hello_on() -> None:
         assert dict(found[3].attributes) == {"user": "joe"}
         assert found[4] == Total("joe", 4)
         assert totals.missed == 0
-        await until(lambda: not node.parts.readers, "the node forgets who is gone")
+        await until(lambda: not node.parts.readers.subscribers, "the node forgets who is gone")
 
 
 async def test_a_slow_subscriber_misses_events_and_is_told_how_many() -> None:
@@ -94,7 +94,7 @@ async def test_every_container_of_the_app_is_read_from(tmp_path: Path) -> None:
             clicks_ = await client.stream("clicks")
             async with client.subscribe("totals", types=[Total]) as totals:
                 await until(
-                    lambda: all(c.parts.readers for c in all_nodes.containers.values()),
+                    lambda: all(c.parts.readers.subscribers for c in all_nodes.containers.values()),
                     "all three are asked",
                 )
                 await clicks_.send_many([Click(user) for user in USERS])
