@@ -64,7 +64,6 @@ def _measure(change: dict[str, str], seconds: float) -> dict[str, float]:
         with Role("timed", address=address, rate=LATENCY_RATE, count=count) as producer:
             producer.hear()
             late: dict[str, Any] = node.hear()
-            producer.tell({})
     return {
         "rate": counted["sent"] / counted["seconds"],
         "mb": counted["rss_mb"],

@@ -89,7 +89,7 @@ class World:
     def send(self, name: str, budget: int) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
         resent = [len(lane.kept) for lane in outbox.lanes]
-        sendable = self.routes[name].sendable
+        sendable = self.routes[name].sendable.events
         frames = self.routes[name].frames(budget)
         assert sendable or not frames
         for header in headers_of(frames):

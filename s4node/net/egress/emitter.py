@@ -94,7 +94,7 @@ class Emitter:
             self._sole.send_soon()
             return
         for link in self.links.values():
-            if any(route.sendable for route in link.routes):
+            if any(route.sendable.events for route in link.routes):
                 link.send_soon()
 
     def wake(self) -> None:

@@ -22,7 +22,7 @@ from s4node.errors import StageBroken
 from s4node.logger import get_logger
 from s4node.net.egress.routes import NodeRoute
 from s4node.net.transport.dialled_peer import Dialled
-from s4node.net.transport.linger import Coalescer
+from s4node.net.transport.linger import Coalescer, together
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.wire import frame as wire
 
@@ -63,8 +63,7 @@ class Link:
         self._sent = trio.lowlevel.ParkingLot()
         self.awake = False
         self._hurry = False
-        self._queue_size = queue_size
-        self._coalescer = Coalescer()
+        self._coalescer = Coalescer(max(1, queue_size // 2))
 
     @property
     def connected(self) -> bool:
@@ -145,7 +144,7 @@ class Link:
     def quiet(self) -> bool:
         """Whether every frame that may leave has been given to the socket."""
         busy = self._unsent is not None or self._control
-        return not busy and not any(route.sendable for route in self.routes)
+        return not busy and not any(route.sendable.events for route in self.routes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; what has no verdict then stays in the outboxes."""
@@ -218,7 +217,6 @@ class Link:
                 answers = header.headers.get(wire.PRODUCER)
                 for route in self._carried(header.stream, answers):
                     route.on_hello(header)
-                    self._coalescer.for_lanes(len(route.lanes), self._queue_size)
             else:
                 for route in self._carried(header.stream, header.producer):
                     route.on_verdict(header)
@@ -262,12 +260,11 @@ class Link:
         for route in self.routes:
             if route.asks:
                 return 0
-        before, sendable = self.pending, 0
-        for route in self.routes:
-            sendable += route.sendable
+        before = self.pending
+        sendable = together(route.sendable for route in self.routes)
         if before and self.pending < before:
             self.on_news()  # events without a key were refused here, which made room
-        if not sendable:
+        if not sendable.events:
             self._hurry = False
             return None
         if self._hurry:

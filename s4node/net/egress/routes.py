@@ -26,9 +26,11 @@ from collections.abc import Sequence
 
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
+from s4node.net.transport.linger import Sendable
 from s4node.net.wire import frame as wire
 
 _ENVELOPE_BYTES = 131_072
+_NOTHING = Sendable(0, 0, 0)
 
 
 class _Ownership:
@@ -304,23 +306,29 @@ class NodeRoute:
         return out
 
     @property
-    def sendable(self) -> int:
-        """How many events may leave now, those that are to be sent again included."""
+    def sendable(self) -> Sendable:
+        """What may leave now, with what is to be sent again."""
         box = self.outbox
         if not self.opened or box.error:
-            return 0
+            return _NOTHING
         box.route()
-        total, feeds = 0, box.feeds
+        events, lanes, credit, feeds = 0, 0, 0, box.feeds
         for lane in self.lanes:
             if not lane.open:
                 continue
             if lane.cursor < len(lane.kept):
                 kept = lane.kept[lane.cursor]
-                if kept.first < lane.end:
-                    total += min(lane.next_number, lane.released) - kept.first
-            elif lane.pending and feeds:
-                total += max(0, min(len(lane.pending), lane.limit - lane.next_number))
-        return total
+                room = min(lane.next_number, lane.released) - kept.first
+                waiting = room if kept.first < lane.end else 0
+            elif feeds:
+                room, waiting = lane.limit - lane.next_number, len(lane.pending)
+            else:
+                continue
+            if waiting and room > 0:
+                events += min(waiting, room)
+                lanes += 1
+                credit += room
+        return Sendable(events, lanes, credit)
 
     def ask(self) -> bytes:
         """A frame that asks for a verdict without delay."""

@@ -64,7 +64,7 @@ class Subscriber:
     @property
     def waits(self) -> bool:
         """Whether there is something to send now."""
-        return bool(self._route.sendable) or self.missed != self._told
+        return bool(self._route.sendable.events) or self.missed != self._told
 
     def frames(self, budget: int, now_ms: int) -> list[bytes]:
         """What may leave now."""

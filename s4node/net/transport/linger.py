@@ -3,38 +3,58 @@
 Rules
 - Quiet: whatever waits goes as soon as the socket takes it.
 - Busy (the last flush was more than a few events): wait until enough events have gathered, but no
-  longer than ``linger``. A stream leaves the busy mode by itself, with the first small flush.
+  longer than a while. A stream leaves the busy mode by itself, with the first small flush.
+- Enough is a fair frame in each lane that has something to send, as far as credit reaches: where
+  it is used up waiting adds nothing. A lane without events needs no frame.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 _BUSY_EVENTS = 64
 _FRAME_EVENTS = 2048
 _LANE_EVENTS = 256
+_LINGER = 0.002
+_LANE_LINGER = 0.0001
 _REST = 150e-6
 
 
+class Sendable(NamedTuple):
+    """What may leave now: ``events`` in so many ``lanes``, whose credit reaches for ``room``."""
+
+    events: int
+    lanes: int
+    room: int
+
+
+def together(each: Iterable[Sendable]) -> Sendable:
+    """What may leave of several streams."""
+    events = lanes = room = 0
+    for one in each:
+        events, lanes, room = events + one.events, lanes + one.lanes, room + one.room
+    return Sendable(events, lanes, room)
+
+
 class Coalescer:
-    """Decides when the events that wait leave. Times in seconds."""
+    """Decides when the events that wait leave; it gathers ``most`` events at most. Times in
+    seconds."""
 
-    __slots__ = ("_last_events", "_last_time", "linger", "target")
+    __slots__ = ("_last_events", "_last_time", "_most")
 
-    def __init__(self, target: int = _FRAME_EVENTS, linger: float = 0.002) -> None:
-        self.target = target
-        self.linger = linger
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._last_events = 0
         self._last_time = float("-inf")
 
-    def for_lanes(self, lanes: int, queue_size: int) -> None:
-        """Gather enough for a fair frame in each of so many lanes, within half of the queue."""
-        self.target = max(1, min(max(_FRAME_EVENTS, lanes * _LANE_EVENTS), queue_size // 2))
-        self.linger = 0.002 + 0.0001 * lanes
-
-    def due(self, pending: int, now: float) -> float:
-        """When to flush ``pending`` events (> 0); at or before ``now`` means at once."""
-        if pending >= self.target or self._last_events < _BUSY_EVENTS:
+    def due(self, sendable: Sendable, now: float) -> float:
+        """When to flush what may leave (some events); at or before ``now`` means at once."""
+        events, lanes, room = sendable
+        enough = min(max(_FRAME_EVENTS, lanes * _LANE_EVENTS), room, self._most)
+        if events >= enough or self._last_events < _BUSY_EVENTS:
             return now
-        return self._last_time + self.linger
+        return self._last_time + _LINGER + lanes * _LANE_LINGER
 
     def rested(self, now: float) -> bool:
         """Whether the last flush is so long ago that one more costs nobody anything."""

@@ -162,11 +162,11 @@ def test_a_lane_sends_below_its_limit_only() -> None:
     outbox, route = opened(5)
     outbox.extend(ticks(8))
     assert spans(route.frames(1000)) == [(0, 0, 5)]
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.frames(1000) == []
     assert (outbox.pending, outbox.in_flight) == (3, 5)
     ruled(route, 0, 2, 7)
-    assert route.sendable
+    assert route.sendable.events
     assert spans(route.frames(1000)) == [(0, 5, 7)]
     assert (outbox.pending, outbox.in_flight) == (1, 5)
 
@@ -393,11 +393,11 @@ def test_frames_without_a_verdict_take_a_window_and_no_more() -> None:
     outbox.extend([Tick(LARGE, n) for n in range(2000)])
     drained(route)
     assert WINDOW_BYTES <= outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
-    assert not route.sendable
+    assert not route.sendable.events
     gone = outbox.in_flight
     assert outbox.pending == 2000 - gone
     ruled(route, 0, gone // 2, LIMITLESS)
-    assert route.sendable
+    assert route.sendable.events
     drained(route)
     assert outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
     while outbox.unsettled:

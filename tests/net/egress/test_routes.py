@@ -22,9 +22,10 @@ from lanes import (
     ticks,
 )  # fmt: skip
 
-from s4node.events.schema import EventType
+from s4node.events.schema import EventType, JsonText
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
+from s4node.net.transport.linger import Coalescer
 from s4node.net.wire import frame as wire
 
 
@@ -32,12 +33,12 @@ def test_nothing_leaves_before_the_hello_has_been_answered() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     outbox.extend(ticks(3))
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.frames(1000) == []
     assert (outbox.pending, outbox.unsettled, outbox.in_flight) == (3, 3, 0)
     route.hello()
     route.on_hello(answer(wire.Position(0, 0, 10)))
-    assert route.sendable
+    assert route.sendable.events
     assert spans(route.frames(1000)) == [(0, 0, 3)]
 
 
@@ -76,7 +77,7 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
     outbox.put(Tick("joe"))
     route.on_hello(hello)
     assert outbox.error.startswith(error)
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.frames(1000) == []
     assert outbox.unsettled == 1
 
@@ -167,7 +168,7 @@ def test_after_a_reconnect_what_had_no_verdict_is_sent_again_byte_for_byte() -> 
     first = route.frames(1 << 20)
     ruled(route, 0, 5, 100)
     route.disconnected()
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.frames(1 << 20) == []
     assert outbox.unsettled == 7
     assert headers_of([route.hello()])[0].positions == (wire.Position(0, 5),)
@@ -183,9 +184,43 @@ def test_resends_stay_below_the_limit_too() -> None:
     route.disconnected()
     route.on_hello(answer(wire.Position(0, 0, 6)))
     assert route.frames(1 << 20) == first[:2]  # the second frame begins below 6
-    assert not route.sendable
+    assert not route.sendable.events
     ruled(route, 0, 8, 14)
     assert route.frames(1 << 20) == first[2:]
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_a_frame_in_the_one_lane_that_has_events_waits_for_none_in_the_others(lines: bool) -> None:
+    outbox = Outbox("ticks", "p", types=() if lines else [Tick])
+    route = route_of(outbox)
+    route.hello()
+    route.on_hello(answer(*(wire.Position(p, 0, 10_000) for p in range(64)), routing="crc32m:user"))
+    if lines:  # the node knows their keys
+        outbox.declare_json(TICK.declaration)
+        outbox.extend([JsonText(b'{"user":"a"}')] * 2048)
+    else:
+        outbox.extend([Tick("a", n) for n in range(2048)])
+    coalescer = Coalescer(16_384)
+    coalescer.flushed(2048, now=5.0)
+    assert route.sendable == (2048, 1, 10_000)
+    assert coalescer.due(route.sendable, now=5.0001) <= 5.0001
+
+
+def test_lanes_that_have_used_up_their_credit_wait_for_no_more_events() -> None:
+    outbox, route = opened(500, 400, 0)
+    outbox.extend(ticks(3000))
+    coalescer = Coalescer(16_384)
+    coalescer.flushed(2048, now=5.0)
+    assert route.sendable == (900, 2, 900)
+    assert coalescer.due(route.sendable, now=5.0001) <= 5.0001
+
+
+def test_events_that_are_to_be_sent_again_wait_for_no_more_of_their_lane() -> None:
+    outbox, route = opened(LIMITLESS, LIMITLESS)
+    outbox.extend(ticks(400))
+    drained(route)
+    ruled(route, 0, 0, LIMITLESS, wire.EXPECTED, expected=0)
+    assert route.sendable == (200, 1, 200)
 
 
 def test_a_lane_whose_partition_is_run_elsewhere_goes_there_with_all_that_has_no_verdict() -> None:
@@ -194,7 +229,7 @@ def test_a_lane_whose_partition_is_run_elsewhere_goes_there_with_all_that_has_no
     assert spans(route.frames(1000)) == [(0, 0, 3), (1, 0, 3)]
     ruled(route, 0, 2, 100)
     ruled(route, 0, 0, 0, wire.NOT_OWNER, owner="tcp://node:2")
-    assert not route.sendable
+    assert not route.sendable.events
     other = route.routes.to("tcp://node:2")
     assert [position.number for position in headers_of([other.hello()])[0].positions] == [2, 0]
     other.on_hello(
@@ -210,7 +245,7 @@ def test_a_lane_without_an_owner_waits_until_somebody_owns_its_partition() -> No
     outbox, route = opened(100)
     ruled(route, 0, 0, 0, wire.NOT_OWNER)
     outbox.extend(ticks(2))
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.routes.stuck
     route.routes.assign(["tcp://node:1"], 7)
     assert route.asks  # a new hello, for the partition that has come to the node
@@ -314,7 +349,7 @@ def test_a_lane_that_changes_its_owner_sends_again_what_had_no_verdict() -> None
     other = route.routes.to("tcp://node:2")
     other.hello()
     other.on_hello(word(1, 0))
-    assert not other.sendable
+    assert not other.sendable.events
     other.on_hello(word(2, 1))  # unasked: the partition has been taken over
     (hello,) = headers_of(other.frames(1000))
     assert hello.positions == (wire.Position(0, 1),)
@@ -343,7 +378,7 @@ def test_an_error_in_a_verdict_stops_the_outbox_and_keeps_its_events() -> None:
     outbox.extend(ticks(2))
     route.on_verdict(wire.Verdict("ticks", "p", error="sections do not add up"))
     assert outbox.error == "sections do not add up"
-    assert not route.sendable
+    assert not route.sendable.events
     assert route.frames(1000) == []
     assert outbox.unsettled == 2
 

@@ -6,71 +6,97 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.net.transport.linger import Coalescer
+from s4node.net.transport.linger import Coalescer, Sendable, together
+
+PLENTY = 1_000_000
+
+
+def one_lane(events: int) -> Sendable:
+    return Sendable(events, 1, PLENTY)
 
 
 def test_a_quiet_stream_sends_at_once() -> None:
-    coalescer = Coalescer(2048, linger=0.004)
-    assert coalescer.due(1, now=5.0) <= 5.0
+    coalescer = Coalescer(PLENTY)
+    assert coalescer.due(one_lane(1), now=5.0) <= 5.0
     coalescer.flushed(1, now=5.0)
-    assert coalescer.due(1, now=5.0001) <= 5.0001
+    assert coalescer.due(one_lane(1), now=5.0001) <= 5.0001
     coalescer.flushed(63, now=5.0001)
-    assert coalescer.due(1, now=5.0002) <= 5.0002
+    assert coalescer.due(one_lane(1), now=5.0002) <= 5.0002
 
 
 def test_a_busy_stream_gathers_but_no_longer_than_linger() -> None:
-    coalescer = Coalescer(2048, linger=0.004)
+    coalescer = Coalescer(PLENTY)
     coalescer.flushed(64, now=5.0)
-    assert coalescer.due(1, now=5.001) == 5.004
-    assert coalescer.due(2047, now=5.001) == 5.004
-    assert coalescer.due(1, now=5.01) <= 5.01
+    assert coalescer.due(one_lane(1), now=5.001) == pytest.approx(5.0021)
+    assert coalescer.due(one_lane(2047), now=5.001) == pytest.approx(5.0021)
+    assert coalescer.due(one_lane(1), now=5.01) <= 5.01
 
 
 def test_a_busy_stream_sends_at_once_when_enough_has_gathered() -> None:
-    coalescer = Coalescer(2048, linger=0.004)
+    coalescer = Coalescer(PLENTY)
     coalescer.flushed(2048, now=5.0)
-    assert coalescer.due(2048, now=5.001) <= 5.001
-    assert coalescer.due(9999, now=5.001) <= 5.001
+    assert coalescer.due(one_lane(2048), now=5.001) <= 5.001
+    assert coalescer.due(one_lane(9999), now=5.001) <= 5.001
 
 
 def test_the_first_small_flush_ends_the_busy_time() -> None:
-    coalescer = Coalescer(2048, linger=0.004)
+    coalescer = Coalescer(PLENTY)
     coalescer.flushed(2048, now=5.0)
     coalescer.flushed(3, now=5.004)
-    assert coalescer.due(1, now=5.0041) <= 5.0041
+    assert coalescer.due(one_lane(1), now=5.0041) <= 5.0041
 
 
 @pytest.mark.parametrize(
-    ("lanes", "queue_size", "target"),
-    [(1, 32_768, 2048), (8, 32_768, 2048), (64, 32_768, 16_384), (64, 1000, 500), (1, 1, 1)],
+    ("lanes", "most", "enough"),
+    [(1, 16_384, 2048), (8, 16_384, 2048), (64, 16_384, 16_384), (64, 500, 500), (1, 1, 1)],
 )
-def test_what_is_gathered_is_a_fair_frame_for_each_lane_within_half_of_the_queue(
-    lanes: int, queue_size: int, target: int
+def test_enough_is_a_fair_frame_for_each_lane_that_has_events_within_the_queue(
+    lanes: int, most: int, enough: int
 ) -> None:
-    coalescer = Coalescer()
-    coalescer.for_lanes(lanes, queue_size)
-    assert coalescer.target == target
-    assert 0.002 <= coalescer.linger <= 0.01
+    coalescer = Coalescer(most)
+    coalescer.flushed(2048, now=5.0)
+    assert coalescer.due(Sendable(enough, lanes, PLENTY), now=5.001) <= 5.001
+    assert 5.002 <= coalescer.due(Sendable(enough - 1, lanes, PLENTY), now=5.001) <= 5.01
+
+
+def test_what_all_credit_is_used_up_by_waits_for_nothing_more() -> None:
+    coalescer = Coalescer(PLENTY)
+    coalescer.flushed(1000, now=5.0)
+    assert coalescer.due(Sendable(1000, 4, 1000), now=5.001) <= 5.001
+    assert coalescer.due(Sendable(999, 4, 1000), now=5.001) > 5.001
+
+
+def test_of_several_streams_all_lanes_and_their_credit_count() -> None:
+    assert together([]) == Sendable(0, 0, 0)
+    assert together([Sendable(5, 1, 9), Sendable(0, 0, 0), Sendable(7, 2, 8)]) == (12, 3, 17)
 
 
 @given(
-    st.integers(1, 5000),
-    st.floats(0, 1),
+    st.integers(1, 9000),
+    st.integers(1, 100),
     st.lists(st.tuples(st.integers(0, 9000), st.floats(0, 1)), max_size=20),
     st.integers(1, 9000),
+    st.integers(0, 9000),
     st.floats(0, 1),
 )
 def test_nothing_waits_longer_than_linger_after_the_last_flush(
-    target: int, linger: float, flushes: list[tuple[int, float]], pending: int, later: float
+    most: int,
+    lanes: int,
+    flushes: list[tuple[int, float]],
+    events: int,
+    more_room: int,
+    later: float,
 ) -> None:
-    coalescer = Coalescer(target, linger)
+    coalescer = Coalescer(most)
     now = 0.0
-    for events, pause in flushes:
+    for left, pause in flushes:
         now += pause
-        coalescer.flushed(events, now)
+        coalescer.flushed(left, now)
     last, busy = now, bool(flushes) and flushes[-1][0] >= 64
     now += later
-    due = coalescer.due(pending, now)
-    at_once = pending >= target or not busy
-    assert (due <= now) == (at_once or last + linger <= now)
-    assert due <= max(now, last + linger)
+    due = coalescer.due(Sendable(events, lanes, events + more_room), now)
+    enough = events >= min(max(2048, 256 * lanes), most)
+    at_once = enough or not more_room or not busy
+    until = last + 0.002 + lanes * 0.0001
+    assert (due <= now) == (at_once or until <= now)
+    assert due <= max(now, until)
