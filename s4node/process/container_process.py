@@ -229,7 +229,9 @@ def _packaged(begin: supervisor_protocol.Begin) -> App:
 
 async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: Config) -> None:
     deployed_as = begin.app if begin.version else ""
-    container = Container(app, config, node=begin.member, deployed_as=deployed_as)
+    container = Container(
+        app, config, node=begin.member, deployed_as=deployed_as, node_log=begin.log
+    )
     stopping = trio.Event()
 
     def stop() -> None:

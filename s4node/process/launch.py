@@ -25,7 +25,7 @@ from s4node.cluster.node.own_folder import temporary_coordination
 from s4node.cluster.node.redirector import Door
 from s4node.cluster.node.running import Running, running_entry
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
-from s4node.cluster.node.supervisor_protocol import Begin, handed_on
+from s4node.cluster.node.supervisor_protocol import Begin, handed_on, log_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import check_travels
@@ -136,6 +136,7 @@ class _Launcher:
             node=name,
             coordination=str(self._folder),
             door=self._door.address,
+            log=log_of(self._config, self._door.address),
             expected=self._nodes,
             hold=True,
         )

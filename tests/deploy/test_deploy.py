@@ -64,6 +64,21 @@ class Counter(App):
         self.create_input_stream("STREAM", self.create_pe(Count), key="user")
 """
 
+# The same, of clicks that a log keeps.
+KEEPER = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Keep(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print(self.key, self.clicks)
+class Keeper(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Keep), key="user", system="log")
+"""
+
 # Puts each click on the output stream "copies".
 RELAY = """\
 from s4node import App, Event, ProcessingElement
@@ -262,6 +277,18 @@ async def test_settings_go_along_with_the_app(folder: Path) -> None:
         assert second["before"] == first["version"] != second["version"]
         again = await s4_of(folder, "deploy", file, "-p", "s4.app.word=world")
         assert f"counter {second['version']} is deployed to shop already" in again.stderr
+
+
+async def test_an_app_creates_the_stream_that_the_log_of_its_node_lacks(folder: Path) -> None:
+    (folder / "keeper.py").write_text(KEEPER)
+    logged = {"s4_log_folder": str(folder / "log"), "s4_state_folder": str(folder / "state")}
+    async with node(folder, "one", **logged) as one:
+        await deploy(folder, "keeper.py", "--partitions", "4", "--name", "keeper")
+        described = await run_s4("log", "describe", "clicks", "--to", one.address, cwd=folder)
+        assert described.stdout.startswith("clicks: 4 partitions, key user\n"), described.stderr
+        await click(one.address, "ann", "bob", "ann")
+        await until(lambda: len(one.stdout) == 3)
+        assert printed(one) == ["ann 1", "ann 2", "bob 1"]
 
 
 async def test_other_sources_or_settings_under_the_version_that_runs_are_refused(

@@ -678,3 +678,36 @@ async def test_several_containers_read_from_the_log_of_their_launcher(tmp_path: 
         process.signal(signal.SIGTERM)
         assert await process.wait() == 0
     assert "send events" not in process.errors  # nothing comes over the containers' sockets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [0, 3])
+async def test_containers_that_start_together_have_one_stream_in_the_log_of_their_launcher(
+    tmp_path: Path, there: int
+) -> None:
+    """Created as the app declares it, or found as it is."""
+    if there:
+        async with log_node(tmp_path) as node, log_at(node.address) as log:
+            await log.create("clicks", there, key="user")
+    (tmp_path / "sums.py").write_text(SUMS)
+    command = (
+        "run", "sums.py", "--listen", "tcp://127.0.0.1:0", "--nodes", "4", "--partitions", "8",
+        "-p", f"s4.log.folder={tmp_path / 'log'}", "-p", f"s4.state.folder={tmp_path / 'state'}",
+        "-p", "streams.clicks.samza.offset.default=oldest",
+        "-p", "task.dead.letter.stream=log.dead",
+    )  # fmt: skip
+    async with s4_process(*command, cwd=tmp_path) as process:
+        async with log_at(process.address) as log, Client(process.address) as client:
+            described = await log.describe("clicks")
+            assert (described["key"], len(described["partitions"])) == ("user", there or 8)
+            assert len((await log.describe("dead"))["partitions"]) == 8
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click(f"u{n % 40}", n) for n in range(400)])
+            await clicks.flush()
+        await until(lambda: len(process.stdout) == 400, "all is read")
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert sorted(line.split()[1] for line in process.stdout) == sorted(map(str, range(400)))
+    assert ("has another number of partitions than the app declares" in process.errors) == (
+        there > 0
+    )

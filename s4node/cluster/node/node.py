@@ -377,6 +377,7 @@ class Node:
             node=self.name,
             coordination=str(self._coordination.folder),
             door=self.address,
+            log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
             hold=hold,
         )

@@ -30,9 +30,15 @@ def handed_on(config: Config, address: str) -> dict[str, str]:
     The log's folder stays with the supervisor, which serves it at ``address``.
     """
     given = {entry.name: entry.text for entry in config.items() if entry.origin != "default"}
-    if given.pop(settings.LOG_FOLDER.name, ""):
-        given.setdefault(LOG_ADDRESS, address)
+    given.pop(settings.LOG_FOLDER.name, "")
+    if log := log_of(config, address):
+        given.setdefault(LOG_ADDRESS, log)
     return given
+
+
+def log_of(config: Config, address: str) -> str:
+    """Where the log of a supervisor is that listens at ``address``; empty where it has none."""
+    return address if config[settings.LOG_FOLDER] else ""
 
 
 class Message(msgspec.Struct, tag_field="say", frozen=True):
@@ -46,7 +52,8 @@ class Begin(Message, tag="begin", frozen=True):
     ``digest``, and the ``folder`` to unpack it in) is the app, and ``app`` its name; empty where
     the app's own code is to say it. ``member`` is the container's
     name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
-    partitions with the ``expected`` members. ``door`` is where programs outside ask for it.
+    partitions with the ``expected`` members. ``door`` is where programs outside ask for it, ``log``
+    where its supervisor serves a log; empty where it has none.
     """
 
     app: str
@@ -60,6 +67,7 @@ class Begin(Message, tag="begin", frozen=True):
     node: str = ""
     coordination: str = ""
     door: str = ""
+    log: str = ""
     expected: int = 1
     adapter: bool = False
     hold: bool = False

@@ -82,7 +82,8 @@ class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
 
     With an ``enrolment`` it is a member. What it keeps is kept under the name that the app is
-    ``deployed_as``, or under the app's own. ``listeners`` are told of its life, with those that the
+    ``deployed_as``, or under the app's own. ``node_log`` is where the process that has started it
+    serves a log. ``listeners`` are told of its life, with those that the
     settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``, ``ports`` and
     ``senders`` are for those who look.
     """
@@ -96,6 +97,7 @@ class Container:
         enrolment: Enrolment | None = None,
         listeners: Sequence[object] = (),
         deployed_as: str = "",
+        node_log: str = "",
     ) -> None:
         self.app = app
         self.config = config
@@ -103,6 +105,7 @@ class Container:
         self.incarnation = secrets.token_hex(6)
         self.enrolment = enrolment
         self._deployed_as = deployed_as
+        self._node_log = node_log
         self._lifecycle = Lifecycle(
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
@@ -170,7 +173,8 @@ class Container:
         app, config = self.app, self.config
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
         with self._reaching:
-            self.replay = await Replay.prepared(app, config, self.address if self.log else "")
+            own_log = self.address if self.log else self._node_log
+            self.replay = await Replay.prepared(app, config, own_log)
         if self._reaching.cancelled_caught:
             return
         if self.replay is not None:

@@ -3,8 +3,9 @@
 Rules
 - It is there only where the app has inputs that can be read again, or durable streams. The systems
   are asked for the partitions of each before anything is made; later they run beside the container.
-- A stream that the log of this process lacks is created, as the app declares it. Other systems are
-  asked only, for they may belong to others.
+- A stream that the log of this process lacks, or of the process that has started it, is created as
+  the app declares it; of containers that start together one does it. Other systems are asked only,
+  for they may belong to others.
 - The progress of a task is claimed before the task starts, and its inputs are read after it has: so
   the task may say where to begin. Startpoints are given to tasks before any is claimed.
 - Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
@@ -89,7 +90,7 @@ class Replay:
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
         """Ask the systems for the inputs of ``app``; None where its tasks keep no state.
 
-        ``own_log`` is where this process serves its log, if it does.
+        ``own_log`` is where the log of this process is, or of that which has started it, if one is.
         Raises UnknownStream for a system or a stream that is not there.
         """
         streams = replayable(app)
