@@ -29,7 +29,7 @@ BENCHMARKS = {
     "commit": "a keyed count with a commit every second, beside the same without state",
     "recovery": "from the start of a process to its former rate, with 1,000 and 1,000,000 keys",
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",
-    "durable-latency": "one hop from task to task, with a commit every 10, 100 and 1,000 ms",
+    "durable-latency": "a hop that counts once, to another app or task, and the wait for verdicts",
     "loop": "the event loop's own cost an event and a batch, with 1, 10 and 100 tasks",
     "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 outstanding, in both orders",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",

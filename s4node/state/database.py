@@ -96,6 +96,7 @@ class Database:
         salvage: bool = False,
     ) -> None:
         self.folder = folder
+        self.sync = sync
         self._broken = False  # by a write that failed,
         self._torn = False  # when some of a commit's rows were where they belong
         self._opening = threading.Lock()

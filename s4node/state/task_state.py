@@ -106,6 +106,7 @@ class TaskState:
         self.instances: dict[str, SavedInstances] = {}
         self.commits = 0
         self.bytes_written = 0
+        self.shipping = 0.0  # seconds that the last commit took to be shipped
 
     def reloaded(self) -> TaskState:
         """The state as of the last commit, in place of this one; the same owner writes it."""
@@ -225,6 +226,11 @@ class TaskState:
         """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
         return sum(instances.save(limit) for instances in self.instances.values())
 
+    @property
+    def waits(self) -> bool:
+        """Whether a commit waits for a disk, or for the place to which it is shipped."""
+        return self.database.sync or self.ship is not None
+
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         rows, values = self.changes.leave()
@@ -236,7 +242,11 @@ class TaskState:
             rows += [OWNERS_ROW, SHIPPED_ROW]
             values += [_encode(self.owners), _encode(place)]
         if self.ship is not None:
-            self.ship.commit(last[1], list(zip(rows, values, strict=True)))
+            began = time.perf_counter()
+            try:
+                self.ship.commit(last[1], list(zip(rows, values, strict=True)))
+            finally:
+                self.shipping = time.perf_counter() - began
         self.bytes_written += self.database.write(rows, values)
         self.last = last
         self._said = True

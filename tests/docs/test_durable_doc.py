@@ -10,7 +10,7 @@ from pages import run_blocks
 
 from s4node.config.settings import KEYS
 from s4node.net.wire.frame import WINDOW_BYTES
-from s4node.runtime.task.settings import DURABLE_COMMIT
+from s4node.runtime.task.timers import SPAN
 
 PAGE = (ROOT / "docs" / "durable.md").read_text()
 
@@ -32,4 +32,4 @@ def test_every_setting_that_the_page_names_exists() -> None:
 
 
 def test_its_figures_are_those_of_the_code() -> None:
-    assert (DURABLE_COMMIT, WINDOW_BYTES) == (1.0, 64 << 20)
+    assert (SPAN, WINDOW_BYTES) == (1.0, 64 << 20)

@@ -136,13 +136,9 @@ class Dispatches:
 
     @property
     def unreleased(self) -> bool:
-        """Whether something of it can leave only when a further commit is written."""
-        return bool(self._unsaved or self._cut_since)
-
-    @property
-    def overdue(self) -> bool:
-        """Whether what a commit has saved as it is might be in frames: the partitions are known."""
-        return bool(self._saved and self.outbox.lanes and self.outbox.pending)
+        """Whether something of it can leave once a further commit is written. Before the partitions
+        are known nothing can."""
+        return bool(self._cut_since or (self.outbox.lanes and self.outbox.pending))
 
     @property
     def _unsaved(self) -> int:

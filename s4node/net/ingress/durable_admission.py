@@ -81,6 +81,8 @@ class DurableLane(ProducerLane):
                 or (self.admission.on_demand and 0 <= self.asked <= self.safe)
             ):
                 self.want()
+            elif not self.admission.on_demand:
+                self.admission.on_wait(self.partition)
             self.admission.touched(self)
 
     def want(self) -> None:
@@ -215,7 +217,8 @@ class TakenLanes(NamedTuple):
 class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
-    ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit.
+    ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit
+    at once, ``on_wait(partition)`` for one as soon as the task has time: producers wait for it.
     Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
     Programs get no more credit while a partition is ``held``: much waits of what they have sent to
     it and others are to process. Tasks do, for they may wait for each other.
@@ -223,6 +226,7 @@ class DurableAdmission(StreamAdmission):
 
     partitions: int = 1
     on_full: Callable[[int], None] = lambda _: None
+    on_wait: Callable[[int], None] = lambda _: None
     on_demand: bool = False
     held: Callable[[int], bool] = lambda _: False
     window_events: int = WINDOW_EVENTS
@@ -265,6 +269,11 @@ class DurableAdmission(StreamAdmission):
     def has_moved(self, partition: int) -> bool:
         """Whether a commit would write anything of these producers."""
         return bool(self._moved.get(partition) or self._forgotten.get(partition))
+
+    def awaited(self, partition: int) -> bool:
+        """Whether a producer waits for a commit; on demand it says so when it does."""
+        lanes = () if self.on_demand else self._moved.get(partition, ())
+        return any(lane.committed < lane.safe for lane in lanes)
 
     def take(self, partition: int, now: float, now_ms: int) -> TakenLanes:
         """What a commit that is taken at this moment says."""

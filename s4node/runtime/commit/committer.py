@@ -263,13 +263,14 @@ class Committer:
 
     def awaited(self, task: Task) -> bool:
         """Whether others wait for what a commit of a task would write."""
-        return self._producers.moved(task.partition) or self._exchange.awaited(task)
+        return self._producers.awaited(task.partition) or self._exchange.awaited(task)
 
     def writes(self, task: Task) -> bool:
         """Whether a commit of a task is under way."""
         return self._tasks[task.partition].writing
 
     def _begin(self, kept: TaskCommits, what: TaskProgress) -> None:
+        kept.task.timetable.commit_begins(trio.current_time())
         kept.begin(what)
         kept.writing = True
         kept.again = False
@@ -301,11 +302,14 @@ class Committer:
         else:
             kept.again = True  # with the newest
         kept.writing = False
+        kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
         if kept.pending is not None and kept.pending != what and not kept.keeps:
             self._begin(kept, kept.pending)
         elif not self._finishing:
             if kept.again:
                 kept.task.want_commit()
+            elif self.awaited(kept.task):
+                kept.task.await_commit()
             self._wake(kept.task)  # it may wait to be told of the end of its inputs
         self._quiet.unpark_all()
 

@@ -42,6 +42,10 @@ class Producers:
         """Whether a commit would write anything of them."""
         return any(each.has_moved(partition) for each in self._admissions.values())
 
+    def awaited(self, partition: int) -> bool:
+        """Whether producers wait for a commit."""
+        return any(each.awaited(partition) for each in self._admissions.values())
+
     def take(self, partition: int, now_ms: int) -> TakenProducers:
         """What is to be written of them, as of now."""
         now = self._clock()

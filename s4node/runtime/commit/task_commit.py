@@ -21,9 +21,9 @@ Rules
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -102,12 +102,18 @@ class CommitContext:
         self.store: ProgressStore | None = None
         self.run = 0
         self.encoding = trio.Lock()
-        self._thread = trio.CapacityLimiter(1)
+        self.claiming = threading.Lock()
+        """Held by the thread that calls the store of claims."""
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def claims(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it where nothing else calls the store of claims."""
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._thread)
+
+        def alone() -> R:
+            with self.claiming:
+                return function(*arguments)
+
+        return await self.in_thread(alone)
 
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it beside the loop, as so many others may be at a time."""
@@ -117,7 +123,9 @@ class CommitContext:
 class TaskCommits:
     """The commits of ``task``, and what it has: the right to write it, and what is written.
 
-    ``writing``, ``again``, ``pending`` and ``leaving`` are the committer's.
+    ``writing``, ``again``, ``pending`` and ``leaving`` are the committer's. ``spent`` is the time
+    that the last commit took, in seconds: of the processor, or where it waits for a disk or a URL
+    of the clock; and the same without the time at the URL.
     """
 
     __slots__ = (
@@ -130,6 +138,7 @@ class TaskCommits:
         "keeping",
         "leaving",
         "pending",
+        "spent",
         "state",
         "task",
         "under_way",
@@ -149,6 +158,7 @@ class TaskCommits:
         self.pending: TaskProgress | None = None  # what to write next, if it is all
         self.again = False  # a commit was asked for meanwhile
         self.leaving = False  # its last commits are being written
+        self.spent = (0.0, 0.0)
         self._context = context
         self._failing_since: float | None = None
         self._expire_at: dict[str, bytes] = {}
@@ -218,6 +228,7 @@ class TaskCommits:
 
     def begin(self, what: TaskProgress) -> None:
         """Take the state as it is now, with progress that belongs to it."""
+        began = time.thread_time()
         if self.task.failures.isolation is not None:
             self.task.failures.isolation.taken()
         self.state.set_meta(WRITTEN, now_ms())
@@ -225,6 +236,8 @@ class TaskCommits:
             self.state.set_meta(DONE, self._context.run)
         self._context.exchange.begin(self.task)
         self.state.begin_commit(*what.rows)
+        self.spent = (0.0, 0.0)
+        self._spend(time.thread_time() - began)
 
     async def save(self, what: TaskProgress) -> bool:
         """Write what was begun; False, after a while, if that failed and may be tried again.
@@ -250,11 +263,17 @@ class TaskCommits:
         One task at a time, for all that they do between two turns of the loop is one pause.
         """
         async with self._context.encoding:
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.thread_time()
             while self.state.encode(_ENCODED_AT_ONCE) or self._context.exchange.encode(self.task):
                 if time.perf_counter() - began > _ENCODING_SECONDS:
+                    self._spend(time.thread_time() - spent)
                     await trio.lowlevel.checkpoint()
-                    began = time.perf_counter()
+                    began, spent = time.perf_counter(), time.thread_time()
+            self._spend(time.thread_time() - spent)
+
+    def _spend(self, seconds: float, shipping: float = 0.0) -> None:
+        took, here = self.spent
+        self.spent = took + seconds, here + seconds - shipping
 
     def _linked(self, what: TaskProgress) -> bool:
         """Whether others will not give again, or take back, what a commit says."""
@@ -266,28 +285,44 @@ class TaskCommits:
     async def _write(self, what: TaskProgress) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         context = self._context
-        assert context.store is not None
+        checks = bool(context.exchange.leaves(self.task) or what.producers or what.consumed)
+        done = context.run if self.task.done else 0
         try:
-            await context.claims(
-                partial(
-                    context.store.renew,
-                    linked=self._linked(what),
-                    done=context.run if self.task.done else 0,
-                ),
-                self.claim,
-                now_ms(),
-                self.state.last[1] + 1,
-            )
-            passing("commit.write")
-            await context.in_thread(self.state.write)
-            passing("commit.written")
+            unsure = await context.in_thread(self._write_here, self._linked(what), done, checks)
         except (ProgressUnwritten, StateError) as error:
             self._failed(error)
             return False
         self._succeeded()
-        if context.exchange.leaves(self.task) or what.producers or what.consumed:
+        if unsure is not None:
+            self._failed(unsure)
+            await trio.sleep(RETRY_SECONDS)
             await self._check()
         return True
+
+    def _write_here(self, linked: bool, done: int, checks: bool) -> ProgressUnwritten | None:
+        """Write in this thread. What is returned says why it is written, and not sure that the next
+        owner finds it."""
+        store, number = self._context.store, self.state.last[1] + 1
+        assert store is not None
+        began, spent = time.perf_counter(), time.thread_time()
+        try:
+            with self._context.claiming:
+                store.renew(self.claim, now_ms(), number, linked=linked, done=done)
+            passing("commit.write")
+            self.state.write()
+            passing("commit.written")
+            if checks:
+                try:
+                    with self._context.claiming:
+                        store.check(self.claim)
+                except ProgressUnwritten as error:
+                    return error
+            return None
+        finally:
+            if self.state.waits:
+                self._spend(time.perf_counter() - began, self.state.shipping)
+            else:
+                self._spend(time.thread_time() - spent)
 
     async def _check(self) -> None:
         """Return when it is sure that what was just written is what the task's next owner finds;

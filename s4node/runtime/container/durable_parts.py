@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -296,7 +295,6 @@ class Replay:
 
     def _attach(self, task: Task) -> None:
         task.on_commit = self.committer.commit
-        task.awaited = partial(self.committer.awaited, task)
         task.failures.isolate(self.recovery)
 
     async def replaced(self, old: Task) -> Task:

@@ -35,6 +35,7 @@ from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
+from s4node.runtime.task.timers import OF_CONTAINER, CommitBudget
 from s4node.stages.executors import SENDER, STREAM
 from s4node.stages.stage import Stage
 
@@ -72,6 +73,7 @@ class Partitions:
         self._settings = settings
         self._choosers = choosers
         self._parallel = pipeline.parallel()
+        self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time())
         self._on_dropped = on_dropped
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
@@ -116,6 +118,7 @@ class Partitions:
             settings=self._settings,
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
+            commit_budget=self._commit_budget,
         )
         task.metrics = metrics
         for ssp in inputs if before else ():
@@ -175,6 +178,12 @@ class Partitions:
         task = self.tasks[partition]
         task.want_commit()
         self._loop.wake(task)
+
+    def await_commit(self, partition: int) -> None:
+        """Have the task of a partition commit as soon as it has time for it: producers wait."""
+        task = self.tasks.get(partition)
+        if task is not None and task.await_commit():
+            self._loop.nudge()
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""

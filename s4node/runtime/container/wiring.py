@@ -178,6 +178,7 @@ class Parts:
             shared=self.members is not None or replay is not None,
             durable=durable if replay is None else durable | inner_of(app),
             on_full=self.partitions.commit_soon,
+            on_wait=self.partitions.await_commit,
             send=self._send,
             full=self._full,
         )

@@ -190,8 +190,9 @@ class InputPort:
     ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
     nothing more but from ``members``, the connections of the app's other containers: the producers
-    keep it. The stream is durable where there is an ``on_full``, which asks for commits;
-    ``on_demand`` tells that there are no others, and programs wait while a partition is ``held``.
+    keep it. The stream is durable where there is an ``on_full``, which asks for commits, as
+    ``on_wait`` does; ``on_demand`` tells that there are no others, and programs wait while a
+    partition is ``held``.
     """
 
     def __init__(
@@ -205,6 +206,7 @@ class InputPort:
         headers: wire.Headers,
         deserializer: Gauge | None = None,
         on_full: Callable[[int], None] | None = None,
+        on_wait: Callable[[int], None] = lambda _: None,
         *,
         on_demand: bool = False,
         held: Callable[[int], bool] = lambda _: False,
@@ -223,6 +225,7 @@ class InputPort:
                 notify,
                 partitions=partitioner.partitions,
                 on_full=on_full,
+                on_wait=on_wait,
                 on_demand=on_demand,
                 held=held,
             )

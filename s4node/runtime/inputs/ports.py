@@ -43,7 +43,8 @@ class Inputs:
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
     ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
-    producers' numbers; ``on_full`` asks the task of a partition to do that soon. ``send`` puts
+    producers' numbers; ``on_full`` asks the task of a partition to do that soon, ``on_wait`` as
+    soon as it has time. ``send`` puts
     events of one task on the way to another, and ``full`` (of a stream, for a partition's task)
     says whether much of that waits.
     """
@@ -62,6 +63,7 @@ class Inputs:
         shared: bool,
         durable: Collection[str],
         on_full: Callable[[int], None],
+        on_wait: Callable[[int], None],
         send: Send,
         full: Callable[[str, int], bool],
     ) -> None:
@@ -87,6 +89,7 @@ class Inputs:
                 headers,
                 deserializers[stream.name],
                 on_full if stream.name in durable else None,
+                on_wait,
                 on_demand=not config[settings.TASK_COMMIT_MS],
                 held=partial(full, stream.name),
             )

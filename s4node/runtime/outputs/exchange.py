@@ -12,8 +12,8 @@ Rules
 - An output stream has a way to each of its consumers. One that comes later gets what is put from
   then on; the way to one that has gone is forgotten. When that comes again it may know numbers of
   before, so the way to it is made anew as another producer.
-- Where nothing else makes tasks commit, what they put for others does. What a commit held before
-  anybody knew its partitions asks for another one anywhere.
+- What tasks put for others waits for their commits. So does what a commit held before anybody knew
+  its partitions, once they are known.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ class Exchange:
         self._partitions = partitions
         self._wake = wake
         self._on_refused = on_refused
-        self._on_demand = not config[settings.TASK_COMMIT_MS]
         self._bound = config[settings.STATE_CHANGES_BYTES]
         self._sides: dict[int, _Side] = {}
         self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
@@ -341,8 +340,9 @@ class Exchange:
         """Something was put on a way: hold who fills it up, and have it leave."""
         if way.holds:
             self._pipeline.watch(stream, (side.task.partition, name), way)
-        if way.holds or self._on_demand:
             side.task.want_commit()  # nothing of it leaves before
+            self._wake(side.task)
+        elif way.dispatches.unreleased and side.task.await_commit():
             self._wake(side.task)
 
     def full(self, task: Task, stream: str) -> bool:
@@ -373,10 +373,8 @@ class Exchange:
     def heard(self) -> None:
         """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
         for side in self._sides.values():
-            out = [way.dispatches for way in side.ways.values()]
-            if any(each.overdue or (self._on_demand and each.changed) for each in out):
-                side.task.want_commit()  # it was put before the partitions of the stream were known
-                self._wake(side.task)
+            if self.awaited(side.task) and side.task.await_commit():
+                self._wake(side.task)  # it was put before the partitions of the stream were known
         for way in self._all():
             outbox = way.dispatches.outbox
             if way.dispatches.settled:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from s4node.config import settings
 from s4node.config.config import Config
 
-DURABLE_COMMIT = 1.0
-"""Seconds between commits where others wait for them and nothing is set."""
-
 
 @dataclass(frozen=True)
 class TaskSettings:
@@ -19,8 +16,6 @@ class TaskSettings:
     by_key: bool = False
     window: float = 0.0
     commit: float = 0.0
-    prompt: float = 0.0
-    """Between commits while others wait for them; 0 for no oftener than others."""
     async_commit: bool = False
     callback_timeout: float = 0.0
     ignored: frozenset[str] = frozenset()
@@ -30,15 +25,13 @@ class TaskSettings:
 
     @classmethod
     def of(cls, config: Config, *, exchanging: bool = False) -> TaskSettings:
-        """As configured. An interval between commits that is set is that of all of them."""
-        chosen = config.origin(settings.TASK_COMMIT_MS) != "default"
+        """As configured."""
         ignored = config[settings.TASK_IGNORED_EXCEPTIONS]
         return cls(
             config[settings.TASK_MAX_CONCURRENCY],
             config[settings.TASK_ORDER] == "key",
             config[settings.TASK_WINDOW_MS],
             config[settings.TASK_COMMIT_MS],
-            0.0 if chosen else DURABLE_COMMIT,
             config[settings.TASK_ASYNC_COMMIT],
             config[settings.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),

@@ -35,7 +35,7 @@ from s4node.runtime.task.pe_processor import Elements
 from s4node.runtime.task.processor import Flight, Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.statistics import TaskStatistics
-from s4node.runtime.task.timers import Timetable
+from s4node.runtime.task.timers import CommitBudget, Timetable
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
 from s4node.state.rows import Changes
@@ -55,9 +55,8 @@ class Task:
     ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
     says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
     the app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
-    whether it has; ``awaited()`` is whether others wait for that. ``starts`` is where its inputs
-    begin, by its own wish. ``in_flight`` is there where events of some stream are outstanding
-    together.
+    whether it has. ``starts`` is where its inputs begin, by its own wish. ``in_flight`` is there
+    where events of some stream are outstanding together. The ``commit_budget`` is its container's.
     """
 
     def __init__(
@@ -76,6 +75,7 @@ class Task:
         settings: TaskSettings | None = None,
         chooser: MessageChooser[Any] | None = None,
         bootstrap: Bootstrap | None = None,
+        commit_budget: CommitBudget | None = None,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -93,7 +93,6 @@ class Task:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], bool | None] | None = None
-        self.awaited: Callable[[], bool] = lambda: False
         self.requests: Requests[Task]
         self.done = False  # it has said so, or was told of the end of its inputs
         self.rests = False  # it was done before it came here: nothing of it is called
@@ -117,7 +116,8 @@ class Task:
         flights = None
         if Mode.TOGETHER in self._modes.values():
             flights = Flights(settings.concurrency, len(self._streams))
-        self.timetable = Timetable(self, clock(), together=flights is not None)
+        together = flights is not None
+        self.timetable = Timetable(self, clock(), commit_budget, together=together)
         self.in_flight: InFlight | None = None
         if flights is not None:
             self.in_flight = InFlight(
@@ -362,6 +362,14 @@ class Task:
         """Commit as soon as it may be; the caller wakes the loop."""
         self.gate.commit_due = True
         self.interrupt()
+
+    def await_commit(self) -> bool:
+        """Others wait for a commit: have one as soon as the task has time for it. Return True if
+        that is new; then the caller nudges the loop."""
+        if self.timetable.commit_scheduled:
+            return False
+        self.timetable.schedule_commit(self._clock())
+        return True
 
     def interrupt(self) -> None:
         """If a slice is under way, it ends where it is."""

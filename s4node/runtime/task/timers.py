@@ -6,8 +6,11 @@ Rules
 - Ticks coalesce: however many were missed, it is due once, and next at a tick of the same beat.
 - Windows begin with the task. What was missed while one ran was that one; where they take all the
   time, events get their turn between two.
-- What others wait for (producers for verdicts, receivers for events) is committed more often than
-  the rest, which nobody misses: while a commit waits for calls that are outstanding, none begins.
+- What others wait for (producers for verdicts, receivers for events) is committed as soon as the
+  task has spent less than a tenth of its time in commits, and all tasks of its container together
+  less than a quarter of the process's; the rest at the ticks. All commits count, whoever asked for
+  them. Where such a commit waits for events that are outstanding, that counts for the task as well,
+  for no other event begins.
 - The timers of a busy task wait until it wakes the loop. They come in parts; where events wait,
   some get their turn between two parts, and a task that drains can end: also where a round takes
   longer than its interval.
@@ -16,7 +19,6 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 from s4node.app.app import App
@@ -24,6 +26,40 @@ from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Gate, Op
 from s4node.runtime.task.processor import Processor
 from s4node.runtime.task.settings import TaskSettings
+
+OF_TASK = 0.1
+"""The part of a task's time."""
+
+OF_CONTAINER = 0.25
+"""The part of the time of a container's process."""
+
+ASIDE = 0.0004
+"""Seconds that a commit costs beside what it does itself: a thread, turns of the loop, and smaller
+frames, with verdicts of their own, for what would have left together."""
+
+SPAN = 1.0
+"""Seconds of which that part may be spent at once, and after which any commit is paid back."""
+
+
+class CommitBudget:
+    """The ``part`` of the time that may go to commits which others wait for.
+
+    ``free_at`` is when the next one may begin. The time that is left grows evenly, up to the part
+    of a second: with a plain sum over the last second, commits would follow each other until it is
+    spent, and none would begin for the rest of the second. What a commit took beyond that is paid
+    back within a second.
+    """
+
+    __slots__ = ("free_at", "part")
+
+    def __init__(self, part: float, now: float) -> None:
+        self.part = part
+        self.free_at = now - SPAN
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Subtract what a commit took that ends now."""
+        free_at = max(self.free_at, now - SPAN) + (seconds + ASIDE) / self.part
+        self.free_at = min(free_at, now + SPAN)
 
 
 class Tick:
@@ -56,7 +92,6 @@ class Timed(Protocol):
     gate: Gate
     backlog: Backlog
     processor: Processor
-    awaited: Callable[[], bool]
 
     @property
     def on_commit(self) -> object:
@@ -79,18 +114,24 @@ class Timed(Protocol):
 class Timetable:
     """That of ``task``; times are those of its clock, in seconds.
 
-    ``together`` says that events may be outstanding, and so may take too long. ``at`` is when the
-    next tick comes, timers apart. ``owing`` says that no event has begun since the last window,
-    ``timers_owing`` since a part of the timers.
+    ``shared`` is the budget for commits of all tasks of a container. ``together`` says that events
+    may be outstanding, and so may take too long. ``at`` is when the next tick comes, timers apart.
+    ``owing`` says that no event has begun since the last window, ``timers_owing`` since a part of
+    the timers.
     """
 
     __slots__ = (
+        "_awaited_at",
+        "_budget",
         "_commits",
+        "_committing",
         "_gate",
         "_processor",
-        "_prompt",
+        "_shared",
         "_task",
         "_timeout_at",
+        "_waited",
+        "_waiting_since",
         "_windows",
         "_windows_over",
         "at",
@@ -98,7 +139,14 @@ class Timetable:
         "timers_owing",
     )
 
-    def __init__(self, task: Timed, now: float, *, together: bool = False) -> None:
+    def __init__(
+        self,
+        task: Timed,
+        now: float,
+        shared: CommitBudget | None = None,
+        *,
+        together: bool = False,
+    ) -> None:
         self.owing = self.timers_owing = False
         self._task = task
         self._gate = task.gate
@@ -106,11 +154,16 @@ class Timetable:
         self._windows = Tick(0, now)  # before the task has started there is none
         self._windows_over = False
         self._commits = Tick(task.settings.commit, now)
-        self._prompt = Tick(task.settings.prompt, now)
+        self._budget = CommitBudget(OF_TASK, now)
+        self._shared = shared or CommitBudget(OF_CONTAINER, now)
+        self._awaited_at = math.inf  # when a commit is due that others wait for
+        self._waiting_since = math.inf  # when such a commit was due and events were outstanding
+        self._waited = 0.0  # how long the commit under way had waited for them
+        self._committing = False
         self._timeout_at = math.inf
         if task.settings.callback_timeout and together:
             self._timeout_at = now + task.settings.callback_timeout
-        self.at = min(self._commits.at, self._prompt.at, self._timeout_at)
+        self.at = min(self._commits.at, self._timeout_at)
 
     @property
     def timed(self) -> bool:
@@ -158,11 +211,48 @@ class Timetable:
             self._gate.window_due |= not (self.owing and self._task.choose())
         if self._commits.due(now) and self._task.on_commit is not None:
             self._gate.commit_due = True  # others may have processed what it has read
-        if self._prompt.due(now) and self._task.awaited():
-            self._gate.commit_due = True
+        if self._awaited_at <= now:
+            self._await_commit(now)
         if self._timeout_at <= now:
             self._timeout_at = self._task.end_overdue(now)
-        self.at = min(self._windows.at, self._commits.at, self._prompt.at, self._timeout_at)
+        self.at = min(self._windows.at, self._commits.at, self._awaited_at, self._timeout_at)
+
+    # -- commits -----------------------------------------------------------------------------
+
+    @property
+    def commit_scheduled(self) -> bool:
+        """Whether a commit is to begin that others wait for, or it is known only later when."""
+        return self._committing or self._awaited_at < math.inf
+
+    def schedule_commit(self, now: float) -> None:
+        """Others wait for a commit: have one as soon as the budgets allow it."""
+        if not self.commit_scheduled:
+            self._awaited_at = max(now, self._budget.free_at, self._shared.free_at)
+            self.at = min(self.at, self._awaited_at)
+
+    def _await_commit(self, now: float) -> None:
+        """A commit was to begin now; other tasks may have spent the time for it."""
+        if self._shared.free_at > now:
+            self._awaited_at = self._shared.free_at
+            return
+        self._awaited_at = math.inf
+        self._gate.commit_due = True
+        if self._gate.in_flight and not self._gate.async_commit:
+            self._waiting_since = min(self._waiting_since, now)
+
+    def commit_begins(self, now: float) -> None:
+        """What a commit holds is taken."""
+        self._committing = True
+        self._awaited_at = math.inf
+        self._waited = max(0.0, now - self._waiting_since)
+        self._waiting_since = math.inf
+
+    def commit_ended(self, now: float, took: float, here: float) -> None:
+        """The commit is written and told, or has failed. It took so many seconds, so many of them
+        in this process."""
+        self._committing = False
+        self._budget.spend(self._waited + took, now)
+        self._shared.spend(here, now)
 
     # -- windows -----------------------------------------------------------------------------
 

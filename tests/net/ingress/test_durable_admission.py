@@ -264,12 +264,14 @@ class Node:
     def __init__(self, rows: dict[int, dict[str, KeptProducer]] | None = None, **more: Any) -> None:
         self.rows = rows or {0: {}, 1: {}}
         self.wanted: list[int] = []
+        self.waited: list[int] = []
         self.admission = DurableAdmission(
             "ticks",
             {0: Stage(1000), 1: Stage(1000)},
             lambda _: None,
             partitions=2,
             on_full=self.wanted.append,
+            on_wait=self.waited.append,
             **more,
         )
         for partition, kept in self.rows.items():
@@ -450,6 +452,22 @@ def test_a_task_s_later_owner_shuts_out_the_earlier_one_for_ever() -> None:
         refusal = later.admission.refusal(later.hello(peer="~t", fence=3))
         assert "a later owner of that task (fence 4)" in refusal
         assert later.admission.refusal(later.hello(peer="~t", fence=5)) == ""
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_producers_wait_for_a_commit_of_what_is_processed_unless_they_ask_for_it(
+    on_demand: bool,
+) -> None:
+    node = Node(on_demand=on_demand)
+    node.greet()
+    frame = node.take(0, 3)
+    assert not node.admission.awaited(0)
+    frame.done()
+    assert node.admission.awaited(0) == (not on_demand)
+    assert node.waited == ([] if on_demand else [0])
+    assert node.wanted == []
+    node.commit()
+    assert not node.admission.awaited(0)
 
 
 def test_on_demand_a_producer_that_wants_its_verdict_makes_a_commit() -> None:

@@ -107,6 +107,19 @@ async def test_a_commit_asked_for_at_an_event_covers_exactly_that_event(
     assert sorted(begun(again)) == [(("clicks", 0), n) for n in range(84, 100)]
 
 
+async def test_what_nobody_waits_for_is_not_committed_before_the_interval_is_over(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 100)
+    trace = Trace()
+    app = traced_app("on the loop", trace)
+    async with crashing(app, settings | {"task.commit.ms": "60000"}) as node:
+        await until(lambda: trace.ended == 100)
+        assert not node.tasks[0].timetable.commit_scheduled
+        assert progress(settings) == {"clicks[0]": 0}  # that of the start
+    trace.close()
+
+
 class Held:
     """Ends each event when the test says so."""
 

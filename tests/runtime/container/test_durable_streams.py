@@ -64,7 +64,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
         "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
         "s4.cluster.partitions": "2",
         "s4.watchdog.ms": "0",
-        "task.commit.ms": "60000",
+        "task.commit.ms": "0",  # only when a test or a producer asks for it
     }
 
 
@@ -417,6 +417,90 @@ async def test_without_an_interval_a_producer_that_flushes_has_a_commit_made(
         clicks = await client.stream("clicks")
         await clicks.send_many(clicks_of(0, 20))
         assert await clicks.flush() == []
+
+
+SELDOM = {"task.commit.ms": "60000"}
+"""Nothing is committed by time within a test."""
+
+
+async def test_a_producer_does_not_wait_for_the_interval_of_commits(
+    settings: dict[str, str],
+) -> None:
+    seldom = settings | SELDOM
+    async with running(Counting(), seldom) as container, Client(container.address) as client:
+        clicks = await client.stream("clicks")
+        for at in range(0, 100, 20):
+            await clicks.send_many(clicks_of(at, at + 20))
+            assert await clicks.flush() == []
+
+
+class PassOn(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.hops.put(Click(f"user-{event.number}", event.number))
+
+
+class Arrived(ProcessingElement):
+    def on_event(self, event: Click) -> None:
+        self.app.arrived.append(event.number)
+
+
+class Hopping(App):
+    """Passes clicks on, to tasks of its own or to another app."""
+
+    def __init__(self, *, outside: bool = False) -> None:
+        super().__init__("hopping")
+        self.arrived: list[int] = []
+        self.outside = outside
+
+    def on_init(self) -> None:
+        if self.outside:
+            self.hops: Any = self.create_output_stream("hops", key="user", types=Click)
+        else:
+            self.hops = self.create_stream("hops", self.create_pe(Arrived), key="user")
+        self.create_input_stream("clicks", self.create_pe(PassOn), key="user")
+
+
+class Ending(App):
+    def __init__(self) -> None:
+        super().__init__("ending")
+        self.arrived: list[int] = []
+
+    def on_init(self) -> None:
+        self.create_input_stream("hops", self.create_pe(Arrived), key="user")
+
+
+async def test_what_tasks_put_for_each_other_does_not_wait_for_the_interval_of_commits(
+    settings: dict[str, str],
+) -> None:
+    app = Hopping()
+    async with running(app, settings | SELDOM) as container, Client(container.address) as client:
+        await (await client.stream("clicks")).send_many(clicks_of(0, 40))
+        await until(lambda: len(app.arrived) == 40)
+    assert sorted(app.arrived) == list(range(40))
+
+
+async def test_what_is_put_for_another_app_does_not_wait_for_the_interval_of_commits(
+    settings: dict[str, str],
+) -> None:
+    end = Ending()
+    own = {name: value for name, value in settings.items() if "clicks" not in name}
+    own |= SELDOM | {
+        "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
+        "s4.stream.hops.grade": "durable",
+    }
+    async with running(end, own, address=own["s4.listener.address"]):
+        more = SELDOM | {
+            "s4.stream.hops.consumers": "end",
+            "s4.cluster.end.address": own["s4.listener.address"],
+        }
+        async with (
+            running(Hopping(outside=True), settings | more) as container,
+            Client(container.address) as client,
+        ):
+            clicks = await client.stream("clicks")
+            await clicks.send_many(clicks_of(0, 40))
+            await until(lambda: len(end.arrived) == 40)
+    assert sorted(end.arrived) == list(range(40))
 
 
 async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(

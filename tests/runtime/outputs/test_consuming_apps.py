@@ -97,8 +97,8 @@ class Cluster:
 
     @asynccontextmanager
     async def relays(self) -> AsyncIterator[None]:
-        """The producing app runs, and commits when it is told to."""
-        more = {"task.commit.ms": "60000", "s4.stream.raw.grade": "durable",
+        """The producing app runs; it commits when it is told to, or what it has put may leave."""
+        more = {"task.commit.ms": "0", "s4.stream.raw.grade": "durable",
                 "s4.stream.raw.onError": "skip"}  # fmt: skip
         async with (
             self._container(relaying(), more) as self.relay,

@@ -1,4 +1,4 @@
-"""Ticks come on their beat, however many were missed; what comes before timers that are due."""
+"""Ticks come on their beat, commits that others wait for within a budget; what precedes timers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.gate import Gate
-from s4node.runtime.task.timers import Tick, Timetable
+from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.timers import ASIDE, OF_TASK, CommitBudget, Tick, Timetable
 
 
 def test_a_tick_comes_every_interval() -> None:
@@ -58,13 +58,11 @@ def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timeta
     task: Any = SimpleNamespace(
         gate=its,
         processor=SimpleNamespace(timed=True, next_due=0.0),
-        settings=SimpleNamespace(commit=0, prompt=0, window=0, callback_timeout=0),
-        flights=None,
+        settings=SimpleNamespace(commit=0, window=0, callback_timeout=0),
         on_commit=None,
         choose=lambda: may,
         backlog=SimpleNamespace(waiting=held),
         interrupt=lambda: None,
-        awaited=lambda _: False,
     )
     return Timetable(task, 0.0), its
 
@@ -103,3 +101,153 @@ def test_timers_that_run_say_themselves_what_is_left() -> None:
     gate.begin(gate.next_op(waiting=False))
     timetable.check_due(2.0)
     assert not gate.timer_due
+
+
+# -- commits that others wait for -----------------------------------------------------------------
+
+TAKES = 0.01 - ASIDE
+"""Seconds after which a commit has cost a hundredth of a second in all."""
+
+
+@pytest.mark.parametrize(
+    ("commits", "free_at"),
+    [
+        ([], 9.0),  # a tenth of a second is left
+        ([(10.0, TAKES)], 9.1),
+        ([(10.0, TAKES)] * 9, 9.9),
+        ([(10.0, TAKES)] * 10, 10.0),
+        ([(10.0, TAKES)] * 11, 10.1),  # it is spent, and a tenth of the time comes back
+        ([(10.0, TAKES)] * 11 + [(10.1, TAKES)], 10.2),
+        ([(10.0, TAKES)] * 11 + [(30.0, TAKES)], 29.1),  # no more than that tenth is ever left
+        ([(10.0, 3.0)], 11.0),  # and what was overspent is forgotten after a second
+        ([(10.0, 3.0), (10.5, 3.0)], 11.5),
+    ],
+)
+def test_a_tenth_of_the_time_may_go_to_commits(
+    commits: list[tuple[float, float]], free_at: float
+) -> None:
+    budget = CommitBudget(OF_TASK, 10.0)
+    for now, seconds in commits:
+        budget.spend(seconds, now)
+    assert budget.free_at == pytest.approx(free_at)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.09)), max_size=60),
+    st.floats(0.05, 0.5),
+)
+def test_commits_that_begin_within_the_budget_take_its_part_of_any_time(
+    commits: list[tuple[float, float]], part: float
+) -> None:
+    budget, now = CommitBudget(part, 0.0), 0.0
+    took: list[tuple[float, float]] = []  # begin, and seconds
+    for pause, seconds in commits:
+        now = max(now + pause, budget.free_at)
+        took.append((now, seconds + ASIDE))
+        now += seconds
+        budget.spend(seconds, now)
+    for first, (began, _) in enumerate(took):
+        for last in range(first, len(took)):
+            spent = sum(seconds for _, seconds in took[first:last])
+            if all(seconds < part for _, seconds in took):  # else some of it was forgotten
+                assert spent <= (took[last][0] - began + 1) * part + 1e-6
+
+
+@given(st.floats(0.0, 30.0), st.floats(0.05, 0.5))
+def test_any_commit_is_paid_back_after_a_second(seconds: float, part: float) -> None:
+    budget = CommitBudget(part, 0.0)
+    budget.spend(seconds, 40.0)
+    assert 39.0 <= budget.free_at <= 41.0
+
+
+def commits(shared: CommitBudget | None = None) -> tuple[Timetable, Gate]:
+    """The timetable of a task that has no timers."""
+    its = Gate(100)
+    task: Any = SimpleNamespace(
+        gate=its,
+        processor=SimpleNamespace(timed=False),
+        settings=SimpleNamespace(commit=60, window=0, callback_timeout=0),
+        on_commit=lambda _: True,
+        interrupt=lambda: None,
+    )
+    return Timetable(task, 0.0, shared), its
+
+
+def commit(timetable: Timetable, gate: Gate, now: float, seconds: float = 0.0) -> None:
+    """A commit that is due begins now, and takes so long."""
+    assert gate.commit_due
+    gate.begin(gate.next_op(waiting=False))
+    timetable.commit_begins(now)
+    gate.end(Op.COMMIT)
+    timetable.commit_ended(now + seconds, seconds, seconds)
+
+
+def test_a_commit_is_due_as_soon_as_others_wait_for_one_and_else_at_its_tick() -> None:
+    timetable, gate = commits()
+    assert timetable.next_due == 60.0
+    timetable.schedule_commit(7.0)
+    assert timetable.next_due == 7.0
+    assert timetable.check_due(7.0)
+    assert gate.commit_due
+    commit(timetable, gate, 7.0)
+    assert not timetable.check_due(59.0)
+    assert timetable.check_due(60.0)
+
+
+def test_a_commit_that_took_long_is_followed_by_time_for_events() -> None:
+    timetable, gate = commits()
+    timetable.schedule_commit(7.0)
+    timetable.check_due(7.0)
+    commit(timetable, gate, 7.0, seconds=0.15 - ASIDE)
+    timetable.schedule_commit(7.2)
+    assert timetable.next_due == pytest.approx(7.65, abs=0.001)
+    assert not timetable.check_due(7.6)
+    assert timetable.check_due(7.7)
+
+
+def test_what_is_to_be_committed_while_a_commit_is_under_way_waits_for_its_end() -> None:
+    timetable, gate = commits()
+    timetable.schedule_commit(7.0)
+    timetable.check_due(7.0)
+    gate.begin(gate.next_op(waiting=False))
+    timetable.commit_begins(7.0)
+    gate.end(Op.COMMIT)
+    timetable.schedule_commit(7.1)
+    assert not timetable.check_due(7.2)
+    timetable.commit_ended(7.3, 0.0, 0.0)
+    timetable.schedule_commit(7.3)
+    assert timetable.check_due(7.3)
+
+
+def test_a_commit_that_waits_for_outstanding_events_has_cost_that_time() -> None:
+    timetable, gate = commits()
+    gate.begin(Op.PROCESS)
+    timetable.schedule_commit(7.0)
+    timetable.check_due(7.0)
+    gate.end(Op.PROCESS)
+    commit(timetable, gate, 7.2)
+    timetable.schedule_commit(7.2)
+    assert timetable.next_due == pytest.approx(7.2 + 1.0, abs=0.01)
+
+
+def test_tasks_of_a_container_share_the_time_for_commits() -> None:
+    shared = CommitBudget(0.25, 0.0)
+    (one, its), (other, others) = commits(shared), commits(shared)
+    for each in (one, other):
+        each.schedule_commit(7.0)
+    assert one.check_due(7.0)
+    commit(one, its, 7.0, seconds=0.5 - ASIDE)
+    assert not other.check_due(7.5)  # since it was scheduled the time was spent
+    assert not others.commit_due
+    assert other.next_due == pytest.approx(8.5, abs=0.001)
+    assert other.check_due(8.5)
+    assert others.commit_due
+
+
+def test_a_commit_that_nobody_waits_for_keeps_its_tick_whatever_others_took() -> None:
+    timetable, gate = commits()
+    timetable.schedule_commit(59.0)
+    timetable.check_due(59.0)
+    commit(timetable, gate, 59.0, seconds=0.9)
+    assert timetable.check_due(60.0)
+    assert gate.commit_due
