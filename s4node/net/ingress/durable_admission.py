@@ -5,6 +5,7 @@ Rules
   them, and the ``upto`` of verdicts. So whatever is settled survives the node, and a producer that
   keeps the rest can have every event counted once.
 - Events count one by one, not frame by frame: a commit covers exactly what its task has processed.
+- A producer that asks for its verdicts waits for a commit; one that does not can wait for a second.
 - Credit reaches ahead of what is processed, and not further than a window beyond what is committed,
   for producers keep all of that. When half of it is used a commit is asked for.
 - A lane begins where its row says; without one, where its producer says, which is told so. Whoever
@@ -18,6 +19,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +38,10 @@ WINDOW_EVENTS = 1 << 20
 UNKNOWN_BYTES = 64 << 10
 """Bytes that an event is taken to weigh in a window as long as its lane has seen none. It is much,
 for credit is not taken back; that costs one more verdict before the first large frame."""
+
+PATIENCE = 1.0
+"""Seconds after which what is processed is committed for a producer that does not ask for verdicts.
+It only has to keep the events until then."""
 
 _LOOKS = 16
 """How often in the time after which producers are forgotten their rows are looked at."""
@@ -81,9 +87,17 @@ class DurableLane(ProducerLane):
                 or (self.admission.on_demand and 0 <= self.asked <= self.safe)
             ):
                 self.want()
-            elif not self.admission.on_demand:
-                self.admission.on_wait(self.partition)
+            else:
+                self.admission.wait(self)
             self.admission.touched(self)
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds its producer can wait for the next commit; infinity where that has
+        nothing for it."""
+        if self.committed >= self.safe:
+            return math.inf
+        return 0.0 if self.committed < self.asked <= self.safe else PATIENCE
 
     def want(self) -> None:
         """Ask for a commit, once, if there is anything to commit."""
@@ -218,7 +232,7 @@ class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
     ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit
-    at once, ``on_wait(partition)`` for one as soon as the task has time: producers wait for it.
+    at once, ``on_wait(partition, patience)`` for one within so many seconds: producers wait for it.
     Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
     Programs get no more credit while a partition is ``held``: much waits of what they have sent to
     it and others are to process. Tasks do, for they may wait for each other.
@@ -226,7 +240,7 @@ class DurableAdmission(StreamAdmission):
 
     partitions: int = 1
     on_full: Callable[[int], None] = lambda _: None
-    on_wait: Callable[[int], None] = lambda _: None
+    on_wait: Callable[[int, float], None] = lambda _, __: None
     on_demand: bool = False
     held: Callable[[int], bool] = lambda _: False
     window_events: int = WINDOW_EVENTS
@@ -270,10 +284,15 @@ class DurableAdmission(StreamAdmission):
         """Whether a commit would write anything of these producers."""
         return bool(self._moved.get(partition) or self._forgotten.get(partition))
 
-    def awaited(self, partition: int) -> bool:
-        """Whether a producer waits for a commit; on demand it says so when it does."""
+    def patience(self, partition: int) -> float:
+        """For how many seconds producers can wait for a commit; on demand they say when."""
         lanes = () if self.on_demand else self._moved.get(partition, ())
-        return any(lane.committed < lane.safe for lane in lanes)
+        return min((lane.patience for lane in lanes), default=math.inf)
+
+    def wait(self, lane: DurableLane) -> None:
+        """A producer waits for a commit, if that has something for it."""
+        if not self.on_demand and lane.patience < math.inf:
+            self.on_wait(lane.partition, lane.patience)
 
     def take(self, partition: int, now: float, now_ms: int) -> TakenLanes:
         """What a commit that is taken at this moment says."""
@@ -380,9 +399,13 @@ class DurableAdmission(StreamAdmission):
     def ask(self, producer: str, connection: Hashable) -> None:
         """The producer wants its verdicts now."""
         super().ask(producer, connection)
-        for lane in self._all(producer) if self.on_demand else ():
-            if lane.safe == lane.asked:
+        for lane in self._all(producer):
+            if lane.safe != lane.asked:
+                continue
+            if self.on_demand:
                 lane.want()
+            else:
+                self.wait(lane)
 
     def new_limit(self, lane: ProducerLane) -> int:
         """How far the lane may send now."""

@@ -261,9 +261,11 @@ class Committer:
         kept = self._tasks.get(task.partition)
         return kept is not None and (kept.writing or kept.changed)
 
-    def awaited(self, task: Task) -> bool:
-        """Whether others wait for what a commit of a task would write."""
-        return self._producers.awaited(task.partition) or self._exchange.awaited(task)
+    def _patience(self, task: Task) -> float:
+        """For how many seconds others can wait for a commit of a task; infinity if nobody does."""
+        if self._exchange.awaited(task):
+            return 0.0
+        return self._producers.patience(task.partition)
 
     def writes(self, task: Task) -> bool:
         """Whether a commit of a task is under way."""
@@ -287,6 +289,7 @@ class Committer:
             if self._finishing or kept.leaving:  # there is no time to find out what it is due to
                 raise spoiled
             kept.writing = False
+            kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
             self._quiet.unpark_all()
             kept.task.failures.spoiled(spoiled)
             return
@@ -308,8 +311,8 @@ class Committer:
         elif not self._finishing:
             if kept.again:
                 kept.task.want_commit()
-            elif self.awaited(kept.task):
-                kept.task.await_commit()
+            elif (patience := self._patience(kept.task)) < math.inf:
+                kept.task.await_commit(patience)
             self._wake(kept.task)  # it may wait to be told of the end of its inputs
         self._quiet.unpark_all()
 

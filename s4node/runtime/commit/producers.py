@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from s4node.net.ingress.durable_admission import DurableAdmission, TakenLanes
@@ -42,9 +43,10 @@ class Producers:
         """Whether a commit would write anything of them."""
         return any(each.has_moved(partition) for each in self._admissions.values())
 
-    def awaited(self, partition: int) -> bool:
-        """Whether producers wait for a commit."""
-        return any(each.awaited(partition) for each in self._admissions.values())
+    def patience(self, partition: int) -> float:
+        """For how many seconds producers can wait for a commit; infinity where none needs one."""
+        waiting = (each.patience(partition) for each in self._admissions.values())
+        return min(waiting, default=math.inf)
 
     def take(self, partition: int, now_ms: int) -> TakenProducers:
         """What is to be written of them, as of now."""

@@ -104,6 +104,7 @@ class CommitContext:
         self.encoding = trio.Lock()
         self.claiming = threading.Lock()
         """Held by the thread that calls the store of claims."""
+        self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def claims(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -113,7 +114,7 @@ class CommitContext:
             with self.claiming:
                 return function(*arguments)
 
-        return await self.in_thread(alone)
+        return await trio.to_thread.run_sync(alone, limiter=self._thread)
 
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it beside the loop, as so many others may be at a time."""

@@ -73,7 +73,7 @@ class Partitions:
         self._settings = settings
         self._choosers = choosers
         self._parallel = pipeline.parallel()
-        self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time())
+        self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time(), loop.rest)
         self._on_dropped = on_dropped
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
@@ -179,10 +179,10 @@ class Partitions:
         task.want_commit()
         self._loop.wake(task)
 
-    def await_commit(self, partition: int) -> None:
-        """Have the task of a partition commit as soon as it has time for it: producers wait."""
+    def await_commit(self, partition: int, patience: float) -> None:
+        """Have the task of a partition commit within so many seconds: producers wait for it."""
         task = self.tasks.get(partition)
-        if task is not None and task.await_commit():
+        if task is not None and task.await_commit(patience):
             self._loop.nudge()
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:

@@ -37,6 +37,7 @@ from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Inputs
 from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.rest import Rest
 from s4node.runtime.loop.run_loop import EventLoop
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
@@ -103,6 +104,7 @@ class Parts:
             arrived=self._arrived,
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
+            rest=None if replay is None else Rest(),
         )
         self.readers = Readers(
             app,

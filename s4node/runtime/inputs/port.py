@@ -206,7 +206,7 @@ class InputPort:
         headers: wire.Headers,
         deserializer: Gauge | None = None,
         on_full: Callable[[int], None] | None = None,
-        on_wait: Callable[[int], None] = lambda _: None,
+        on_wait: Callable[[int, float], None] = lambda _, __: None,
         *,
         on_demand: bool = False,
         held: Callable[[int], bool] = lambda _: False,

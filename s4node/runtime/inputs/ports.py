@@ -43,10 +43,9 @@ class Inputs:
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
     ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
-    producers' numbers; ``on_full`` asks the task of a partition to do that soon, ``on_wait`` as
-    soon as it has time. ``send`` puts
-    events of one task on the way to another, and ``full`` (of a stream, for a partition's task)
-    says whether much of that waits.
+    producers' numbers; ``on_full`` asks the task of a partition to do that soon, ``on_wait``
+    within some seconds, if it has time. ``send`` puts events of one task on the way to another, and
+    ``full`` (of a stream, for a partition's task) says whether much of that waits.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Inputs:
         shared: bool,
         durable: Collection[str],
         on_full: Callable[[int], None],
-        on_wait: Callable[[int], None],
+        on_wait: Callable[[int, float], None],
         send: Send,
         full: Callable[[str, int], bool],
     ) -> None:

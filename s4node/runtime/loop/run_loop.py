@@ -16,10 +16,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import trio
 
+from s4node.runtime.loop.rest import Rest
 from s4node.runtime.loop.step_runner import Steps
 from s4node.runtime.task.coordinator_requests import Requests
 from s4node.runtime.task.gate import Op
@@ -40,6 +42,7 @@ class EventLoop:
     called when the tasks have asked for the container's end. ``arrived`` says whether all that
     they have sent each other is where it belongs. Plain slices of tasks with threads run
     in so many ``threads``; when the loop is cancelled they are waited for, ``grace`` seconds long.
+    ``rest`` is measured while it runs.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class EventLoop:
         arrived: Callable[[], bool] = lambda: True,
         threads: int = 0,
         grace: float = math.inf,
+        rest: Rest | None = None,
     ) -> None:
         self.tasks: list[Task] = []
+        self.rest = rest
         self.grace = grace
         self._requests = Requests(self._shut_down, self.wake, arrived)
         self._steps_of = Steps(self.wake, threads, held)
@@ -180,13 +185,14 @@ class EventLoop:
 
         Cancelling leaves the batches at hand unfinished and unacknowledged.
         """
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await self._turns(nursery)
-            except BaseException:
-                self._steps_of.give_up(self.grace)
-                raise
+        with self.rest or nullcontext():
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                try:
+                    await self._turns(nursery)
+                except BaseException:
+                    self._steps_of.give_up(self.grace)
+                    raise
         self._after_turn()
 
     async def _turns(self, nursery: trio.Nursery) -> None:

@@ -363,13 +363,13 @@ class Task:
         self.gate.commit_due = True
         self.interrupt()
 
-    def await_commit(self) -> bool:
-        """Others wait for a commit: have one as soon as the task has time for it. Return True if
-        that is new; then the caller nudges the loop."""
-        if self.timetable.commit_scheduled:
+    def await_commit(self, patience: float = 0.0) -> bool:
+        """Others wait for a commit: have one within so many seconds, if the task has time for it.
+        Return True if that is earlier than before; then the caller nudges the loop."""
+        timetable = self.timetable
+        if patience and timetable.commit_scheduled:
             return False
-        self.timetable.schedule_commit(self._clock())
-        return True
+        return timetable.schedule_commit(self._clock(), patience)
 
     def interrupt(self) -> None:
         """If a slice is under way, it ends where it is."""

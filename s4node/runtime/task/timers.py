@@ -40,6 +40,21 @@ frames, with verdicts of their own, for what would have left together."""
 SPAN = 1.0
 """Seconds of which that part may be spent at once, and after which any commit is paid back."""
 
+_BUSY, _AT_EASE = 0.1, 0.3
+"""Where a process has nothing to do in less of the time than the first it is busy; in more than
+the second, all of the part may go to commits. A wait for Python's lock counts as nothing to do."""
+
+_OF_THE_BUSY = 0.08
+"""What is left of the part where the process is busy."""
+
+_LOOKING_SECONDS = 0.1
+
+
+class Rests(Protocol):
+    """Measures for how many seconds a process has had nothing to do."""
+
+    seconds: float
+
 
 class CommitBudget:
     """The ``part`` of the time that may go to commits which others wait for.
@@ -48,18 +63,32 @@ class CommitBudget:
     of a second: with a plain sum over the last second, commits would follow each other until it is
     spent, and none would begin for the rest of the second. What a commit took beyond that is paid
     back within a second.
+
+    ``rest`` says for how many seconds the process has had nothing to do until now. Where it had
+    something to do at nearly all times, commits take the time of events, and the part is smaller.
     """
 
-    __slots__ = ("free_at", "part")
+    __slots__ = ("_looked_at", "_most", "_rest", "_rest_before", "free_at", "part")
 
-    def __init__(self, part: float, now: float) -> None:
-        self.part = part
+    def __init__(self, part: float, now: float, rest: Rests | None = None) -> None:
+        self.part = self._most = part
         self.free_at = now - SPAN
+        self._rest = rest
+        self._rest_before = 0.0
+        self._looked_at = now
 
     def spend(self, seconds: float, now: float) -> None:
         """Subtract what a commit took that ends now."""
+        if self._rest is not None and now - self._looked_at >= _LOOKING_SECONDS:
+            self._look(self._rest.seconds, now)
         free_at = max(self.free_at, now - SPAN) + (seconds + ASIDE) / self.part
         self.free_at = min(free_at, now + SPAN)
+
+    def _look(self, rest: float, now: float) -> None:
+        resting = (rest - self._rest_before) / (now - self._looked_at)
+        share = min(1.0, (resting - _BUSY) / (_AT_EASE - _BUSY))
+        self.part = self._most * max(share, _OF_THE_BUSY)
+        self._rest_before, self._looked_at = rest, now
 
 
 class Tick:
@@ -224,11 +253,17 @@ class Timetable:
         """Whether a commit is to begin that others wait for, or it is known only later when."""
         return self._committing or self._awaited_at < math.inf
 
-    def schedule_commit(self, now: float) -> None:
-        """Others wait for a commit: have one as soon as the budgets allow it."""
-        if not self.commit_scheduled:
-            self._awaited_at = max(now, self._budget.free_at, self._shared.free_at)
-            self.at = min(self.at, self._awaited_at)
+    def schedule_commit(self, now: float, patience: float = 0.0) -> bool:
+        """Others wait for a commit: have one after so many seconds, or as soon as the budgets then
+        allow it. Return whether that is earlier than before."""
+        if self._committing:
+            return False
+        at = max(now + patience, self._budget.free_at, self._shared.free_at)
+        if at >= self._awaited_at:
+            return False
+        self._awaited_at = at
+        self.at = min(self.at, at)
+        return True
 
     def _await_commit(self, now: float) -> None:
         """A commit was to begin now; other tasks may have spent the time for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -264,14 +265,14 @@ class Node:
     def __init__(self, rows: dict[int, dict[str, KeptProducer]] | None = None, **more: Any) -> None:
         self.rows = rows or {0: {}, 1: {}}
         self.wanted: list[int] = []
-        self.waited: list[int] = []
+        self.waited: list[tuple[int, float]] = []
         self.admission = DurableAdmission(
             "ticks",
             {0: Stage(1000), 1: Stage(1000)},
             lambda _: None,
             partitions=2,
             on_full=self.wanted.append,
-            on_wait=self.waited.append,
+            on_wait=lambda *waits: self.waited.append(waits),
             **more,
         )
         for partition, kept in self.rows.items():
@@ -455,19 +456,39 @@ def test_a_task_s_later_owner_shuts_out_the_earlier_one_for_ever() -> None:
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
-def test_producers_wait_for_a_commit_of_what_is_processed_unless_they_ask_for_it(
+def test_a_producer_that_does_not_ask_for_its_verdicts_can_wait_a_second_for_a_commit(
     on_demand: bool,
 ) -> None:
     node = Node(on_demand=on_demand)
     node.greet()
     frame = node.take(0, 3)
-    assert not node.admission.awaited(0)
+    assert node.admission.patience(0) == math.inf
     frame.done()
-    assert node.admission.awaited(0) == (not on_demand)
-    assert node.waited == ([] if on_demand else [0])
+    assert node.admission.patience(0) == (math.inf if on_demand else 1.0)
+    assert node.waited == ([] if on_demand else [(0, 1.0)])
     assert node.wanted == []
     node.commit()
-    assert not node.admission.awaited(0)
+    assert node.admission.patience(0) == math.inf
+
+
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_a_producer_that_asks_for_its_verdicts_waits_once_all_of_its_events_are_processed(
+    asks_first: bool,
+) -> None:
+    node = Node()
+    node.greet()
+    frames = [node.take(0, 3), node.take(3, 3)]
+    if asks_first:
+        node.admission.ask("p", NODE)
+    frames[0].done()
+    assert node.waited == [(0, 1.0)]
+    frames[1].done()
+    if not asks_first:
+        node.admission.ask("p", NODE)
+    assert node.waited[-1] == (0, 0.0)
+    assert node.admission.patience(0) == 0.0
+    node.commit()
+    assert node.admission.patience(0) == math.inf
 
 
 def test_on_demand_a_producer_that_wants_its_verdict_makes_a_commit() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.timers import ASIDE, OF_TASK, CommitBudget, Tick, Timetable
+from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Tick, Timetable
 
 
 def test_a_tick_comes_every_interval() -> None:
@@ -160,6 +160,24 @@ def test_any_commit_is_paid_back_after_a_second(seconds: float, part: float) -> 
     assert 39.0 <= budget.free_at <= 41.0
 
 
+@pytest.mark.parametrize(
+    ("resting", "left"),
+    [(0.0, 0.08), (0.1, 0.08), (0.15, 0.25), (0.2, 0.5), (0.3, 1.0), (0.9, 1.0)],
+)
+def test_where_the_process_is_busy_less_of_its_time_goes_to_commits(
+    resting: float, left: float
+) -> None:
+    rest = SimpleNamespace(seconds=0.0)
+    budget = CommitBudget(OF_CONTAINER, 10.0, rest)
+    for at in (11.0, 12.0):
+        rest.seconds += resting
+        budget.spend(0.0, at)
+        assert budget.part == pytest.approx(OF_CONTAINER * left)
+    rest.seconds += 1.0
+    budget.spend(0.0, 13.0)
+    assert budget.part == OF_CONTAINER
+
+
 def commits(shared: CommitBudget | None = None) -> tuple[Timetable, Gate]:
     """The timetable of a task that has no timers."""
     its = Gate(100)
@@ -192,6 +210,20 @@ def test_a_commit_is_due_as_soon_as_others_wait_for_one_and_else_at_its_tick() -
     commit(timetable, gate, 7.0)
     assert not timetable.check_due(59.0)
     assert timetable.check_due(60.0)
+
+
+def test_who_can_wait_is_not_served_before_and_not_later_because_others_cannot() -> None:
+    timetable, gate = commits()
+    assert timetable.schedule_commit(7.0, 1.0)
+    assert not timetable.check_due(7.9)
+    assert not timetable.schedule_commit(7.9, 1.0)
+    assert timetable.schedule_commit(7.95)
+    assert timetable.check_due(7.95)
+    commit(timetable, gate, 7.95)
+    assert not timetable.check_due(8.0)
+    timetable.schedule_commit(8.0)
+    assert not timetable.schedule_commit(8.0, 1.0)
+    assert timetable.check_due(8.0)
 
 
 def test_a_commit_that_took_long_is_followed_by_time_for_events() -> None:

@@ -1,0 +1,40 @@
+"""For how long the process has had nothing to do."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import trio
+
+
+class Rest(trio.abc.Instrument):
+    """Measures, while used in ``with``, how long trio waits for something to do.
+
+    The work of this thread is all that keeps it from waiting: neither the busyness of the machine
+    nor that of other threads does, but for the time that they hold Python's lock.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def before_io_wait(self, _: float) -> None:
+        """Trio has nothing to run."""
+        self._began = time.perf_counter()
+
+    def after_io_wait(self, _: float) -> None:
+        """It goes on."""
+        self.seconds += time.perf_counter() - self._began
+
+    def __enter__(self) -> Rest:
+        trio.lowlevel.add_instrument(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        trio.lowlevel.remove_instrument(self)
