@@ -281,12 +281,12 @@ TASK_WINDOW_MS = Setting(
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
     "After how much time at the latest what a task keeps is saved, if it has changed. It is saved "
-    "as soon as others wait for it: producers of durable streams that flush, and tasks, logs and "
-    "other apps for events that leave with it; as long as that takes less than a tenth of the "
-    "task's time, and all tasks of a container less than a quarter of a process, or a fiftieth "
-    "while that works at full speed. For producers that do not flush it is saved within a second. "
-    "0 saves it only when a task or a producer asks for it, when events wait that it has put for "
-    "others, and at the end.",
+    "as soon as others wait for it (producers of durable streams that flush, and tasks, logs and "
+    "other apps for events that leave with it; within a second for producers that do not flush), "
+    "as long as that takes less than a tenth of the task's time, and all tasks of a container "
+    "less than a quarter of a process, or a fiftieth while that works at full speed. 0 saves it "
+    "only when a task or a producer asks for it, when events wait that it has put for others, and "
+    "at the end.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,

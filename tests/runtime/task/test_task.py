@@ -74,7 +74,6 @@ class Machine:
         by_key: bool,
         concurrency: int,
         async_commit: bool,
-        prompt: float = 0.0,
         whole: bool = False,
         slow: bool = False,
     ) -> None:
@@ -88,7 +87,7 @@ class Machine:
         self.in_window = False
         self.now = 0.0
         chosen = TaskSettings(
-            concurrency, by_key, window=10.0, commit=35.0, prompt=prompt, async_commit=async_commit,
+            concurrency, by_key, window=10.0, commit=35.0, async_commit=async_commit,
             ignored=frozenset({"KeyError"}),
         )  # fmt: skip
         self.processor = StreamTaskProcessor(
@@ -422,16 +421,19 @@ def test_a_task_whose_last_suspect_is_committed_beside_an_event_gives_its_turn_b
     assert not turns.taken
 
 
-@pytest.mark.parametrize(("prompt", "commits"), [(1.0, 2), (0.0, 1)])
-def test_a_commit_comes_promptly_for_those_who_wait_and_never_for_nobody(
-    prompt: float, commits: int
+@pytest.mark.parametrize(("patience", "at"), [(0.0, 6.0), (1.0, 7.0)])
+def test_a_commit_comes_for_those_who_wait_and_never_before_its_interval_for_nobody(
+    patience: float, at: float
 ) -> None:
-    machine = Machine(by_key=False, concurrency=2, async_commit=False, prompt=prompt)
-    for now, awaited in [(5.0, False), (6.0, True), (7.5, False), (34.0, False), (35.0, False)]:
+    machine = Machine(by_key=False, concurrency=2, async_commit=False)
+    commits = []
+    for now in (5.0, 6.0, 6.9, 7.0, 34.0, 35.0):
         machine.now = now
-        machine.task.awaited = lambda awaited=awaited: awaited
+        if now == 6.0:
+            assert machine.task.await_commit(patience)
         machine.settle()
-    assert len(machine.commits) == commits  # that of the interval among them
+        commits += [now] * (len(machine.commits) - len(commits))
+    assert commits == [at, 35.0]
 
 
 def test_requests_are_heeded_in_the_order_of_events_and_not_of_their_ends() -> None:
