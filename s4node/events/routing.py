@@ -85,6 +85,16 @@ class KeyRule:
         return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
 
 
+def told_key(spec: KeySpec | None) -> str:
+    """A key in words, for messages."""
+    if spec is None:
+        return "none"
+    name = KeyRule(spec, generic=True).name
+    if name.startswith("@"):
+        return f"KeyFinder {name[1:]!r}"
+    return name or f"{getattr(spec, '__qualname__', type(spec).__qualname__)}, which has no name"
+
+
 def holds_keys(types: Iterable[TypeDecl], attributes: Sequence[str]) -> bool:
     """Return True if these fields of all the types hold nothing but keys.
 

@@ -20,6 +20,7 @@ import trio
 
 from s4node.errors import StageBroken
 from s4node.logger import get_logger
+from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
 from s4node.net.transport.dialled_peer import Dialled
 from s4node.net.transport.linger import Coalescer, together
@@ -284,6 +285,9 @@ class Link:
             made = route.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
+        for route in self.routes:
+            if route.outbox.warning is not None:
+                self._warn_of_one_lane(route.outbox)
         left = before - self.pending
         if frames:
             self._coalescer.flushed(left, time.perf_counter())
@@ -291,6 +295,15 @@ class Link:
             self._push()
         if left:
             self.on_news()  # there is room for senders that wait
+
+    def _warn_of_one_lane(self, outbox: Outbox) -> None:
+        why, outbox.warning = outbox.warning, None
+        assert why is not None
+        log.warning("all events of a stream go to one partition, and its node sends each of them "
+                    "on, for the input's key cannot be found here; that is slower",
+                    stream=outbox.stream, key=why.key, input_routing=why.routing,
+                    fix="make the input's key the name of an attribute, or give the KeyFinders of "
+                    "both sides the same name")  # fmt: skip
 
     def _push(self) -> None:
         """Give the socket the envelope that waits for it, if it takes it."""

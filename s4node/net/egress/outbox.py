@@ -8,8 +8,10 @@ Rules
 - Who owns a partition, and how frames get there, is the matter of its routes. They bring what
   owners say: where a lane goes on, what they rule, which types and partitions the stream has.
 - Without a key, events go round robin over the partitions; the choice is made once, before the
-  first send. A stream with a key that we cannot route by gets everything in one lane, so that the
-  node, which sends each event on to its own partition, sees each key's events in order.
+  first send. Where the node's key is attributes, events go by those, whatever our own key is. A
+  stream with a key that we cannot find gets everything in one lane, so that the node, which sends
+  each event on to its own partition, sees each key's events in order. That is slower, and
+  ``warning`` says so with the first event.
 - An event that cannot be sent at all (no key, too large, not encodable, of a type that the node
   does not take) is refused here, with the same word that the node would use.
 - Frames without a verdict take ``WINDOW_BYTES`` and no more: what goes beyond waits as events. Who
@@ -22,12 +24,12 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
-from s4node.events.event import footprint
+from s4node.events.event import GenericEvent, footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
-from s4node.events.routing import KeyRule, Router, holds_keys, route, router
+from s4node.events.routing import KeyRule, Router, holds_keys, route, router, told_key
 from s4node.events.schema import GENERIC, JsonText, TypeDecl
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
 from s4node.net.egress.lane import Kept, Lane
@@ -42,13 +44,21 @@ _WEIGH_EACH = 512
 """One in so many is weighed, and at least the last."""
 
 
+class OneLane(NamedTuple):
+    """Why all events of a stream take one lane: our key, in words, and the node's ``routing``."""
+
+    key: str
+    routing: str
+
+
 class Outbox:
     """All lanes of one stream to one cluster, without any node.
 
     ``put`` and ``extend`` only append; ``new_frames`` encodes what may leave now. Counts are
     events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included). Where only
     what is ``committed`` leaves, the caller cuts the frames, and releases them by their lane's
-    number. An ``error`` says why nothing leaves any more.
+    number. An ``error`` says why nothing leaves any more; a ``warning`` is for whoever takes it
+    first.
     """
 
     def __init__(
@@ -71,12 +81,14 @@ class Outbox:
         self.weight = 0.0  # bytes of memory that an event takes which waits, about
         self.kept_bytes = 0  # of the frames in all lanes
         self.error = ""
+        self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
         self.on_settled: Callable[[Lane, int], None] | None = None
         self.routing = ""
         self._key = key
         self._router: Router | None = None
         self._only: Lane | None = None
+        self._why_only: OneLane | None = None  # as long as nobody has been told
         self._incoming: list[Any] = []
         self._weighed = 0  # so many of these were; negative: others were not, before they had lanes
         self._ready_events = 0
@@ -309,33 +321,49 @@ class Outbox:
     def _set_routing(self, answer: wire.Hello) -> None:
         """Route as the node does where we can; otherwise by our own key, or round robin.
 
-        Where the stream has a key and we route by another or none, the node sends each event on to
-        its own partition, and only a single lane keeps the order of each key.
+        Where the stream has a key that we cannot find, the node sends each event on to its own
+        partition, and only a single lane keeps the order of each key: which of two events with one
+        key came first is known to nobody where they come over two lanes, perhaps to two nodes.
         """
-        self._router, self.routing, self._only = None, "", None
+        self._router, self.routing, self._only, self._why_only = None, "", None, None
         hasher, _, named = answer.routing.rpartition(":")
-        key = self._key
-        if key is None and named and named[0] not in "@?":
-            key = tuple(named.split("+"))
-        if key is not None and JsonText not in self.types.kinds:
-            generic = [kind.name for kind in answer.types] == [GENERIC]
-            try:
-                rule = KeyRule(key, generic=generic)
-                if not holds_keys(answer.types, rule.attributes):
-                    rule = KeyRule(key, generic=generic, checked=True)
+        texts = JsonText in self.types.kinds
+        try:
+            rule = None if texts else self._rule(answer, named)
+            if rule is not None:
                 partitioner = Partitioner(len(self.lanes), hasher_named(hasher or "crc32m"))
-            except GraphError as error:
-                self.error = str(error)
+                self._router = router(rule, partitioner)
+                self.routing = f"{hasher}:{rule.name}" if rule.name else ""
                 return
-            except ConfigError:  # the node's own hasher, which is not installed here
-                pass
-            else:
-                routing = f"{hasher}:{rule.name}" if rule.name else ""
-                if not named or routing == answer.routing:
-                    self._router, self.routing = router(rule, partitioner), routing
-                    return
+        except GraphError as error:
+            self.error = str(error)
+            return
+        except ConfigError:  # the node's own hasher, which is not installed here
+            rule = None
         if named:
             self._only = self.lanes[crc32m(self.producer) % len(self.lanes)]
+            if not texts and len(self.lanes) > 1:
+                self._why_only = OneLane(told_key(self._key), answer.routing)
+
+    def _rule(self, answer: wire.Hello, named: str) -> KeyRule | None:
+        """How we find the keys by which to route; None if we cannot find the stream's, or neither
+        it nor we have one."""
+        generic = [kind.name for kind in answer.types] == [GENERIC]
+        key, rule = self._key, None
+        if key is not None:
+            rule = KeyRule(key, generic=generic)
+            if named and rule.name != named:
+                rule = None
+        if rule is None and named and named[0] not in "@?":
+            key = tuple(named.split("+"))
+            rule = KeyRule(key, generic=generic)
+            for cls in self.types.known:
+                if cls is not GenericEvent and not all(hasattr(cls, a) for a in rule.attributes):
+                    return None  # the node reads a default there
+        if rule is not None and not holds_keys(answer.types, rule.attributes):
+            assert key is not None
+            return KeyRule(key, generic=generic, checked=True)
+        return rule
 
     def _route(self) -> None:
         events, self._incoming = self._incoming, []
@@ -346,6 +374,8 @@ class Outbox:
                 self._refuse(None, rejected[event.__class__])
             events = [e for e in events if e.__class__ not in rejected]
         if self._only is not None:
+            if self._why_only is not None:
+                self.warning, self._why_only = self._why_only, None
             self._only.pending.extend(events)
             self._ready_events += len(events)
         elif self._router is None or len(lanes) == 1:

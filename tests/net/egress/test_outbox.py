@@ -25,7 +25,7 @@ from s4node.errors import EventError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, JsonText
-from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.outbox import OneLane, Outbox
 from s4node.net.egress.refusal import MAX_REFUSALS, Refusal
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame, check_sections, envelope, read_envelope
@@ -54,6 +54,16 @@ def test_a_log_takes_types_that_it_has_not_had() -> None:
 
 
 # --- the outbox: routing -------------------------------------------------------------------------
+
+
+class ByUser:
+    """A KeyFinder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get(self, tick: Tick) -> str:
+        return tick.user
 
 
 def lanes_of(outbox: Outbox, frames: list[bytes]) -> dict[int, list[int]]:
@@ -106,10 +116,13 @@ def test_a_stream_without_a_key_is_routed_by_a_key_of_one_s_own() -> None:
 @pytest.mark.parametrize(
     ("routing", "key"),
     [
-        ("crc32m:user", "serial"),
-        ("crc32m:user", lambda tick: tick.user),
         ("crc32m:@finder", None),
+        ("crc32m:@finder", "user"),
+        ("crc32m:@finder", ByUser("another")),
         ("crc32m:?", None),
+        ("crc32m:?", lambda tick: tick.user),
+        ("crc32m:name", None),
+        ("crc32m:name", "user"),
         ("no.such.module:hash:user", None),
     ],
 )
@@ -123,6 +136,49 @@ def test_a_key_that_is_not_the_node_s_sends_everything_through_one_lane(
     (serials,) = lanes_of(outbox, frames).values()
     assert serials == list(range(100))
     assert {header.routing for header in headers_of(frames)} == {""}
+
+
+@pytest.mark.parametrize("key", ["serial", ("user", "serial"), lambda tick: 7, ByUser("another")])
+def test_a_node_s_key_of_attributes_is_used_whatever_one_s_own_is(key: Any) -> None:
+    outbox, route = opened(*[1000] * 4, routing="crc32m:user", key=key)
+    outbox.extend(ticks(100))
+    frames = route.frames(1 << 20)
+    partitioner = Partitioner(4)
+    expected: dict[int, list[int]] = {}
+    for n in range(100):
+        expected.setdefault(partitioner.partition_of(f"user-{n}"), []).append(n)
+    assert lanes_of(outbox, frames) == expected
+    assert {header.routing for header in headers_of(frames)} == {"crc32m:user"}
+    assert outbox.warning is None
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (None, "none"),
+        ("user", "user"),
+        (ByUser("another"), "KeyFinder 'another'"),
+        (ByUser(""), "ByUser, which has no name"),
+        (len, "len, which has no name"),
+    ],
+)
+def test_that_everything_takes_one_lane_is_told_once_with_both_keys(key: Any, words: str) -> None:
+    outbox, route = opened(*[1000] * 4, routing="crc32m:@finder", key=key)
+    assert outbox.warning is None
+    outbox.extend(ticks(3))
+    route.frames(1000)
+    assert outbox.warning == OneLane(words, "crc32m:@finder")
+    outbox.warning = None
+    outbox.extend(ticks(3))
+    route.frames(1000)
+    assert outbox.warning is None
+
+
+def test_a_stream_of_one_partition_has_one_lane_anyway() -> None:
+    outbox, route = opened(1000, routing="crc32m:@finder", key="user")
+    outbox.extend(ticks(3))
+    assert route.frames(1000)
+    assert outbox.warning is None
 
 
 def test_the_one_lane_is_the_same_in_each_life_of_a_producer() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from harness import data_frame, raw_peer, run_s4, running, until
+from structlog.testing import capture_logs
 
 from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder, ProcessingElement
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProcessingError
@@ -148,7 +149,8 @@ async def test_events_of_a_client_with_another_key_find_their_partition_in_order
     seen = Seen()
     async with running(clicks_app(seen, ours), partitions=4) as node:
         await send_all(node, CLICKS, key=theirs)
-        assert 0 < node.ports["clicks"].redispatched < 4000
+        redispatched = node.ports["clicks"].redispatched
+        assert redispatched == 0 if ours == "user" else 0 < redispatched < 4000
     in_order(seen)
     seen.at_home(4)
 
@@ -162,6 +164,36 @@ async def test_events_sent_one_by_one_with_a_wrong_key_keep_the_order_of_each_ke
         assert await clicks.flush() == []
     in_order(seen)
     seen.at_home(4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [
+        (ByUser("by-user"), ByUser("of-adapter"), ("KeyFinder 'of-adapter'", "crc32m:@by-user")),
+        (ByUser("by-user"), ByUser(), ("ByUser, which has no name", "crc32m:@by-user")),
+        (ByUser(), ByUser(), ("ByUser, which has no name", "crc32m:?")),
+        (ByUser(), None, ("none", "crc32m:?")),
+        (ByUser("by-user"), ByUser("by-user"), None),
+        ("user", ByUser("of-adapter"), None),
+    ],
+)
+async def test_an_adapter_whose_key_finder_is_not_used_warns_once_of_both(
+    ours: KeySpec, theirs: KeySpec | None, told: tuple[str, str] | None
+) -> None:
+    seen = Seen()
+    with capture_logs() as logs:
+        async with (
+            running(clicks_app(seen, ours), partitions=4) as consumer,
+            running(Source(CLICKS, key=theirs, many=False), to(consumer)),
+        ):
+            await until(lambda: seen.total == 4000)
+            assert (consumer.ports["clicks"].redispatched == 0) == (told is None)
+    in_order(seen)
+    seen.at_home(4)
+    warned = [line for line in logs if "its node sends each of them on" in line["event"]]
+    found = [(line["stream"], line["key"], line["input_routing"]) for line in warned]
+    assert found == ([] if told is None else [("clicks", *told)])
+    assert all("the same name" in line["fix"] for line in warned)
 
 
 async def test_a_named_key_finder_on_both_ends_is_trusted() -> None:
