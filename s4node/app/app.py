@@ -204,7 +204,8 @@ class AdapterApp(App):
 
     The stream's name is the setting ``s4.adapter.output.stream`` (or ``output_stream`` on the
     class). Set ``remote_stream_key_finder`` before ``super().on_init()`` to choose the partition
-    by key; without it events go round robin. Send with ``remote_stream``: ``put`` in handlers,
+    by key; without it events go round robin. The key of the consumer's input goes before it: where
+    that is a KeyFinder, give both the same name. Send with ``remote_stream``: ``put`` in handlers,
     ``await send`` in sources.
     """
 

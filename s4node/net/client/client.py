@@ -156,7 +156,10 @@ class Client:
     ) -> ClientStream:
         """Open the input stream ``name`` of the app; the same object when called again.
 
-        Events are routed by the app's own key where that is an attribute; ``key`` chooses another.
+        Events are routed by the input's own key where that is attributes. Where it has none they
+        are routed by ``key``, and so they are where it is a KeyFinder and ``key`` has one of the
+        same name. Anything else sends all events to one partition, whose node sends them on; a
+        warning says so.
         ``types`` need not be given: the node hears of an event type with its first event. Raises
         ConnectionRefused if the app has no such stream or nobody answers in time.
 
