@@ -1,7 +1,8 @@
 """keyed-count: from a producer process over TCP through every stage to ``on_event``.
 
 The limit is the bare loop (decode, look up, call) over the same frames in a process of its own,
-run in turn with the system.
+run in turn with the system. Beside a key that is an attribute there are the KeyFinders that an
+adapter and an app may have: of one name, of two, and one for an attribute.
 """
 
 from __future__ import annotations
@@ -13,21 +14,30 @@ from s4node.bench import workload
 from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
+CASES = {
+    "attribute, 1 partition": (1, "", ""),
+    "attribute": (64, "", ""),
+    "the same KeyFinder": (64, "own", "own"),
+    "a KeyFinder for an attribute": (64, "", "own"),
+    "a KeyFinder of another name": (64, "own", "other"),
+}
+"""Partitions, and the KeyFinder of the input and of the producer; empty is the attribute."""
+
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for 1 partition and one for 64."""
+    """A row for 1 partition, one for 64, and one for each of the KeyFinders."""
     runs, seconds = (1, 0.5) if quick else (5, 5.5)
-    rows: dict[int, list[dict[str, Any]]] = {1: [], 64: []}
+    rows: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
     limits = []
     for number in range(runs):
-        say(f"run {number + 1} of {runs}: the limit, 1 and 64 partitions")
+        say(f"run {number + 1} of {runs}: the limit, 1 and 64 partitions, KeyFinders")
         with Role("limit", seconds=seconds) as limit:
             limits.append(limit.hear())
-        for partitions, found in rows.items():
-            found.append(system(partitions, seconds))
+        for case, (partitions, ours, theirs) in CASES.items():
+            rows[case].append(system(partitions, seconds, node_finder=ours, finder=theirs))
     limit_rate = middle([one["events"] / one["seconds"] for one in limits])
     results = []
-    for partitions, found in rows.items():
+    for case, found in rows.items():
         rate = middle([one["sent"] / one["seconds"] for one in found])
         results.append(
             Result(
@@ -40,10 +50,13 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
                 cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
                 rss_mb=max(one["rss_mb"] for one in found),
                 checked=all(one["checked"] for one in found),
-                notes={"partitions": partitions},
+                notes={"partitions": CASES[case][0], "key": case},
             )
         )
-    results[1].notes["ratio_to_1_partition"] = results[1].events_per_s / results[0].events_per_s  # type: ignore[operator]
+    one, attribute, *finders = (result.events_per_s or 0.0 for result in results)
+    results[1].notes["ratio_to_1_partition"] = attribute / one
+    for result, rate in zip(results[2:], finders, strict=True):
+        result.notes["ratio_to_attribute"] = rate / attribute
     return results
 
 
@@ -52,11 +65,12 @@ def system(
     seconds: float,
     role: str = "producer",
     settings: dict[str, str] | None = None,
+    node_finder: str = "",
     **task: Any,
 ) -> dict[str, Any]:
     """One run of a node and a producer: what was sent, how fast, and whether it was counted."""
     wanted = {"s4.cluster.partitions": str(partitions), **(settings or {})}
-    with Role("node", settings=wanted) as node:
+    with Role("node", settings=wanted, finder=node_finder) as node:
         address = node.hear()["address"]
         with Role(role, address=address, seconds=seconds, **task) as producer:
             sent = producer.hear()

@@ -47,10 +47,12 @@ def listen() -> dict[str, Any]:
     return json.loads(sys.stdin.readline() or "{}")  # type: ignore[no-any-return]
 
 
-def tally_app() -> App:
-    """The keyed count: one input stream, keyed by the word, to one PE class."""
+def tally_app(finder: str = "") -> App:
+    """The keyed count: one input stream, keyed by the word, to one PE class; keyed by the attribute
+    unless there is the name of a ``finder``."""
     app = App("keyed-count")
-    app.create_input_stream("readings", app.create_pe(workload.Tally), key="key")
+    key = workload.ByKey(finder) if finder else "key"
+    app.create_input_stream("readings", app.create_pe(workload.Tally), key=key)
     return app
 
 
@@ -61,7 +63,7 @@ def node(task: dict[str, Any]) -> None:
     """
 
     async def main() -> None:
-        app = tally_app()
+        app = tally_app(task.get("finder", ""))
         own = {"s4.listener.address": "tcp://127.0.0.1:0"}
         container = Container(app, Config.of({**own, **task["settings"]}))
         async with trio.open_nursery() as nursery:
@@ -92,8 +94,10 @@ def producer(task: dict[str, Any]) -> None:
 
     async def main() -> None:
         keys = workload.key_sequence()
+        finder = task.get("finder", "")
         async with Client(task["address"]) as client:
-            stream = await client.stream("readings")
+            key = workload.ByKey(finder) if finder else None
+            stream = await client.stream("readings", key=key)
             source = workload.batches(keys, CHUNK)
             sent = 0
             before = usage()["cpu_s"]

@@ -31,6 +31,17 @@ class Reading(Event):
     ts: int
 
 
+class ByKey:
+    """A KeyFinder that finds what the attribute ``key`` holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get(self, event: Reading) -> str:
+        """The key."""
+        return event.key
+
+
 class Tally(ProcessingElement):
     """Counts and sums the readings of its key."""
 
