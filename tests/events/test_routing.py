@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from s4node.errors import GraphError, KeyFinderError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
-from s4node.events.routing import (
-    KeyRule,
-    culprit,
-    is_generic,
-    key_failure,
-    partitions_of,
-    route,
-    router,
-)
+from s4node.events.routing import KeyRule, culprit, is_generic, key_failure, route, router
 
 
 class Click(Event):
@@ -154,35 +146,6 @@ def test_every_event_is_in_its_partition_in_order_or_among_the_failures(
         e.page for e in events if type(e.user) not in (str, int)
     ]
     assert all(reason.startswith("the KeyFinder returned ") for _, reason in failures)
-
-
-@given(st.lists(USERS, max_size=40), st.integers(1, 9), st.sampled_from(["user", "pair", "own"]))
-def test_a_batch_has_the_partition_of_each_event_or_why_it_has_none(
-    users: list[Any], partitions: int, how: str
-) -> None:
-    calls: list[int] = []
-
-    def find(event: Any) -> Any:
-        calls.append(event.page)
-        return event.user if event.user != "" else 1 // 0
-
-    spec: Any = {"user": "user", "pair": ["user", "page"], "own": find}[how]
-    rule, partitioner = KeyRule(spec, checked=how != "own"), Partitioner(partitions)
-    key_of = rule.finder()
-    events = [Click(user, number) for number, user in enumerate(users)]
-    expected: list[int] = []
-    reasons: list[tuple[int, str]] = []
-    for index, event in enumerate(events):
-        try:
-            expected.append(partitioner.partition_of(key_of(event)))
-        except Exception as error:
-            expected.append(-1)
-            reasons.append((index, key_failure(error)))
-    calls.clear()
-    found, failures = partitions_of(rule, partitioner)(events)
-    assert found == expected
-    assert sorted(failures) == reasons
-    assert calls == (list(range(len(events))) if how == "own" else [])
 
 
 def test_a_key_finder_that_raises_costs_only_its_own_event() -> None:

@@ -27,10 +27,7 @@ def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
     whole = InputReceipt(progress, 0, 6, batch)
-    found = sorted_out(
-        range(6), batch.events, lambda them: ([int(e.user == "3") for e in them], []), 0,
-        lambda *_: None,
-    )  # fmt: skip
+    found = sorted_out(range(6), batch.events, lambda e: int(e.user == "3"), 0, lambda *_: None)
     batch.events, batch.numbers = found.events, found.numbers
     batch.receipt = MixedInputPart(whole, found, lambda *_: None)
     culprits = Culprits()
@@ -93,7 +90,7 @@ def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> 
         receipt.passed(number, number + 1)
 
     source = Undecodable(SSP, 0, 3, 0, 0)
-    batch = MixedBatch(source, 0, progress, 0, reject, lambda _: ([], []), lambda *_: None)
+    batch = MixedBatch(source, 0, progress, 0, reject, lambda _: 0, lambda *_: None)
     batch.load()
     assert (batch.events, rejected, progress.safe) == ([], [0, 1, 2], 3)
     assert batch.receipt is not None
