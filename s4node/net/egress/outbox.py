@@ -235,13 +235,15 @@ class Outbox:
                 f"{answer.partitions}; events already numbered cannot move: start a new producer; "
                 f"a program opens a new Client or SyncClient"
             )
-        if not self.lanes:
-            self.open_lanes(answer.partitions, "")
-            self._set_routing(answer)
         self.answer = answer
         takes_any = answer.headers.get(wire.LOG) or self.committed
         self.types.taken = None if takes_any else answer.types
         self.types.renew_json(answer.types)
+        if not self.lanes:
+            if not takes_any:  # a class may have become known since the hello
+                self.types.reject_unfit(answer.types)
+            self.open_lanes(answer.partitions, "")
+            self._set_routing(answer)
         return ""
 
     def reject(self, classes: Collection[type], reason: str) -> None:
@@ -357,7 +359,7 @@ class Outbox:
         if rule is None and named and named[0] not in "@?":
             key = tuple(named.split("+"))
             rule = KeyRule(key, generic=generic)
-            for cls in self.types.known:
+            for cls in self.types.given:  # not those of events: they become known at any time
                 if cls is not GenericEvent and not all(hasattr(cls, a) for a in rule.attributes):
                     return None  # the node reads a default there
         if rule is not None and not holds_keys(answer.types, rule.attributes):

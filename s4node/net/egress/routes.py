@@ -259,23 +259,25 @@ class NodeRoute:
 
     def ask_for_lanes(self) -> None:
         """Lanes have come to this route: say hello for them, if the connection has one already."""
-        self._wants_hello = self.opened
+        self._wants_hello = self._wants_hello or self.opened
         self.routes.regrouped = True
 
     @property
     def asks(self) -> bool:
         """Whether a hello is to be sent now."""
-        return self.opened and (
-            self._wants_hello or len(self._declared) != len(self.outbox.types.kinds)
+        return self._wants_hello or (
+            self.opened and len(self._declared) != len(self.outbox.types.kinds)
         )
 
     def frames(self, budget: int, now_ms: int = 0) -> list[bytes]:
         """Frames that may leave now, resends first, up to about ``budget`` bytes."""
         box = self.outbox
-        if not self.opened or box.error:
+        if box.error:
             return []
         box.route()
         hello = [self.hello()] if self.asks else []
+        if not self.opened:
+            return hello
         data = self._data_frames(min(budget, self.budget), now_ms)
         self._unasked += sum(map(len, data))
         quarter_out = self._unasked * 4 * len(self.routes.by_address) >= wire.WINDOW_BYTES
@@ -390,14 +392,30 @@ class NodeRoute:
     def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
         """The node has turned a hello down that ``declared`` these classes."""
         box = self.outbox
-        new = [cls for cls in declared if cls not in self._accepted and cls in box.types.known]
-        if self.opened and new and not box.committed:  # it goes on without those that do not fit
-            box.reject(box.types.unfit(new, answer.types) or new, answer.error)
-            self._declared = ()  # say hello again, with what is left
+        if self._goes_on_without(answer, declared):
+            self._declared = ()
+            self._wants_hello = True  # again, with what is left
         elif not any(
             route._hopes for route in self.routes.by_address.values() if route is not self
         ):
             box.error = answer.error
+
+    def _goes_on_without(self, answer: wire.Hello, declared: tuple[type, ...]) -> bool:
+        """Reject the classes for which the node has turned a hello down; False if it was not for
+        classes, or for those that were given before there was any event."""
+        box = self.outbox
+        types = box.types
+        if box.committed:
+            return False
+        new = [cls for cls in declared if cls not in self._accepted]
+        if not self.opened:
+            new = [cls for cls in new if cls not in types.given]
+        known = [cls for cls in new if cls in types.known]
+        told = bool(answer.types) and not answer.headers.get(wire.LOG)
+        unfit = types.unfit(known, answer.types) if told else []
+        if unfit or (self.opened and known):
+            box.reject(unfit or known, answer.error)
+        return any(cls in types.rejected for cls in new)
 
     @property
     def _hopes(self) -> bool:

@@ -2,8 +2,9 @@
 
 Rules
 - Nodes hear of a type before its first event.
-- Where somebody has said which types the stream takes, and takes no others, events of those are
-  rejected, with the same word that the node would use.
+- Where somebody has said which types the stream takes, and takes no others, events of others are
+  rejected, with the same word that the node would use; also those of classes that became known
+  before that was said.
 - As long as there are frames of an earlier life, the types that they were written with are told,
   too.
 """
@@ -21,6 +22,7 @@ from s4node.net.wire import frame as wire
 class StreamTypes:
     """Those of ``stream``: ``kinds`` can be encoded, ``rejected`` are not taken, and why not.
 
+    ``given`` are those that were declared before there was any event.
     ``taken`` are the only ones that the stream takes; None where that is not known, or it takes
     any. ``versions`` are those of earlier lives, by fingerprint.
     """
@@ -30,6 +32,7 @@ class StreamTypes:
         self.rejected: dict[type, str] = {}
         self.taken: Sequence[TypeDecl] | None = None
         self.versions: dict[int, TypeDecl] = {}
+        self.given = tuple(types)
         self._stream = stream
         for cls in types:
             self.declare(cls)
@@ -65,6 +68,13 @@ class StreamTypes:
             for declared in told:
                 if declared.name == self.kinds[JsonText].name:
                     self.kinds[JsonText] = JsonType(declared)
+
+    def reject_unfit(self, taken: Sequence[TypeDecl]) -> None:
+        """Reject those of events that a node which takes these types cannot read."""
+        for cls in [cls for cls in self.kinds if cls not in self.given]:
+            reason = self._misfit(self.kinds[cls], taken)
+            if reason:
+                self.reject((cls,), reason)
 
     def unfit(self, classes: Collection[type], taken: Sequence[TypeDecl]) -> list[type]:
         """Those of ``classes`` that a node which takes these types cannot read."""

@@ -211,6 +211,90 @@ def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> 
     outbox.validate()
 
 
+class EarlierTick(Event):
+    """A Tick before there was a serial number; nodes read 0 there."""
+
+    event_name = "Tick"
+    user: str
+
+
+class Name(Event):
+    friend: str
+
+
+@pytest.mark.parametrize("known", ["before the hello", "before the answer", "behind the answer"])
+@pytest.mark.parametrize(
+    ("takes", "routing", "events", "reasons"),
+    [
+        (
+            GenericEvent,
+            "crc32m:user",
+            [Name("joe"), GenericEvent(friend="joe"), GenericEvent(user="joe")],
+            [
+                (
+                    "stream 'ticks' takes GenericEvent, not 'Name'; send one of those, or declare "
+                    "the type on the stream"
+                ),
+                "the KeyFinder raised KeyError: 'user'",
+            ],
+        ),
+        (
+            Tick,
+            "crc32m:serial",
+            [EarlierTick("joe"), Tick("joe", 7)],
+            ["the KeyFinder raised AttributeError: 'EarlierTick' object has no attribute 'serial'"],
+        ),
+    ],
+)
+def test_how_events_are_sent_does_not_depend_on_when_their_classes_become_known(
+    known: str, takes: type, routing: str, events: list[Any], reasons: list[str]
+) -> None:
+    outbox = Outbox("ticks", "p")
+    route = route_of(outbox)
+
+    def put() -> None:
+        for event in events:
+            outbox.types.declare(type(event))
+        outbox.extend(events)
+
+    def answers(hello: wire.Hello) -> wire.Hello:
+        fit = {"Tick", takes.__name__}
+        if all(declared.name in fit for declared in hello.types):
+            positions = [wire.Position(partition, 0, 10) for partition in range(4)]
+            return answer(*positions, routing=routing, takes=[takes])
+        return answer(takes=[takes], error=reasons[0])
+
+    if known == "before the hello":
+        put()
+    (hello,) = headers_of([route.hello()])
+    if known == "before the answer":
+        put()
+    route.on_hello(answers(hello))
+    if known == "behind the answer":
+        put()
+    found = headers_of(route.frames(1000))
+    if not outbox.lanes:  # it was turned down, and says hello again
+        (hello,) = found
+        route.on_hello(answers(hello))
+        found = headers_of(route.frames(1000))
+    sent = [(h.count, h.routing) for h in found if isinstance(h, wire.Data)]
+    assert sent == [(1, routing)]
+    assert [refusal.reason for refusal in outbox.refusals.take()] == reasons
+    assert outbox.refusals.counts["unsent"] == len(reasons)
+
+
+def test_a_class_that_was_given_without_the_key_s_attribute_goes_where_the_node_reads_it() -> None:
+    outbox = Outbox("ticks", "p", types=[EarlierTick])
+    route = route_of(outbox)
+    route.hello()
+    positions = [wire.Position(partition, 0, 10) for partition in range(4)]
+    route.on_hello(answer(*positions, routing="crc32m:serial"))
+    outbox.extend([EarlierTick("joe"), EarlierTick("ann")])
+    (header,) = headers_of(route.frames(1000))
+    assert (header.count, header.routing) == (2, "")
+    assert outbox.warning == OneLane("none", "crc32m:serial")
+
+
 # --- the outbox: frames --------------------------------------------------------------------------
 
 

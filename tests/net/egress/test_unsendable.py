@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import running, until
+from harness import free_port, running, until
 from several_containers import nodes
 from structlog.testing import capture_logs
 
@@ -188,19 +188,21 @@ class Take(ProcessingElement):
         pass
 
 
+def telling() -> App:
+    app = App("telling")
+    tell = app.create_pe(Tell)
+    app.create_input_stream("clicks", tell, key="user")
+    tell.out = app.create_output_stream("names")
+    return app
+
+
+def taking() -> App:
+    app = App("taking")
+    app.create_input_stream("names", app.create_pe(Take), key="user")
+    return app
+
+
 async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() -> None:
-    def telling() -> App:
-        app = App("telling")
-        tell = app.create_pe(Tell)
-        app.create_input_stream("clicks", tell, key="user")
-        tell.out = app.create_output_stream("names")
-        return app
-
-    def taking() -> App:
-        app = App("taking")
-        app.create_input_stream("names", app.create_pe(Take), key="user")
-        return app
-
     with capture_logs() as logs:
         async with running(taking(), {"s4.cluster.name": "east"}, partitions=2) as last:
             consumers = {
@@ -215,6 +217,19 @@ async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() 
     ((stream, reason),) = told(logs)
     assert stream == "names"
     assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
+
+
+async def test_so_it_is_where_it_is_put_before_the_consumer_is_there() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    consumers = {"s4.stream.names.consumers": "east", "s4.cluster.east.address": address}
+    east = {"s4.cluster.name": "east", "s4.listener.address": address}
+    async with running(telling(), consumers) as first, Client(first.address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many([Click("joe"), Click("ann")])
+        assert await clicks.flush() == []
+        async with running(taking(), east, partitions=2) as last:
+            await until(lambda: unsendable(first) == {("remoteSender", "names"): 4})
+            await until(lambda: last.statistics().inputs["names"].admitted == 2)
 
 
 async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
