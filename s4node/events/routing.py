@@ -51,8 +51,7 @@ class KeyRule:
             reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
             self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
             if checked:
-                self.bindings = {"_key": _canonical(lambda key: key)}
-                self._expression = f"_key({self._expression})"
+                self._check()
             return
         if isinstance(spec, KeyFinder):
             find: Callable[[Any], Any] = spec.get
@@ -68,8 +67,16 @@ class KeyRule:
                 f"{spec!r} is no key: give an attribute's name, several names, a KeyFinder, or a "
                 f"function of the event"
             )
-        self.bindings = {"_find": _canonical(find)}
+        self.bindings = {"_find": find}
         self._expression = "_find({e})"
+        self._check()
+
+    def _check(self) -> None:
+        """Have what is found pass check_key, which most of it does by being a text."""
+        self.bindings["_check"] = check_key
+        self._expression = (
+            f"(found if (found := {self._expression}).__class__ is str else _check(found))"
+        )
 
     def expression(self, var: str) -> str:
         """Source text of the key of the event in the variable ``var``."""
@@ -77,8 +84,6 @@ class KeyRule:
 
     def finder(self) -> Callable[[Any], Any]:
         """The key of one event, for the slow paths."""
-        if "_find" in self.bindings:
-            return self.bindings["_find"]  # type: ignore[no-any-return]
         if not self.bindings and "._attributes[" not in self._expression:
             return attrgetter(*self.attributes)
         lines = ["def key_of(e):", f"    return {self.expression('e')}"]
@@ -105,14 +110,6 @@ def holds_keys(types: Iterable[TypeDecl], attributes: Sequence[str]) -> bool:
         for declared in types
         for name in attributes
     )
-
-
-def _canonical(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def canonical(event: Any) -> Any:
-        key = find(event)
-        return key if key.__class__ is str else check_key(key)
-
-    return canonical
 
 
 def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:
