@@ -2,8 +2,8 @@
 
 Run as ``python walk.py GRADE EVENTS``: a container and a client in one process; each of some events
 is sent by itself and waited for, and what the package calls meanwhile is counted. The last line is
-a JSON list, one ``{"files", "hops", "calls"}`` for each event. How many turns trio takes for an
-event varies a little, so look at the median.
+a JSON list, one ``{"files", "hops", "calls"}`` for each event. Other tasks and threads may
+have their turn meanwhile, so the event that touches least is the one to look at.
 """
 
 from __future__ import annotations
