@@ -265,8 +265,9 @@ class NodeRoute:
     @property
     def asks(self) -> bool:
         """Whether a hello is to be sent now."""
-        return self._wants_hello or (
-            self.opened and len(self._declared) != len(self.outbox.types.kinds)
+        box = self.outbox
+        return not box.error and (
+            self._wants_hello or (self.opened and len(self._declared) != len(box.types.kinds))
         )
 
     def frames(self, budget: int, now_ms: int = 0) -> list[bytes]:

@@ -283,6 +283,37 @@ def test_of_two_deployments_the_later_one_is_believed_although_its_epochs_begin_
     assert spans(second.frames(1000)) == [(0, 3, 5)]
 
 
+def test_each_node_that_turns_down_a_class_of_events_hears_hello_without_it() -> None:
+    outbox = Outbox("ticks", "p")
+    routes = route_of(outbox).routes
+    outbox.types.declare(Tock)
+    outbox.extend([Tock("joe")])
+    both = [routes.to("tcp://node:1"), routes.to("tcp://node:2")]
+    for each in both:
+        each.hello()
+    for each in both:
+        each.on_hello(answer(error="stream 'ticks' takes Tick, not 'Tock'"))
+    for number, each in enumerate(both):
+        assert each.asks
+        (hello,) = headers_of(each.frames(1000))
+        assert hello.types == ()
+        at = wire.Position(number, 0, 10)
+        each.on_hello(wire.Hello("node", "n1", "ticks", (TICK.declaration,), "", 2, (at,)))
+        assert each.opened
+    assert outbox.error == ""
+    both[0].frames(1000)
+    assert outbox.refusals.counts["unsent"] == 1
+
+
+@pytest.mark.parametrize("given", [[Tock], []])
+def test_a_hello_that_is_turned_down_for_anything_else_is_an_error(given: list[type]) -> None:
+    outbox = Outbox("ticks", "p", types=given)
+    route = route_of(outbox)
+    route.hello()
+    route.on_hello(answer(error="no"))
+    assert (outbox.error, route.asks) == ("no", False)
+
+
 @pytest.mark.parametrize("end", ["gives up", "is gone"])
 def test_the_lanes_of_a_node_that_drains_move_when_it_gives_them_up_or_is_gone(end: str) -> None:
     outbox, route = opened(100, 100)
