@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -38,6 +39,21 @@ BENCHMARKS = {
 BLOCKING = "all block; no rate is set"
 STAGES = {"overload": "each policy in turn"}
 """How the stages are set, where not all block. Each row tells it."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 bench``."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="what to measure")
+    parser.add_argument("--all", dest="everything", action="store_true", help="measure everything")
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="print JSON and nothing else"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a short run that checks correctness; ignore its figures",
+    )
+    parser.set_defaults(function=bench)
 
 
 def bench(name: str | None, *, everything: bool, as_json: bool, quick: bool) -> int:

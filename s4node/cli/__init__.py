@@ -1,10 +1,11 @@
 """The ``s4`` command: a file a command.
 
-``main`` has all commands and their help. The files that end in ``_parsers``, and
-``config_command``, declare the commands of one subject; the file of the same subject does the work.
+``main`` has the list of commands. The file of a command, or of several of one subject, has their
+arguments and their work; ``arguments`` has what several take, ``job`` and ``running_apps`` what
+several look up.
 
 It may touch every room below it, and the world: standard streams, files, sockets and signals.
-Nothing heavy is imported before a command needs it, so ``--help`` is quick.
+Only the file of the command that is asked for is imported, so ``s4 --help`` is quick.
 
 Begin with ``main``: it says what holds for all commands, such as their exit status. ``send`` is a
 short example of one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 from s4node.config.kinds import is_unicode
@@ -17,46 +18,45 @@ from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Tim
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
+# options that are settings go by their names
+CLUSTER = "s4.cluster.name"
+FOLDER = "s4.coordination.folder"
+LISTENER = "s4.listener.address"
+PARTITIONS = "s4.cluster.partitions"
+
 _DIGITS = len(str(LARGEST))
 
 
 def command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
-    function: Callable[[argparse.Namespace], int],
+    function: Callable[..., int] | None,
     summary: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """A command of this name, whose help says what it does, with an example."""
+    """A command of this name, whose help says what it does, with an example. ``function`` does the
+    work; it gets each argument by name, and the settings as ``config``."""
     parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example: {example}",
     )
-    parser.set_defaults(function=function)
+    if function is not None:
+        parser.set_defaults(function=function)
     return parser
 
 
 def group(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    summary: str,
-    example: str,
-    *,
-    description: str = "",
+    parser: argparse.ArgumentParser,
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """A command of this name that is made of further ones, which are added to what is returned.
+    """Make a command one of further ones, which are added to what is returned."""
 
-    Its help says the ``summary``, unless there is a ``description``.
-    """
-
-    def tell(_: argparse.Namespace) -> int:
+    def tell() -> int:
         parser.print_help()
         return 2
 
-    parser = command(commands, name, tell, summary, example)
-    parser.description = description or parser.description
+    parser.set_defaults(function=tell)
     return parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
 
 
@@ -68,23 +68,32 @@ def setting_options(
     *,
     file: str = "property file",
     setting: str = "one setting",
+    names: tuple[str, str] = ("files", "settings"),
 ) -> None:
-    """Property files and single settings, which are called so in the help."""
-    parser.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help=f"{file}; may come several times, later ones win")  # fmt: skip
-    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-                        help=f"{setting}; wins over files")  # fmt: skip
+    """Property files and single settings, which are called so in the help. The command gets what
+    they say as ``config``; by other ``names``, it gets them as they are."""
+    add = partial(parser.add_argument, action="append", default=[])
+    several = f"{file}; may come several times, later ones win"
+    add("--config", dest=names[0], metavar="FILE", help=several)
+    add("-p", dest=names[1], metavar="KEY=VALUE", help=f"{setting}; wins over files")
 
 
 def cluster_option(parser: argparse.ArgumentParser, default: str = "default") -> None:
     """Which cluster it is about."""
-    parser.add_argument("--cluster", metavar="CLUSTER", help=f"(default: {default})")
+    parser.add_argument("--cluster", dest=CLUSTER, metavar="CLUSTER", help=f"(default: {default})")
 
 
-def folder_option(parser: argparse.ArgumentParser, default: str = "~/.s4node") -> None:
+def folder_option(
+    parser: argparse.ArgumentParser, default: str = "~/.s4node", dest: str = FOLDER
+) -> None:
     """Where that cluster's coordination is."""
-    parser.add_argument("--folder", type=text, metavar="FOLDER",
-                        help=f"where the nodes find each other (default: {default})")  # fmt: skip
+    where = f"where the nodes find each other (default: {default})"
+    parser.add_argument("--folder", dest=dest, type=text, metavar="FOLDER", help=where)
+
+
+def json_option(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
+    """To print for programs."""
+    parser.add_argument("--json", dest="as_json", action="store_true", help=what)
 
 
 def to_option(
@@ -93,15 +102,15 @@ def to_option(
     """The address of a node, which is ``what``; without one, ``default`` is meant. With ``several``
     it is a list."""
     more = "; may come several times, and any of the nodes may be down" if several else ""
-    parser.add_argument("--to", metavar="ADDRESS", action="append" if several else "store",
-                        help=f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
-                        )  # fmt: skip
+    where = f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
+    action = "append" if several else "store"
+    parser.add_argument("--to", metavar="ADDRESS", action=action, help=where)
 
 
 def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:
     """How long to wait at most, for ``what``."""
-    parser.add_argument("--timeout", type=seconds, default=default, metavar="SECONDS",
-                        help=f"for {what} (default %(default)g)")  # fmt: skip
+    said = f"for {what} (default %(default)g)"
+    parser.add_argument("--timeout", type=seconds, default=default, metavar="SECONDS", help=said)
 
 
 # -- kinds of arguments ---------------------------------------------------------------------------

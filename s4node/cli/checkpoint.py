@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -23,7 +24,17 @@ from typing import Any
 
 import msgspec
 
-from s4node.cli.job import Job, Where, find_job, tell_damaged, tell_older
+from s4node.cli.arguments import command, group
+from s4node.cli.job import (
+    Job,
+    Where,
+    app_argument,
+    find_job,
+    job_options,
+    task_option,
+    tell_damaged,
+    tell_older,
+)
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.schema import UNREADABLE
@@ -36,6 +47,50 @@ from s4node.state import epochs
 from s4node.state.job import Progress, replace, task_folder
 
 _FORMAT = 1
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 checkpoint``."""
+    actions = group(parser)
+    listed = command(
+        actions,
+        "list",
+        list_,
+        "list the tasks that have a checkpoint",
+        "s4 checkpoint list clicks",
+    )
+    app_argument(listed)
+    shown = command(
+        actions,
+        "show",
+        show,
+        "show what each task goes on with: offsets, and numbers of producers",
+        "s4 checkpoint show clicks --task 'Partition 0'",
+    )
+    app_argument(shown)
+    task_option(shown, "this one only")
+    exported = command(
+        actions,
+        "export",
+        export,
+        "print all checkpoints as JSON",
+        "s4 checkpoint export clicks > checkpoints.json",
+    )
+    app_argument(exported)
+    imported = command(
+        actions,
+        "import",
+        import_,
+        "have tasks go on where a file says; the app must not run",
+        "s4 checkpoint import clicks checkpoints.json",
+    )
+    app_argument(imported)
+    imported.add_argument(
+        "file", metavar="FILE", help="what export has printed; - is standard input"
+    )
+    for action in (listed, shown, imported):
+        job_options(action)
+    job_options(exported, as_json=False)  # it prints nothing else
 
 
 def list_(target: str, config: Config, *, as_json: bool) -> int:

@@ -3,54 +3,55 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
-from s4node.cli.arguments import command, group, setting_options
+from s4node.cli.arguments import command, group, json_option, setting_options
+from s4node.config.config import Config
+from s4node.config.properties import Problem
+from s4node.config.render import render
 from s4node.errors import ConfigError
 
-if TYPE_CHECKING:
-    from s4node.cli.job_parsers import Load
 
-
-def config_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], load: Load
-) -> None:
-    """``s4 config``, and what comes behind it."""
-    actions = group(
-        commands, "config", "show or check the configuration",
-        "s4 config check --config config/flights.properties",
-    )  # fmt: skip
-    show = command(
-        actions, "show", partial(_show, load),
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 config``."""
+    actions = group(parser)
+    shown = command(
+        actions,
+        "show",
+        show,
         "print the settings in force, and who set those that are not defaults",
         "s4 config show --config config/flights.properties -p s4.hasher=s4",
-    )  # fmt: skip
-    check = command(
-        actions, "check", partial(_check, load), "report all mistakes, and nothing else",
+    )
+    checked = command(
+        actions,
+        "check",
+        check,
+        "report all mistakes, and nothing else",
         "s4 config check --config config/flights.properties",
-    )  # fmt: skip
-    for action in (show, check):
-        setting_options(action)
-    show.add_argument("--json", action="store_true", help="print a JSON list")
-    check.add_argument("--json", action="store_true",
-                       help="print the mistakes as a JSON list, empty where there are "
-                       "none")  # fmt: skip
+    )
+    setting_options(shown)
+    setting_options(checked, names=("paths", "lines"))
+    json_option(shown, "print a JSON list")
+    json_option(checked, "print the mistakes as a JSON list, empty where there are none")
     command(
-        actions, "default", _default, "print default.s4.comm.properties",
+        actions,
+        "default",
+        default,
+        "print default.s4.comm.properties",
         "s4 config default > my.properties",
-    )  # fmt: skip
+    )
 
 
-def _show(load: Load, parsed: argparse.Namespace) -> int:
-    import json
-
-    entries = list(load(parsed.config, parsed.settings).items())
-    if parsed.json:
-        print(json.dumps([
-            {"key": e.name, "value": e.text, "origin": e.origin} for e in entries
-        ], indent=2))  # fmt: skip
+def show(config: Config, *, as_json: bool) -> int:
+    """Print the settings in force; returns the exit status."""
+    entries = list(config.items())
+    if as_json:
+        rows = [{"key": e.name, "value": e.text, "origin": e.origin} for e in entries]
+        print(json.dumps(rows, indent=2))
         return 0
     width = max(len(f"{e.name} = {e.text}") for e in entries)
     for entry in entries:
@@ -59,32 +60,27 @@ def _show(load: Load, parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _check(load: Load, parsed: argparse.Namespace) -> int:
-    import json
-    from dataclasses import asdict
-
-    from s4node.config.properties import Problem
-
-    if not (parsed.config or parsed.settings):
+def check(paths: Sequence[str], lines: Sequence[str], *, as_json: bool) -> int:
+    """Report all mistakes; returns the exit status."""
+    if not (paths or lines):
         raise ConfigError(
             "nothing to check; name a property file with --config, or settings with -p"
         )
     try:
-        load(parsed.config, parsed.settings)
+        Config.load([Path(file) for file in paths], settings=lines)
     except ConfigError as error:
-        if parsed.json:
+        if as_json:
             problems = [asdict(each) for each in error.problems if isinstance(each, Problem)]
             print(json.dumps(problems))
         raise
-    files = "1 file" if len(parsed.config) == 1 else f"{len(parsed.config)} files"
+    files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
     print(f"{files}, no mistakes", file=sys.stderr)
-    if parsed.json:
+    if as_json:
         print("[]")
     return 0
 
 
-def _default(_: argparse.Namespace) -> int:
-    from s4node.config.render import render
-
+def default() -> int:
+    """Print the file of all settings; returns the exit status."""
     print(render(), end="")
     return 0

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
@@ -24,7 +25,9 @@ from typing import Any, NamedTuple
 import msgspec
 import trio
 
-from s4node.cli.job import find_job
+from s4node.cli.arguments import command, group, to_option
+from s4node.cli.job import app_argument, find_job, job_options
+from s4node.cli.running_apps import addresses_of_app
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, S4Error, on_one_line
@@ -105,6 +108,53 @@ class Letter(NamedTuple):
             return None
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 dead-letter``."""
+    actions = group(parser)
+    listed = command(
+        actions,
+        "list",
+        list_,
+        "count them by stream and reason",
+        "s4 dead-letter list clicks -p task.dead.letter.stream=log.dead "
+        "-p systems.log.address=tcp://127.0.0.1:12000",
+    )
+    app_argument(listed)
+    listed.add_argument(
+        "--all", dest="every", action="store_true", help="a line for each, with its id"
+    )
+    shown = command(
+        actions,
+        "show",
+        show,
+        "show some with event, place and traceback",
+        "s4 dead-letter show clicks 0:17 --config clicks.properties",
+    )
+    app_argument(shown)
+    shown.add_argument("ids", metavar="ID", nargs="+", help="as list shows it, such as 0:17")
+    replayed = command(
+        actions,
+        "replay",
+        replay,
+        "send their events again to where they came from, each once",
+        "s4 dead-letter replay clicks --stream log.clicks --config clicks.properties",
+    )
+    app_argument(replayed)
+    replayed.add_argument("ids", metavar="ID", nargs="*", help="as list shows it (default: all)")
+    to_option(
+        replayed, "where the app listens, for events of live streams", "that of the running app"
+    )
+    for action in (listed, replayed):
+        action.add_argument(
+            "--stream",
+            metavar="STREAM",
+            default="",
+            help="those that came from it, such as log.clicks",
+        )
+    for action in (listed, shown, replayed):
+        job_options(action)
+
+
 def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:
     """Print how many letters there are, by stream and reason, or each; returns the exit status."""
 
@@ -172,14 +222,14 @@ def replay(
     target: str,
     ids: Sequence[str],
     config: Config,
-    addresses: Sequence[str],
+    to: Sequence[str] | None,
     *,
     stream: str,
     as_json: bool,
 ) -> int:
     """Send the events of letters again; returns the exit status."""
 
-    cluster = config[settings.CLUSTER_NAME]
+    addresses = to or addresses_of_app(target)
 
     async def work(letters: list[Letter], home: _Home) -> int:
         sent: Counter[str] = Counter()
@@ -194,7 +244,7 @@ def replay(
             if one.sent:
                 return "sent before"
             try:
-                if one.is_own(cluster):
+                if one.is_own(home.cluster):
                     raise _Not("its event was put by the app itself; send again what has led to it")
                 refusal, new = await _send_again(one, home.systems, addresses)
                 await home.mark(one)
@@ -277,10 +327,11 @@ def _with_letters(
     for each in ids:
         if not _ID.fullmatch(each):
             raise ConfigError(f"{each!r} is no id of a dead letter; list --all shows them")
-    name = find_job(target, config).name
+    job = find_job(target, config)
+    name = job.name
 
     async def run() -> int:
-        async with _home_of(config) as home:
+        async with _home_of(job.config) as home:
             letters = [
                 one async for one in _letters(home.system, home.stream)
                 if one.letter.get("app", name) == name and stream in ("", one.stream)
@@ -303,11 +354,12 @@ def _with_letters(
 
 
 class _Home(NamedTuple):
-    """The system and the stream that have the dead letters, and all systems."""
+    """The system and the stream that have the dead letters, all systems, and the app's cluster."""
 
     system: System
     stream: str
     systems: Systems
+    cluster: str
 
     async def mark(self, one: Letter) -> None:
         """Keep, beside its letter, that an event was sent again."""
@@ -332,7 +384,7 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
                 f"the dead letters are in system {home.name!r}, which nobody serves at "
                 f"{getattr(home, 'address', '') or 'its address'}; start the node that has it"
             )
-        yield _Home(home, stream, systems)
+        yield _Home(home, stream, systems, config[settings.CLUSTER_NAME])
         nursery.cancel_scope.cancel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -9,20 +10,35 @@ from functools import partial
 
 import trio
 
-from s4node.app.app import AdapterApp, App
+from s4node.app.app import AdapterApp
+from s4node.cli.arguments import setting_options
 from s4node.cli.render.diagram import diagram_of
 from s4node.cli.render.mermaid import mermaid
 from s4node.cli.render.picture import picture
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.deploy.load_app import load_app
 from s4node.runtime.container.hooks import declare
 
 _WIDTH = 100
 """Columns where the output is no terminal."""
 
 
-def draw(app: App, config: Config, *, as_mermaid: bool = False, as_json: bool = False) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 graph``."""
+    parser.add_argument("target", metavar="APP", help="as for s4 run; its on_init is called")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--mermaid", dest="as_mermaid", action="store_true", help="print a Mermaid flowchart"
+    )
+    form.add_argument("--json", dest="as_json", action="store_true", help="print JSON")
+    setting_options(parser)
+    parser.set_defaults(function=graph)
+
+
+def graph(target: str, config: Config, *, as_mermaid: bool, as_json: bool) -> int:
     """Print the app's graph; returns the exit status. Calls its ``on_init``."""
+    app = load_app(target)
     if isinstance(app, AdapterApp) and not app.output_stream:
         app.output_stream = settings.ADAPTER_OUTPUT_STREAM.name  # says what its name will be
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))

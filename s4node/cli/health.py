@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+
+from s4node.cli.arguments import DEFAULT_ADDRESS, timeout_option
 from s4node.errors import ConnectionRefused
 from s4node.net.transport.probe import look
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 health``."""
+    parser.add_argument(
+        "address",
+        nargs="?",
+        default=DEFAULT_ADDRESS,
+        metavar="ADDRESS",
+        help="where the node listens (default %(default)s)",
+    )
+    timeout_option(parser, "its answer", 3.0)
+    parser.set_defaults(function=health)
+
+
+def health(address: str, timeout: float) -> int:
+    """Ask a node; returns the exit status."""
+    check(address, timeout)
+    print(f"{address} answers", file=sys.stderr)
+    return 0
 
 
 def check(address: str, timeout: float) -> None:

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,8 @@ from typing import NamedTuple
 
 import trio
 
-from s4node.cli.running_apps import runs_here
+from s4node.cli.arguments import cluster_option, json_option, setting_options
+from s4node.cli.running_apps import config_of, runs_here
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
@@ -45,6 +47,25 @@ _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed
 _FIX = "mend its rights, or name another folder with -p s4.state.folder=FOLDER"
 
 
+def app_argument(parser: argparse.ArgumentParser) -> None:
+    """The app whose job it is."""
+    text = "the app's name, if it has run here; or as for s4 run"
+    parser.add_argument("target", metavar="APP", help=text)
+
+
+def task_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """One of its tasks, for what ``text`` says."""
+    parser.add_argument("--task", metavar="NAME", default="", help=text)
+
+
+def job_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
+    """Where it is, and how to print."""
+    if as_json:
+        json_option(parser)
+    cluster_option(parser)
+    setting_options(parser, setting="one setting, such as s4.state.folder")
+
+
 class Where(NamedTuple):
     """A partition of an input, or without one all of the stream's."""
 
@@ -65,13 +86,14 @@ class Where(NamedTuple):
 class Job:
     """What is known of a job.
 
-    ``guard`` and ``tasks`` are from its last start. ``read`` are the inputs of its program, as
-    ``system.stream``; empty where that is not known. ``depot`` is where its state is shipped to, if
-    that is looked at as well.
+    ``config`` has the settings of the app, if it runs. ``guard`` and ``tasks`` are from its last
+    start. ``read`` are the inputs of its program, as ``system.stream``; empty where that is not
+    known. ``depot`` is where its state is shipped to, if that is looked at as well.
     """
 
     name: str
     folder: Path
+    config: Config
     guard: JobGuard | None
     tasks: Sequence[str]
     read: Sequence[str] = ()
@@ -208,7 +230,9 @@ def tell_older(job: Job, shipped: Iterable[str]) -> None:
 
 def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     """The job that ``target`` names; raises ConfigError with those there are. With ``shipped`` what
-    it keeps is looked for at ``s4.state.url`` as well, where that is set."""
+    it keeps is looked for at ``s4.state.url`` as well, where that is set. An app that runs brings
+    its settings."""
+    config = config_of(target, config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
     with looking(home, _FIX):
@@ -219,7 +243,7 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
         places += f" or at {config[settings.STATE_URL]}"
     if is_name(target) and safe_name(target) in known:
         folder = home / safe_name(target)
-        return _job(target, folder, (), depot_of(config, folder) if shipped else None)
+        return _job(target, folder, config, (), depot_of(config, folder) if shipped else None)
     if runs_here(target, config):
         raise ConfigError(
             f"app {target!r} of cluster {cluster!r} runs, and keeps nothing: its inputs are live "
@@ -235,10 +259,10 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
     read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
     folder = folder_of(root, cluster, app.name)
-    return _job(app.name, folder, read, depot_of(config, folder) if shipped else None)
+    return _job(app.name, folder, config, read, depot_of(config, folder) if shipped else None)
 
 
-def _job(name: str, folder: Path, read: Sequence[str], depot: Depot | None) -> Job:
+def _job(name: str, folder: Path, config: Config, read: Sequence[str], depot: Depot | None) -> Job:
     guard = None
     tasks: set[str] = set()
     with looking(folder, _FIX):
@@ -254,7 +278,7 @@ def _job(name: str, folder: Path, read: Sequence[str], depot: Depot | None) -> J
         guard = there if guard is None or there is None else there.over(guard)
         here = {safe_name(task) for task in tasks}
         tasks.update(task_of(each) for each in depot.tasks() if each not in here)
-    return Job(name, folder, guard, sorted(tasks), read, depot)
+    return Job(name, folder, config, guard, sorted(tasks), read, depot)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

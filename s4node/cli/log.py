@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -18,6 +19,9 @@ from typing import Any, Literal
 
 import trio
 
+from s4node.cli import arguments as kinds
+from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8, whole
+from s4node.cli.running_apps import address_of_log
 from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
 from s4node.errors import S4Error, StartpointError
@@ -28,6 +32,132 @@ from s4node.process.serve import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
 
 _TROUBLE_SECONDS = 2.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 log``."""
+    parser.description = (
+        "The streams of a node's log: a node has one that runs with the setting s4.log.folder."
+    )
+    actions = group(parser)
+    created = command(
+        actions,
+        "create",
+        create,
+        "create a stream",
+        "s4 log create clicks --partitions 4 --key user --retention-ms 86400000",
+    )
+    created.add_argument(
+        "stream", type=utf8, metavar="NAME", help="letters, digits, '_', '-' and '.'"
+    )
+    created.add_argument(
+        "--partitions",
+        type=kinds.count,
+        default=1,
+        metavar="N",
+        help="never changes (default %(default)s)",
+    )
+    created.add_argument(
+        "--key",
+        type=utf8,
+        default="",
+        metavar="ATTRIBUTE",
+        help="the attribute that tells an event's partition, or several with + "
+        "between; without one, events go round robin",
+    )
+    created.add_argument(
+        "--retention-ms",
+        type=whole,
+        metavar="MS",
+        help="how long events are kept, 0 for ever (default: as the node says)",
+    )
+    created.add_argument(
+        "--retention-bytes",
+        type=whole,
+        metavar="BYTES",
+        help="how much a partition keeps, 0 without a bound (default: as the node says)",
+    )
+    json_option(created, "print the stream as a JSON object")
+
+    appended = command(
+        actions,
+        "append",
+        append,
+        "append events from standard input, one JSON object a line",
+        """echo '{"user": "joe"}' | s4 log append clicks""",
+    )
+    appended.add_argument("stream", type=utf8, metavar="NAME")
+    appended.add_argument(
+        "--type",
+        dest="type_name",
+        metavar="TYPE",
+        default="",
+        help="event type, where the stream has several",
+    )
+    json_option(appended, "print the outcome as a JSON object")
+
+    tailed = command(
+        actions,
+        "tail",
+        tail,
+        "print a stream's events as JSON lines, and what comes",
+        "s4 log tail clicks --from oldest --count 10",
+    )
+    tailed.add_argument("stream", type=utf8, metavar="NAME")
+    tailed.add_argument(
+        "--from",
+        dest="start",
+        type=kinds.start,
+        default="upcoming",
+        metavar="START",
+        help="oldest, newest (the last event of each partition), "
+        "upcoming, an offset, or ms:MILLISECONDS since 1970 "
+        "(default %(default)s)",
+    )
+    tailed.add_argument("--partition", type=whole, metavar="P", help="this one only")
+    tailed.add_argument(
+        "--count", type=kinds.count, default=0, metavar="N", help="end after N events"
+    )
+    json_option(tailed, "print each event's partition and offset, too")
+
+    described = command(
+        actions,
+        "describe",
+        describe,
+        "show streams: key, retention, types, and offsets and bytes of each partition",
+        "s4 log describe clicks --json",
+    )
+    described.add_argument(
+        "stream", type=utf8, metavar="NAME", nargs="?", default="", help="(default: all)"
+    )
+    json_option(described, "print JSON")
+
+    trimmed = command(
+        actions,
+        "trim",
+        trim,
+        "delete the oldest events of a stream; whole frames only, so a few may stay",
+        "s4 log trim clicks --older-than-ms 3600000",
+    )
+    trimmed.add_argument("stream", type=utf8, metavar="NAME")
+    trimmed.add_argument("--partition", type=whole, metavar="P", help="this one only")
+    what = trimmed.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--to-offset",
+        dest="offset",
+        type=whole,
+        metavar="OFFSET",
+        help="what lies before this offset",
+    )
+    what.add_argument(
+        "--older-than-ms", type=whole, metavar="MS", help="what was appended longer ago"
+    )
+    what.add_argument("--everything", action="store_true", help="all that is there")
+    json_option(trimmed, "print the outcome as a JSON object")
+
+    for action in (created, appended, tailed, described, trimmed):
+        to_option(action, "where the log's node listens", "that of your running log", several=False)
+        timeout_option(action, "the node's answers")
 
 
 @asynccontextmanager
@@ -43,8 +173,9 @@ async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
     await log.run(task_status=task_status)
 
 
-def _with_log(address: str, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+def _with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
     """Run ``work`` with the log; returns the exit status."""
+    address = to or address_of_log()
 
     async def run() -> int:
         async with _log_at(address, timeout) as log:
@@ -58,7 +189,7 @@ def _with_log(address: str, timeout: float, work: Callable[[EmbeddedLog], Awaita
 
 def create(
     stream: str,
-    address: str,
+    to: str | None,
     timeout: float,
     *,
     partitions: int,
@@ -80,24 +211,24 @@ def create(
         if as_json:
             print(json.dumps(made))
         else:
-            print(f"{_headline(made)} at {address}", file=sys.stderr)
+            print(f"{_headline(made)} at {log.address}", file=sys.stderr)
         return 0
 
-    return _with_log(address, timeout, work)
+    return _with_log(to, timeout, work)
 
 
-def append(stream: str, address: str, type_name: str, timeout: float, *, as_json: bool) -> int:
+def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_json: bool) -> int:
     """Append standard input; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
         await log.describe(stream)  # says what there is, where there is no such stream
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tell_trouble, log)
-            status = await Sending(stream, address, type_name, timeout, as_json).run()
+            status = await Sending(stream, log.address, type_name, timeout, as_json).run()
             nursery.cancel_scope.cancel()
         return status
 
-    return _with_log(address, timeout, work)
+    return _with_log(to, timeout, work)
 
 
 async def _tell_trouble(log: EmbeddedLog) -> None:
@@ -116,7 +247,7 @@ async def _tell_trouble(log: EmbeddedLog) -> None:
 
 def tail(
     stream: str,
-    address: str,
+    to: str | None,
     timeout: float,
     *,
     start: Startpoint | Literal["newest"],
@@ -130,15 +261,15 @@ def tail(
         described = await log.describe(stream)
         where = await _start(log, described, start, partition)
         async with (
-            Client(address, timeout=timeout) as client,
+            Client(log.address, timeout=timeout) as client,
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # what comes before is missed
-                print(f"reading {stream} from {address}; Ctrl-C ends", file=sys.stderr)
+                print(f"reading {stream} from {log.address}; Ctrl-C ends", file=sys.stderr)
             await print_events(events, count, with_place=as_json)
         return 0
 
-    return _with_log(address, timeout, work)
+    return _with_log(to, timeout, work)
 
 
 async def _start(
@@ -169,7 +300,7 @@ async def _start(
     return {partition: await log.resolve(ssp, start)}
 
 
-def describe(stream: str, address: str, timeout: float, *, as_json: bool) -> int:
+def describe(stream: str, to: str | None, timeout: float, *, as_json: bool) -> int:
     """Show one stream, or all; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
@@ -186,12 +317,12 @@ def describe(stream: str, address: str, timeout: float, *, as_json: bool) -> int
             for one in streams:
                 _show(one)
             if not streams:
-                print(f"no streams at {address}; s4 log create makes one", file=sys.stderr)
+                print(f"no streams at {log.address}; s4 log create makes one", file=sys.stderr)
         if trouble:
             print(f"the log waits: {trouble}", file=sys.stderr)
         return 0
 
-    return _with_log(address, timeout, work)
+    return _with_log(to, timeout, work)
 
 
 def _headline(stream: Mapping[str, Any]) -> str:
@@ -226,7 +357,7 @@ def _show(stream: Mapping[str, Any]) -> None:
 
 def trim(
     stream: str,
-    address: str,
+    to: str | None,
     timeout: float,
     *,
     partition: int | None,
@@ -262,4 +393,4 @@ def trim(
             print(f"{stream}[{number}] begins at {first}", file=sys.stderr)
         return 0
 
-    return _with_log(address, timeout, work)
+    return _with_log(to, timeout, work)

@@ -6,6 +6,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import keyword
 import re
 import shlex
@@ -221,7 +222,14 @@ _FILES = {
 }
 
 
-def new_app(name: str, folder: Path | None = None) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 new-app``."""
+    parser.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
+    parser.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
+    parser.set_defaults(function=new_app)
+
+
+def new_app(name: str, folder: str | None) -> int:
     """Make the app ``name`` in ``folder`` (by default one of its name, here); the exit status.
 
     Raises ConfigError for a name that cannot be an app's, and for a folder that exists.
@@ -231,7 +239,7 @@ def new_app(name: str, folder: Path | None = None) -> int:
             f"{name!r} is no name for an app; use a small letter, then small letters, digits, - "
             f"and _, such as click-totals"
         )
-    folder = folder or Path(name)
+    path = Path(folder or name)
     words = re.split(r"[-_]+", name.strip("-_"))
     cls = "".join(word.capitalize() for word in words)
     cls = cls if cls.endswith("App") else f"{cls}App"
@@ -244,24 +252,24 @@ def new_app(name: str, folder: Path | None = None) -> int:
         "version": __version__,
     }
     try:
-        folder.mkdir(parents=True)
+        path.mkdir(parents=True)
         try:
             for file, text in _FILES.items():
-                (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
+                (path / file).write_text(Template(text).substitute(values), encoding="utf-8")
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             raise
     except FileExistsError as error:
-        raise ConfigError(f"{folder} exists already; name another folder with --folder") from error
+        raise ConfigError(f"{path} exists already; name another folder with --folder") from error
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be made: {error.strerror or error}; make room and rights there, or "
+            f"{path} cannot be made: {error.strerror or error}; make room and rights there, or "
             f"name another folder with --folder"
         ) from error
     print(
-        f"made {folder} with {', '.join(_FILES)}\n"
-        f"  test it:  cd {shlex.quote(str(folder))} && python -m pytest\n"
-        f"  run it:   s4 run {shlex.quote(str(folder / 'app.py'))}",
+        f"made {path} with {', '.join(_FILES)}\n"
+        f"  test it:  cd {shlex.quote(str(path))} && python -m pytest\n"
+        f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}",
         file=sys.stderr,
     )
     return 0

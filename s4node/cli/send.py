@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import json
 import os
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 import msgspec
 import trio
 
+from s4node.cli.arguments import json_option, timeout_option, to_option, utf8
+from s4node.cli.running_apps import addresses_to_send
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
@@ -35,10 +38,27 @@ _PROGRESS_SECONDS = 5.0
 """How often people are told how far it is."""
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 send``."""
+    parser.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
+    to_option(parser, "where the app listens", "that of your running app which takes the stream")
+    parser.add_argument(
+        "--type",
+        dest="type_name",
+        metavar="TYPE",
+        default="",
+        help="event type, where the stream takes several",
+    )
+    timeout_option(parser, "connecting, and each time that it has to wait for a node that has gone")
+    json_option(parser, "print the outcome as a JSON object")
+    parser.set_defaults(function=send)
+
+
 def send(
-    stream: str, addresses: Sequence[str], type_name: str, timeout: float, *, as_json: bool
+    stream: str, to: Sequence[str] | None, type_name: str, timeout: float, *, as_json: bool
 ) -> int:
     """Send standard input; returns the exit status."""
+    addresses = to or addresses_to_send(stream)
     try:
         return trio.run(Sending(stream, addresses, type_name, timeout, as_json).run)
     except BaseException as error:

@@ -8,21 +8,31 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from s4node.cli.job import find_job, where_of
+from s4node.cli.arguments import command, group, millis, whole
+from s4node.cli.job import app_argument, find_job, job_options, task_option, where_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError
-from s4node.offsets.startpoint import Startpoint, describe
+from s4node.offsets.startpoint import (
+    Oldest,
+    Specific,
+    Startpoint,
+    Timestamp,
+    Upcoming,
+    describe,
+)
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request
 from s4node.offsets.startpoint_store import StartpointStore, existing
 from s4node.offsets.system import SystemStreamPartition
@@ -33,6 +43,72 @@ R = TypeVar("R")
 
 _NUMBERED = re.compile(r"Partition (0|[1-9][0-9]*)", re.ASCII)
 _HOURS = EXPIRY_MS // 3_600_000
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 startpoint``."""
+    actions = group(parser)
+    asked = command(
+        actions,
+        "set",
+        set_,
+        "ask for a startpoint; it waits for the next start",
+        "s4 startpoint set clicks log.clicks --all-partitions --timestamp 2026-01-31T08:00:00Z",
+    )
+    app_argument(asked)
+    asked.add_argument("place", metavar="INPUT", help="such as 'log.clicks[0]'")
+    what = asked.add_mutually_exclusive_group(required=True)
+    add = partial(what.add_argument, dest="startpoint")
+    first = "the first event that is still there"
+    add("--oldest", action="store_const", const=Oldest(), help=first)
+    after = "what comes after the start"
+    add("--upcoming", action="store_const", const=Upcoming(), help=after)
+    at = "the first event appended at or after it: ISO 8601, or milliseconds since 1970"
+    add("--timestamp", type=_at_time, metavar="TIME", help=at)
+    add("--offset", type=_at_offset, metavar="OFFSET", help="the event of this offset")
+    task_option(asked, "this task only, such as 'Partition 0' (default: all that read it)")
+    _all_partitions_option(asked)
+
+    shown = command(
+        actions,
+        "show",
+        show,
+        "list the startpoints that are set, and those that "
+        "tasks have been given and not yet passed",
+        "s4 startpoint show clicks --json",
+    )
+    app_argument(shown)
+
+    taken = command(
+        actions,
+        "delete",
+        delete,
+        "take startpoints back",
+        "s4 startpoint delete clicks 'log.clicks[0]'",
+    )
+    app_argument(taken)
+    taken.add_argument(
+        "place", metavar="INPUT", nargs="?", default="", help="such as 'log.clicks[0]'"
+    )
+    taken.add_argument("--everything", action="store_true", help="all of the app's")
+    task_option(taken, "what is set for this task alone, or was given to it (default: for any)")
+    _all_partitions_option(taken)
+    for action in (asked, shown, taken):
+        job_options(action)
+
+
+def _all_partitions_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--all-partitions", action="store_true", help="INPUT is a stream, such as log.clicks"
+    )
+
+
+def _at_time(text: str) -> Startpoint:
+    return Timestamp(millis(text))
+
+
+def _at_offset(text: str) -> Startpoint:
+    return Specific(whole(text))
 
 
 def set_(
@@ -49,7 +125,7 @@ def set_(
     job = find_job(target, config)
     places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
     if task and not job.tasks:
-        places = _readable(job.name, task, places, config)
+        places = _readable(job.name, task, places, job.config)
     store = StartpointStore(job.folder)
     try:
         written = store.put(places, startpoint, now_ms(), task)

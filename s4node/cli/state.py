@@ -6,13 +6,23 @@ is given, this is what the next owner of each task would find.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from s4node.cli.job import Job, find_job, tell_damaged, tell_older
+from s4node.cli.arguments import command, group, whole
+from s4node.cli.job import (
+    Job,
+    app_argument,
+    find_job,
+    job_options,
+    task_option,
+    tell_damaged,
+    tell_older,
+)
 from s4node.config.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.state.browse import Look
@@ -20,6 +30,39 @@ from s4node.state.commit_id import shipped_of
 
 Row = tuple[str, str, Any, Any]
 """Task, table, key and value."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 state``."""
+    actions = group(parser)
+    got = command(
+        actions,
+        "get",
+        get,
+        "show what is kept of a key",
+        "s4 state get clicks joe --table Count",
+    )
+    app_argument(got)
+    got.add_argument("key", metavar="KEY", help="as scan shows it")
+    scanned = command(
+        actions,
+        "scan",
+        scan,
+        "list what is kept",
+        "s4 state scan clicks --limit 100",
+    )
+    app_argument(scanned)
+    scanned.add_argument(
+        "--limit",
+        type=whole,
+        default=1000,
+        metavar="N",
+        help="end after N rows (default %(default)s)",
+    )
+    for action in (got, scanned):
+        action.add_argument("--table", metavar="NAME", default="", help="this PE or store only")
+        task_option(action, "this task only, such as 'Partition 0'")
+        job_options(action)
 
 
 def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import stat
@@ -18,14 +19,31 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
+from s4node.cli import arguments as kinds
+from s4node.cli.arguments import timeout_option, to_option, utf8
+from s4node.cli.running_apps import addresses_to_read
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
 from s4node.process import stdio
 from s4node.process.serve import exit_status
 
 
-def tail(stream: str, addresses: Sequence[str], count: int, timeout: float) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 tail``."""
+    parser.add_argument(
+        "stream", type=utf8, metavar="STREAM", help="an output or internal stream of the app"
+    )
+    to_option(parser, "where the app listens", "that of your running app which has the stream")
+    parser.add_argument(
+        "--count", type=kinds.count, default=0, metavar="N", help="end after N events"
+    )
+    timeout_option(parser, "connecting")
+    parser.set_defaults(function=tail)
+
+
+def tail(stream: str, to: Sequence[str] | None, count: int, timeout: float) -> int:
     """Print the stream's events; returns the exit status."""
+    addresses = to or addresses_to_read(stream)
     try:
         return trio.run(_tail, stream, addresses, count, timeout)
     except BaseException as error:

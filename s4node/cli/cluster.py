@@ -1,4 +1,5 @@
-"""``s4 status``, ``s4 top`` and ``s4 apps``: what runs, of this user or in one cluster.
+"""``s4 deploy`` and ``s4 undeploy``: what a cluster runs. ``s4 status``, ``top`` and ``apps``: what
+runs, of this user or in one cluster.
 
 Rules
 - What runs of this user on this machine is found by its entries, and in the folder in which nodes
@@ -11,21 +12,33 @@ Rules
 
 from __future__ import annotations
 
+import argparse
+import json
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 import trio
 
+from s4node.cli import arguments as kinds
+from s4node.cli.arguments import (
+    PARTITIONS,
+    cluster_option,
+    folder_option,
+    json_option,
+    setting_options,
+    utf8,
+)
 from s4node.cli.render import dashboard
 from s4node.cluster.coordination.registry import AppId, NodeInfo, Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.running import Running, running_processes
 from s4node.config import settings
-from s4node.config.config import Config
+from s4node.config.config import COMMAND_LINE, Config
 from s4node.config.paths import full_path
+from s4node.deploy import deploy as deploying
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     Container,
@@ -38,15 +51,124 @@ from s4node.deploy.cluster_snapshot import (
     state_of,
     with_rates,
 )
-from s4node.deploy.deploy import registry_of
+from s4node.deploy.pack import pack
 from s4node.errors import CoordinationError, S4Error, on_one_line
 
 _ANSWER_SECONDS = 2.0
 
 
-async def status(config: Config, *, as_json: bool) -> int:
+def deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 deploy``."""
+    parser.add_argument("target", metavar="APP", help="as for s4 run")
+    _cluster_options(parser)
+    parser.add_argument(
+        "--name", type=utf8, metavar="NAME", default="", help="the app's, if not its own"
+    )
+    parser.add_argument(
+        "--version",
+        type=utf8,
+        metavar="VERSION",
+        default="",
+        help="(default: a hash of the sources and settings)",
+    )
+    parser.add_argument(
+        "--partitions", dest=PARTITIONS, metavar="N", help="(default: as the cluster has)"
+    )
+    setting_options(
+        parser, file="property file that goes along", setting="one setting that goes along"
+    )
+    json_option(parser, "print the outcome as a JSON object")
+    parser.set_defaults(function=deploy)
+
+
+def apps_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 apps``."""
+    _seen_options(parser)
+    json_option(parser, "print a JSON list")
+    parser.set_defaults(function=apps)
+
+
+def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 undeploy``."""
+    parser.add_argument(
+        "name", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
+    )
+    _cluster_options(parser)
+    setting_options(parser)
+    parser.set_defaults(function=undeploy)
+
+
+def status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 status``."""
+    _seen_options(parser)
+    json_option(parser, "print a JSON list, an object a cluster")
+    parser.set_defaults(function=status)
+
+
+def top_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 top``."""
+    _seen_options(parser)
+    parser.add_argument(
+        "--interval",
+        dest="seconds",
+        type=kinds.seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="(default %(default)g)",
+    )
+    parser.add_argument("--count", type=kinds.count, metavar="N", help="end after N times")
+    parser.set_defaults(function=top)
+
+
+def _cluster_options(parser: argparse.ArgumentParser) -> None:
+    cluster_option(parser)
+    folder_option(parser)
+
+
+def _seen_options(parser: argparse.ArgumentParser) -> None:
+    cluster_option(parser, "all")
+    folder_option(parser, "~/.s4node, and all that runs here of this user")
+    setting_options(parser)
+
+
+def deploy(target: str, name: str, version: str, config: Config, *, as_json: bool) -> int:
+    """Have the nodes of a cluster run an app; returns the exit status."""
+    given = [
+        e for e in config.items() if e.origin != "default" and e.name not in deploying.OWN_KEYS
+    ]
+    taken = {entry.name: entry.text for entry in given}
+    package = pack(target, name=name, version=version, settings=taken)
+    if config.origin(settings.LISTENER_ADDRESS) == COMMAND_LINE:
+        deploying.tell(
+            f"{settings.LISTENER_ADDRESS.name} is not taken along: containers listen where their "
+            f"node does, at ports that are free"
+        )
+    set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
+    partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
+    try:
+        done = trio.run(deploying.deploy, package, config, partitions)
+    except admin.NodeRefused as error:
+        if error.failed.trace:
+            print(error.failed.trace, end="", file=sys.stderr)
+        raise
+    if as_json:
+        print(json.dumps(asdict(done)))
+        return 0
+    places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
+    deploying.tell(f"{done.app} {done.version} runs on {places}")
+    return 0
+
+
+def undeploy(name: str, config: Config) -> int:
+    """Stop an app on all nodes of its cluster; returns the exit status."""
+    gone = trio.run(deploying.undeploy, name, config)
+    deploying.tell(f"{gone.name} {gone.version} is gone from {gone.cluster}")
+    return 0
+
+
+def status(config: Config, *, as_json: bool) -> int:
     """Print what runs once; 1 if nothing does."""
-    seen = await look(config, "status")
+    seen = trio.run(look, config, "status")
     if as_json:
         print(msgspec.json.encode(seen.shown).decode())
     elif seen.lives:
@@ -54,9 +176,13 @@ async def status(config: Config, *, as_json: bool) -> int:
     return _told(seen)
 
 
-async def top(config: Config, *, seconds: float, count: int | None) -> int:
+def top(config: Config, *, seconds: float, count: int | None) -> int:
     """Show what runs again and again, until Ctrl-C or ``count`` times; 1 if nothing runs at the
     beginning."""
+    return trio.run(_top, config, seconds, count)
+
+
+async def _top(config: Config, seconds: float, count: int | None) -> int:
     from rich.live import Live
 
     console = dashboard.console()
@@ -95,9 +221,9 @@ class Listed:
     containers: dict[str, str]
 
 
-async def apps(config: Config, *, as_json: bool) -> int:
+def apps(config: Config, *, as_json: bool) -> int:
     """Print the apps that run, or are to; 1 if no node lives."""
-    seen = await look(config, "apps")
+    seen = trio.run(look, config, "apps")
     found = [
         Listed(app.name, each.cluster, app.version, app.state, app.partitions, app.containers)
         for each in seen.shown
@@ -154,7 +280,7 @@ async def look(config: Config, who: str) -> Seen:
             continue
         at = config.with_({settings.COORDINATION_FOLDER.name: str(folder)})
         try:
-            async with registry_of(at, who) as registry:
+            async with deploying.registry_of(at, who) as registry:
                 there = set(await registry.living_clusters())
                 living |= there
                 if folder == own:

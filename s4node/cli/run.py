@@ -1,0 +1,178 @@
+"""``s4 run``, ``s4 node`` and ``s4 adapter``: apps and nodes in this process, or below it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from s4node.cli.arguments import (
+    CLUSTER,
+    DEFAULT_ADDRESS,
+    LISTENER,
+    PARTITIONS,
+    count,
+    folder_option,
+    json_option,
+    setting_options,
+    utf8,
+)
+from s4node.config.config import Config
+from s4node.config.settings import (
+    CLUSTER_NAME,
+    CLUSTER_PARTITIONS,
+    CONTAINER_COUNT,
+    COORDINATION_FOLDER,
+)
+from s4node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s4node.cluster.node.node import Node
+    from s4node.process.launch import Launched
+    from s4node.runtime.container.container import Container
+
+_APP = "FILE.py or package.module, then :name if several"
+
+
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 run``."""
+    parser.add_argument("target", metavar="APP", help=_APP)
+    parser.add_argument(
+        "--listen", dest=LISTENER, metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}"
+    )
+    parts = "partition tasks of the app (default: as many as nodes)"
+    parser.add_argument("--partitions", dest=PARTITIONS, metavar="N", help=parts)
+    nodes = (
+        "share the partitions among N container processes; those that get none are spares "
+        "(default: job.container.count)"
+    )
+    parser.add_argument("--nodes", type=count, metavar="N", help=nodes)
+    _serving_options(parser)
+    parser.set_defaults(function=run)
+
+
+def node_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 node``."""
+    parser.add_argument(
+        CLUSTER, type=utf8, metavar="CLUSTER", help="the cluster that the node belongs to"
+    )
+    name = "unique in the cluster (default: machine and process)"
+    parser.add_argument("--name", type=utf8, metavar="NAME", default="", help=name)
+    app = (
+        "run this one app in the node's own process, as for s4 run; such a node is alone, and "
+        "takes no other"
+    )
+    parser.add_argument("--app", metavar="APP", help=app)
+    folder_option(parser, dest="folder")
+    _serving_options(parser)
+    parser.set_defaults(function=node)
+
+
+def adapter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``s4 adapter``."""
+    parser.add_argument(CLUSTER, type=utf8, metavar="CLUSTER", help="the adapter's own cluster")
+    parser.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
+    _serving_options(parser)
+    parser.set_defaults(function=adapter)
+
+
+def _serving_options(parser: argparse.ArgumentParser) -> None:
+    json_option(parser, "when ready, print the address as a JSON line")
+    setting_options(parser)
+
+
+def run(target: str, config: Config, *, nodes: int | None, as_json: bool) -> int:
+    """Run an app here, or in several processes; returns the exit status."""
+    if nodes:
+        config = config.with_({CONTAINER_COUNT.name: "0"})  # all that there are
+        if config.origin(CLUSTER_PARTITIONS) == "default":
+            config = config.with_({CLUSTER_PARTITIONS.name: str(nodes)})
+    containers = nodes or config[CONTAINER_COUNT]
+    if not containers:
+        return _serve(target, config, as_json=as_json)
+    from s4node.process.launch import launch
+
+    def announce(done: Launched) -> None:
+        if as_json:
+            told = {
+                "app": done.app,
+                "address": done.address,
+                "nodes": dict(done.containers),
+                "folder": str(done.folder),
+            }
+            print(json.dumps(told), flush=True)
+            return
+        _tell_running(done.app, done.address, done.inputs)
+        for name, address in done.containers.items():
+            print(f"  {name} at {address}", file=sys.stderr, flush=True)
+        named = config.origin(CLUSTER_NAME) != "default"
+        cluster = f" --cluster {config[CLUSTER_NAME]}" if named else ""
+        print(f"  see it:  s4 top --folder {done.folder}{cluster}", file=sys.stderr, flush=True)
+
+    return launch(target, containers, config, announce)
+
+
+def node(app: str | None, name: str, folder: str | None, config: Config, *, as_json: bool) -> int:
+    """Run a cluster's node, or one app in a node of its own; returns the exit status."""
+    from s4node.cluster.node.node import check_name
+
+    if app is not None:
+        if folder is not None:
+            words = (config[CLUSTER_NAME], folder, app)
+            cluster, folder, app = map(shlex.quote, words)
+            raise ConfigError(
+                f"--folder is for nodes that find each other, and one with --app is alone; start "
+                f"'s4 node {cluster} --folder {folder}' instead, and then 's4 deploy {app} "
+                f"--cluster {cluster} --folder {folder}'"
+            )
+        if name:
+            check_name(name)
+        return _serve(app, config, as_json=as_json, node=name)
+    from s4node.process.node_process import run_node
+
+    if folder is not None:
+        config = config.with_({COORDINATION_FOLDER.name: folder})
+
+    def announce(node: Node) -> None:
+        if as_json:
+            print(json.dumps({"node": node.name, "address": node.address}), flush=True)
+            return
+        where = f"node {node.name} of cluster {node.cluster} runs at {node.address}"
+        print(f"{where} (Ctrl-C stops it)", file=sys.stderr, flush=True)
+
+    return run_node(config, name, announce)
+
+
+def adapter(app: str, config: Config, *, as_json: bool) -> int:
+    """Run an adapter; returns the exit status."""
+    return _serve(app, config, adapter=True, as_json=as_json)
+
+
+def _serve(
+    target: str, config: Config, *, as_json: bool, adapter: bool = False, node: str = ""
+) -> int:
+    from s4node.app.app import AdapterApp
+    from s4node.deploy.load_app import load_app
+    from s4node.process.serve import serve
+
+    app = load_app(target)
+    if adapter and not isinstance(app, AdapterApp):
+        raise ConfigError(f"{target} is no AdapterApp; run it with 's4 run' or 's4 node'")
+
+    def announce(container: Container) -> None:
+        if as_json:
+            print(json.dumps({"app": app.name, "address": container.address}), flush=True)
+            return
+        _tell_running(app.name, container.address, container.ports)
+
+    return serve(app, config, announce, node)
+
+
+def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
+    to = "" if address == DEFAULT_ADDRESS else f" --to {address}"
+    sends = [f"  send events:  s4 send {name}{to}" for name in streams]
+    lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
+    print("\n".join(lines), file=sys.stderr, flush=True)
