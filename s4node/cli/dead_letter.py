@@ -45,7 +45,7 @@ from s4node.net.client.client import Client
 from s4node.net.ingress.producer_lane import origin_of
 from s4node.net.wire.frame import TASK, too_long
 from s4node.offsets.system import InputBatch, System, SystemStreamPartition
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.registry import Systems
 

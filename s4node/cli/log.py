@@ -28,7 +28,7 @@ from s4node.errors import S4Error, StartpointError
 from s4node.net.client.client import Client
 from s4node.offsets.startpoint import Specific, Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
 
 _TROUBLE_SECONDS = 2.0

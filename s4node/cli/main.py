@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:  # at the interpreter's own end nobody could tell that it fails
             sys.stdout.flush()
     except (OSError, BaseExceptionGroup) as error:
-        from s4node.process.serve import exit_status
+        from s4node.process.exit_status import exit_status
 
         return exit_status(error)
 

@@ -30,7 +30,7 @@ from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
 from s4node.net.client.client import Client, ClientStream
 from s4node.net.egress.refusal import Refusal
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 
 _SHOWN = 20
 _CHUNK = 1 << 18

@@ -25,7 +25,7 @@ from s4node.cli.running_apps import addresses_to_read
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
 from s4node.process import stdio
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.log.host import LogHost
 from s4node.process import log_setup
-from s4node.process.serve import exit_status, run_until_signal
+from s4node.process.exit_status import exit_status
+from s4node.process.serve import run_until_signal
 
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:

@@ -5,8 +5,6 @@ Rules
   stops at once, and says so. A further SIGTERM is the same request: tools send it twice.
 - A handler that never gives way keeps the process from all of that. So it is ended from outside of
   the loop, also when the time for draining is over.
-- Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
-  Only errors of standard output itself are taken for this, whatever the process is for.
 - Exit status 0 after an orderly stop, 1 when the app failed or a stop left events that nobody
   keeps, 2 when it could not start, 130 when it was stopped at once.
 """
@@ -29,10 +27,9 @@ import trio
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.tracebacks import cause_trace
-from s4node.errors import ConfigError, GraphError, S4Error, leaves
-from s4node.process import log_setup, stdio
+from s4node.process import log_setup
 from s4node.process.container_entry import listed
+from s4node.process.exit_status import exit_status
 from s4node.runtime.container.container import Container
 
 _AT_ONCE_SECONDS = 1.0
@@ -53,28 +50,6 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None], node:
         return trio.run(_serve, app, config, on_ready, node)
     except BaseException as error:
         return exit_status(error)
-
-
-def exit_status(error: BaseException) -> int:
-    """Print our own errors and return the exit status; raises what is not ours."""
-    found = leaves(error)
-    for leaf in found:
-        if isinstance(leaf, S4Error):
-            print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
-        elif stdio.is_unwritten(leaf):
-            _tell_output(leaf)
-        elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
-            raise error
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
-        return 130
-    return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
-
-
-def _tell_output(error: BaseException) -> None:
-    """Say why there is no output, unless nobody reads it; what is left of it is thrown away."""
-    stdio.discard()
-    if not isinstance(error, BrokenPipeError):
-        print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str) -> int:

@@ -14,7 +14,7 @@ from harness import environment
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import FILE, ProgressStore
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 
 JOB = JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4})
 

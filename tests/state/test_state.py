@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, crc32m
-from s4node.process.serve import exit_status
+from s4node.process.exit_status import exit_status
 from s4node.state import epochs
 from s4node.state.browse import Look
 from s4node.state.job import task_folder
