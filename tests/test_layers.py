@@ -23,7 +23,7 @@ APPS = ROOT / "apps"
 
 # From the ground up. A room may import from those before it in this list, and from itself.
 ROOMS = [
-    "version", "errors", "config", "logger", "failpoints", "metrics",
+    "version", "errors", "config", "logger", "failpoints", "sqlite", "metrics",
     "events", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log",

@@ -19,6 +19,7 @@ from pathlib import Path
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
 from s4node.log.partition_rows import FRAMES_TABLE
+from s4node.sqlite import Database
 
 FORMAT = 1
 """The version of the files; one with a higher one is refused."""
@@ -49,18 +50,17 @@ class NotTaken(Exception):  # noqa: N818
 def create_database(path: Path, stream: str, number: int, oldest: int = 0) -> None:
     """Make the file of an empty partition, which begins at the offset ``oldest``; raises StoreError
     where the disk does not take it."""
-    database = connect(path, "rwc")
+    database = PartitionDatabase(path, "rwc")
     try:
-        with sqlite_errors_as_ours(path, writing=False):
+        with database.explained():
             database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            database.execute(f"PRAGMA application_id = {_APPLICATION}")
-            database.execute(f"PRAGMA user_version = {FORMAT}")
-            database.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
-            database.executemany(
-                "INSERT INTO meta VALUES (?,?)",
-                [("stream", stream), ("partition", number), ("oldest", oldest)],
-            )
+            with database.transaction():
+                database.make(_APPLICATION, FORMAT, _SCHEMA)
+                database.executemany(
+                    "INSERT INTO meta VALUES (?,?)",
+                    [("stream", stream), ("partition", number), ("oldest", oldest)],
+                )
             database.execute("PRAGMA journal_mode = WAL")
     finally:
         database.close()
@@ -88,72 +88,74 @@ def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
     return oldest, kept
 
 
-def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a file; threads take turns with the connection, which is left to the caller."""
-    try:
-        return sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=1.0,
-        )
-    except sqlite3.Error as error:
-        raise StoreError(
-            f"{path} cannot be opened ({error}); put the file back or mend its rights"
-        ) from error
+class PartitionDatabase(Database):
+    """A connection to a partition's file, for threads in turn.
 
+    Who is ``writing`` may try again what was not taken. ``trim`` says that what comes behind a
+    damage may still be read.
+    """
 
-def check(database: sqlite3.Connection, path: Path, stream: str, number: int) -> None:
-    """Raise what is wrong where it is not the file of this partition, in a format that we read."""
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if application != _APPLICATION:
-        raise corrupt(path, f"it is no file of a log: application id {application:#x}")
-    if version > FORMAT:
-        raise StoreError(
-            f"{path} has format {version}, and this s4node reads formats up to {FORMAT}; use the "
-            f"newer s4node that wrote it"
-        )
-    meta = dict(database.execute("SELECT name, value FROM meta"))
-    if (meta.get("stream"), meta.get("partition")) != (stream, number):
-        raise StoreError(
-            f"{path} is partition {meta.get('partition')} of stream {meta.get('stream')!r}, not "
-            f"partition {number} of {stream!r}; put each file back to its own place"
-        )
+    def __init__(self, path: Path, mode: str, *, writing: bool = False, trim: bool = False) -> None:
+        super().__init__(path, mode, patience=1.0)
+        self.writing = writing
+        self.read_only = False
+        """It was opened without the right to write, as SQLite has said."""
+        self._trim = trim
 
-
-@contextlib.contextmanager
-def sqlite_errors_as_ours(path: Path, writing: bool = True, trim: bool = False) -> Iterator[None]:
-    """SQLite's errors as ours; ``trim`` as for damage."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = primary_code(error)
-        if code in _DAMAGED:
-            raise corrupt(path, str(error), trim) from error
-        if not writing:
+    def check(self, stream: str, number: int) -> None:
+        """Raise what is wrong where it is not the file of this partition, in a format that we
+        read."""
+        application, version = self.marks()
+        if application != _APPLICATION:
+            raise corrupt(self.path, f"it is no file of a log: application id {application:#x}")
+        if version > FORMAT:
             raise StoreError(
-                f"{path} cannot be used ({error}); see to its disk and rights"
-            ) from error
-        if code in _FULL:
+                f"{self.path} has format {version}, and this s4node reads formats up to {FORMAT}; "
+                f"use the newer s4node that wrote it"
+            )
+        meta = dict(self.execute("SELECT name, value FROM meta"))
+        if (meta.get("stream"), meta.get("partition")) != (stream, number):
+            raise StoreError(
+                f"{self.path} is partition {meta.get('partition')} of stream "
+                f"{meta.get('stream')!r}, not partition {number} of {stream!r}; put each file "
+                f"back to its own place"
+            )
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Errors of SQLite as ours, and those of the disk and of what was written there."""
+        try:
+            with super().explained():
+                yield
+        except OSError as error:
             raise NotTaken(
-                f"the disk takes nothing more ({path}: {error}); make room on it, or keep less"
+                f"{self.path} cannot be looked at ({error}); see to its disk and rights"
             ) from error
-        raise NotTaken(
-            f"{path} cannot be written ({error}); see to its rights, and to who else has it open"
-        ) from error
-    except OSError as error:
-        raise NotTaken(
-            f"{path} cannot be looked at ({error}); see to its disk and rights"
-        ) from error
-    except (*UNREADABLE, TypeError) as error:
-        raise corrupt(path, str(error), trim) from error
+        except (*UNREADABLE, TypeError) as error:
+            raise corrupt(self.path, str(error), self._trim) from error
 
+    def unopened(self, error: sqlite3.Error) -> Exception:
+        """Why it cannot be opened."""
+        return StoreError(
+            f"{self.path} cannot be opened ({error}); put the file back or mend its rights"
+        )
 
-def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's primary code of an error."""
-    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+    def explain(self, error: sqlite3.Error) -> Exception:
+        """What it is to the log."""
+        code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+        self.read_only = self.read_only or code == sqlite3.SQLITE_READONLY
+        if code in _DAMAGED:
+            return corrupt(self.path, str(error), self._trim)
+        if not self.writing:
+            return StoreError(f"{self.path} cannot be used ({error}); see to its disk and rights")
+        if code in _FULL:
+            return NotTaken(
+                f"the disk takes nothing more ({self.path}: {error}); make room on it, or keep less"
+            )
+        return NotTaken(
+            f"{self.path} cannot be written ({error}); see to its rights, and to who else has it "
+            f"open"
+        )
 
 
 def corrupt(path: Path, what: str, trim: bool = False) -> StoreCorrupt:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from os.path import samestat
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,7 @@ from s4node.log.ledger import Known, Ledger, Plan
 from s4node.log.partition_database import (
     PAGE_BYTES,
     NotTaken,
-    check,
-    connect,
-    primary_code,
-    sqlite_errors_as_ours,
+    PartitionDatabase,
 )
 from s4node.log.partition_rows import INSERT_FRAME, row_of
 from s4node.log.retention import Held, Keep, Row, cut
@@ -74,13 +71,13 @@ class PartitionFile:
         not ask again what may be written."""
         self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
         self._wal = path.with_name(f"{path.name}-wal")
-        self._read_only = False  # it was opened without the right to write
-        self._database = connect(path, "rw")
+        self._database = PartitionDatabase(path, "rw")
         try:
-            with sqlite_errors_as_ours(path, writing=False):
+            with self._database.explained():
                 self._opened = path.stat()
-                check(self._database, path, stream, number)
+                self._database.check(stream, number)
                 self._set_up()
+                self._database.writing = True
                 self.load()
                 # others' writes are waited for by trying again: it holds nobody up meanwhile
                 self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
@@ -100,11 +97,11 @@ class PartitionFile:
 
     def load(self) -> None:
         """Read the book from the file, as it stands there."""
-        with self._trying():
-            if self._read_only:
+        with self._database.explained():
+            if self._database.read_only:
                 self._open_again()
-            self._oldest = self._one("SELECT value FROM meta WHERE name = 'oldest'")[0]
-            last = self._one(
+            self._oldest = self._database.one("SELECT value FROM meta WHERE name = 'oldest'")[0]
+            last = self._database.one(
                 "SELECT first + count, appended_ms, total, start FROM frames ORDER BY start DESC"
             )
             upcoming, last_ms, total, newest = last or (self._oldest, 0, 0, 0)
@@ -130,14 +127,14 @@ class PartitionFile:
         for entry in plan.entries:
             rows.append(row_of(entry, total))
             total = rows[-1][4]
-        with self._transaction() as database:
-            database.executemany(INSERT_FRAME, rows)
-            database.executemany(
+        with self._database.transaction():
+            self._database.executemany(INSERT_FRAME, rows)
+            self._database.executemany(
                 "INSERT OR REPLACE INTO producers VALUES (?,?,?)",
                 [(name, *known) for name, known in plan.producers.items()],
             )
             if plan.types:
-                database.executemany(
+                self._database.executemany(
                     "INSERT OR IGNORE INTO types VALUES (?,?)",
                     [
                         (mark.to_bytes(8, "big"), _encoder.encode(declaration))
@@ -153,16 +150,16 @@ class PartitionFile:
 
     def delete(self, keep: Keep, now_ms: int) -> bool:
         """Delete some of the oldest rows that are to go; returns whether there were any."""
-        with self._transaction() as database:
-            rows = database.execute(
+        with self._database.transaction():
+            rows = self._database.execute(
                 "SELECT start, first + count, appended_ms, size FROM frames ORDER BY start LIMIT ?",
                 (_STEP_ROWS,),
             )
             found = [Row(*row) for row in rows]
             gone = cut(found, self.held, keep, now_ms, self._newest)
             if gone > self._oldest:
-                database.execute("DELETE FROM frames WHERE start < ?", (gone,))
-                database.execute("UPDATE meta SET value = ? WHERE name = 'oldest'", (gone,))
+                self._database.execute("DELETE FROM frames WHERE start < ?", (gone,))
+                self._database.execute("UPDATE meta SET value = ? WHERE name = 'oldest'", (gone,))
         if gone == self._oldest:
             self.below = 0
             self.held = self.held._replace(below=0)
@@ -174,8 +171,8 @@ class PartitionFile:
     def shrink(self) -> bool:
         """Give some free pages back to the disk, once the write-ahead log is worked off."""
         before = self.held.free
-        with self._transaction() as database:
-            database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
+        with self._database.transaction():
+            self._database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
         self.held = self._measured()
         return self.held.free < before
 
@@ -183,23 +180,23 @@ class PartitionFile:
         """Work the write-ahead log off, as far as nobody reads it; for another thread."""
         with (
             contextlib.suppress(sqlite3.Error, StoreError),  # the writer will
-            contextlib.closing(connect(self.path, "rw")) as database,
+            contextlib.closing(PartitionDatabase(self.path, "rw")) as database,
         ):
             database.execute(self._synchronous)
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def cut_wal(self) -> bool:
         """Work the write-ahead log off and empty its file; returns False while others use it."""
-        with self._trying():
-            busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        with self._database.explained():
+            busy = self._database.one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
         self.unworked = 0
         self.held = self._measured()
         return not busy
 
     def forget(self, producers: Sequence[str]) -> None:
         """Forget producers: what they send again is no longer known as a repetition."""
-        with self._transaction() as database:
-            database.executemany(
+        with self._database.transaction():
+            self._database.executemany(
                 "DELETE FROM producers WHERE id = ?", [(name,) for name in producers]
             )
         for name in producers:
@@ -228,23 +225,24 @@ class PartitionFile:
             with contextlib.suppress(OSError):
                 self.path.with_name(f"{self.path.name}{beside}").chmod(self.path.stat().st_mode)
         try:
-            database = connect(self.path, "rw")
+            database = PartitionDatabase(self.path, "rw", writing=True)
         except StoreError as error:
             raise NotTaken(str(error)) from error
         self._database.close()
         self._database = database
         self.let_go()
-        self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-        self._set_up()
-        self._read_only = False  # as far as is known
-
-    def _one(self, query: str) -> Any:
-        return self._database.execute(query).fetchone()
+        with database.explained():
+            database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            self._set_up()
 
     def _measured(self) -> Held:
-        with sqlite_errors_as_ours(self.path):
-            first = self._one("SELECT start, appended_ms, total - size FROM frames ORDER BY start")
-            pages, free = self._one("SELECT * FROM pragma_page_count, pragma_freelist_count")
+        with self._database.explained():
+            first = self._database.one(
+                "SELECT start, appended_ms, total - size FROM frames ORDER BY start"
+            )
+            pages, free = self._database.one(
+                "SELECT * FROM pragma_page_count, pragma_freelist_count"
+            )
             size, wal = self._sizes()
         oldest, oldest_ms, before = first or (self._oldest, 0, self._total)
         self._oldest = oldest
@@ -270,25 +268,3 @@ class PartitionFile:
                 f"log is in use; put it back, or start the node again"
             )
         return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
-
-    @contextlib.contextmanager
-    def _trying(self) -> Iterator[None]:
-        """SQLite's errors as ours, and whether it says that the connection cannot write."""
-        with sqlite_errors_as_ours(self.path):
-            try:
-                yield
-            except sqlite3.Error as error:
-                self._read_only = self._read_only or primary_code(error) == sqlite3.SQLITE_READONLY
-                raise
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._trying():
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield self._database
-                self._database.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
-                    self._database.execute("ROLLBACK")
-                raise

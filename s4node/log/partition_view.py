@@ -10,14 +10,15 @@ Rules
 
 from __future__ import annotations
 
-import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from s4node.errors import StoreError
-from s4node.log.partition_database import connect, corrupt, sqlite_errors_as_ours
+from s4node.log.partition_database import PartitionDatabase, corrupt
 from s4node.log.partition_rows import SELECT_FRAMES, OtherChecksum, StoredFrame, frame_of
 
 
@@ -27,13 +28,13 @@ class PartitionView:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._turn = threading.Lock()
-        self._database: sqlite3.Connection | None = None
+        self._database: PartitionDatabase | None = None
         self._closed = False
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
-        with self._turn, sqlite_errors_as_ours(self.path, writing=False, trim=True):
-            cursor = self._open().execute(SELECT_FRAMES, (offset,))
+        with self._turn, self._opened() as database:
+            cursor = database.execute(SELECT_FRAMES, (offset,))
             rows: list[tuple[Any, ...]] = []
             size = 0
             for row in cursor:
@@ -57,8 +58,8 @@ class PartitionView:
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that time; None where none was."""
-        with self._turn, sqlite_errors_as_ours(self.path, writing=False, trim=True):
-            return _halve(self._open(), millis)
+        with self._turn, self._opened() as database:
+            return _halve(database, millis)
 
     def close(self) -> None:
         """Close the connection; reading raises StoreError from now on."""
@@ -72,23 +73,25 @@ class PartitionView:
                 self._database.close()
                 self._database = None
 
-    def _open(self) -> sqlite3.Connection:
+    @contextmanager
+    def _opened(self) -> Iterator[PartitionDatabase]:
         if self._closed:
             raise StoreError(f"{self.path} is closed; read from the log before it is")
         if self._database is None:
-            self._database = connect(self.path, "ro")
-        return self._database
+            self._database = PartitionDatabase(self.path, "ro", trim=True)
+        with self._database.explained():
+            yield self._database
 
 
-def _halve(database: sqlite3.Connection, millis: int) -> int | None:
+def _halve(database: PartitionDatabase, millis: int) -> int | None:
     """Where the first row starts that was appended at that time or later; None without one."""
-    low, high = database.execute("SELECT min(start), max(start) FROM frames").fetchone()
+    low, high = database.one("SELECT min(start), max(start) FROM frames")
     at = "SELECT start, appended_ms FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
-    if low is None or database.execute(at, (high,)).fetchone()[1] < millis:
+    if low is None or database.one(at, (high,))[1] < millis:
         return None
     while low < high:  # the row that starts at `high` is late enough, those before `low` are not
         middle = (low + high) // 2
-        start, appended_ms = database.execute(at, (middle,)).fetchone()
+        start, appended_ms = database.one(at, (middle,))
         if appended_ms >= millis:
             high = start
         else:

@@ -25,6 +25,7 @@ import msgspec
 
 from s4node.errors import S4Error
 from s4node.events.schema import UNREADABLE
+from s4node.sqlite import Database
 
 _PATIENCE_SECONDS = 2.0
 
@@ -46,7 +47,7 @@ class Form(NamedTuple):
     damaged: type[S4Error]
 
 
-class SqliteFile:
+class SqliteFile(Database):
     """The database of this form in ``folder``, both made where missing."""
 
     def __init__(self, folder: Path, form: Form) -> None:
@@ -62,55 +63,39 @@ class SqliteFile:
                 f"{form.what} cannot be kept in {folder} ({error}); mend its rights, or set "
                 f"s4.state.folder to another folder"
             ) from error
-        with self._explained():
-            self._db = sqlite3.connect(
-                self.path, timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._explained():
-                self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
+        super().__init__(self.path, patience=_PATIENCE_SECONDS)
+        with self._closed_if_unfit():
+            self._prepare()
 
     def _open_to_read(self) -> None:
         """Open the file to be read."""
-        place = f"{self.path.absolute().as_uri()}?mode=ro"
-        if not self.path.with_name(f"{self.path.name}-wal").exists():
-            place += "&immutable=1"  # nobody has it open, and nothing can be put beside it
-        with self._explained():
-            self._db = sqlite3.connect(
-                place, uri=True, timeout=_PATIENCE_SECONDS, isolation_level=None,
-                check_same_thread=False,
-            )  # fmt: skip
+        beside = self.path.with_name(f"{self.path.name}-wal")
+        # without one nobody has it open, and nothing can be put beside it
+        mode = "ro" if beside.exists() else "ro&immutable=1"
+        super().__init__(self.path, mode, patience=_PATIENCE_SECONDS)
+        with self._closed_if_unfit(), self.transaction(write=False):
+            self._check()
+
+    @contextmanager
+    def _closed_if_unfit(self) -> Iterator[None]:
         try:
-            with self._transaction(write=False):
-                self._check()
+            with self.explained():
+                yield
         except BaseException:
-            self._db.close()
+            self.close()
             raise
 
     def _prepare(self) -> None:
-        db, form = self._db, self._form
-        db.execute("PRAGMA synchronous = NORMAL")
-        if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            db.execute("PRAGMA journal_mode = WAL")
-        with self._transaction():  # of two that begin at once, one makes it
-            empty = not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-            if empty and self._marks() == (0, 0):
-                db.execute(f"PRAGMA application_id = {form.application}")
-                db.execute(f"PRAGMA user_version = {form.version}")
-                for statement in form.schema.split(";"):
-                    db.execute(statement)
+        self.execute("PRAGMA synchronous = NORMAL")
+        if self.one("PRAGMA journal_mode")[0] != "wal":
+            self.execute("PRAGMA journal_mode = WAL")
+        with self.transaction():  # of two that begin at once, one makes it
+            if self.is_empty():
+                self.make(self._form.application, self._form.version, self._form.schema)
             self._check()
 
-    def _marks(self) -> tuple[int, int]:
-        """Whose file it is, and in which format."""
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        return application, self._db.execute("PRAGMA user_version").fetchone()[0]
-
     def _check(self) -> None:
-        application, version = self._marks()
+        application, version = self.marks()
         if application != self._form.application:
             raise self._form.damaged(
                 f"{self.path} is a database of another program; set s4.state.folder to another "
@@ -121,23 +106,6 @@ class SqliteFile:
                 f"{self.path} is written in format {version}, and this s4node reads format "
                 f"{self._form.version}; run the s4node that wrote it"
             )
-
-    def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
-        self._db.close()
-
-    @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[None]:
-        """All that is done inside happens, or nothing of it."""
-        with self._explained():
-            self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
 
     def _parsed(self, text: str) -> object:
         """JSON that was written here."""
@@ -150,22 +118,19 @@ class SqliteFile:
         """What to raise where something in the file cannot be read."""
         return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.mend}")
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
+    def explain(self, error: sqlite3.Error) -> Exception:
+        """What it is to somebody who starts nodes."""
+        if isinstance(error, sqlite3.OperationalError):
             if not _writable(self.path.parent, self.path):
-                raise self._form.unwritten(
+                return self._form.unwritten(
                     f"{self.path} cannot be used as it is: it may not be written ({error}); mend "
                     f"its rights and its folder's, or set s4.state.folder to a copy of that folder"
-                ) from error
-            raise self._form.unwritten(
+                )
+            return self._form.unwritten(
                 f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "
                 f"disk, or mend the rights"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+            )
+        return self._damaged(error) if isinstance(error, sqlite3.DatabaseError) else error
 
 
 def _writable(folder: Path, file: Path) -> bool:

@@ -71,13 +71,13 @@ class StartpointStore(SqliteFile):
         It takes the place of what was asked for the same partition and task before.
         """
         written = []
-        with self._transaction():
+        with self.transaction():
             everything = [*self._requests(), *(r for _, r in self._waiting())]
             for place in places:
                 latest = max((r.created_ms for r in everything if r.place == place), default=0)
                 created = now_ms if now_ms >= latest else latest + 1  # the clock went backwards
                 request = Request(secrets.token_hex(6), *place, startpoint, created, task)
-                self._db.execute(
+                self.execute(
                     "INSERT OR REPLACE INTO request VALUES (?, ?, ?, ?, ?)",
                     (*place, task, _text(request)),
                 )
@@ -86,12 +86,12 @@ class StartpointStore(SqliteFile):
 
     def requests(self) -> list[Request]:
         """What is asked for and waits for a start of the job; what has expired, too."""
-        with self._transaction(write=False):
+        with self.transaction(write=False):
             return self._requests()
 
     def pending(self) -> list[tuple[str, Request]]:
         """What tasks have been given and have not consumed, each with its task."""
-        with self._transaction(write=False):
+        with self.transaction(write=False):
             return self._waiting()
 
     def delete(self, places: Collection[Place] | None = None, task: str | None = None) -> int:
@@ -101,7 +101,7 @@ class StartpointStore(SqliteFile):
         all tasks stays. Returns how many were forgotten.
         """
         gone = 0
-        with self._transaction():
+        with self.transaction():
             everything = [("request", r.task, r) for r in self._requests()]
             everything += [("pending", owner, r) for owner, r in self._waiting()]
             for table, owner, request in everything:
@@ -114,7 +114,7 @@ class StartpointStore(SqliteFile):
 
     def fan_out(self, tasks: Mapping[str, Collection[Place]], now_ms: int) -> Fanned:
         """At a start of the job, give each task what holds for its partitions."""
-        with self._transaction():
+        with self.transaction():
             requests = self._requests()
             before: dict[str, list[Request]] = {}
             for task, request in self._waiting():
@@ -122,7 +122,7 @@ class StartpointStore(SqliteFile):
             fanned = fan_out(tasks, requests, before, now_ms)
             for task, waiting in fanned.pending.items():
                 for request in waiting:
-                    self._db.execute(
+                    self.execute(
                         "INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?, ?)",
                         (task, *request.place, _text(request)),
                     )
@@ -134,7 +134,7 @@ class StartpointStore(SqliteFile):
 
     def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
         """What is pending for a task; what it has ``consumed`` already is removed."""
-        with self._transaction():
+        with self.transaction():
             mine = [request for owner, request in self._waiting() if owner == task]
             for request in mine:
                 if request.id in consumed:
@@ -144,14 +144,14 @@ class StartpointStore(SqliteFile):
     # -- inside ------------------------------------------------------------------------------
 
     def _requests(self) -> list[Request]:
-        return [self._read(body) for (body,) in self._db.execute("SELECT body FROM request")]
+        return [self._read(body) for (body,) in self.execute("SELECT body FROM request")]
 
     def _waiting(self) -> list[tuple[str, Request]]:
-        rows = self._db.execute("SELECT task, body FROM pending")
+        rows = self.execute("SELECT task, body FROM pending")
         return [(task, self._read(body)) for task, body in rows]
 
     def _forget(self, table: str, task: str, request: Request) -> None:
-        self._db.execute(_FORGET[table], (task, *request.place))
+        self.execute(_FORGET[table], (task, *request.place))
 
     def _read(self, body: str) -> Request:
         try:

@@ -80,8 +80,8 @@ class ProgressStore(SqliteFile):
 
         Raises CheckpointError with every reason why it cannot.
         """
-        with self._transaction():
-            row = self._db.execute("SELECT guard FROM job").fetchone()
+        with self.transaction():
+            row = self.execute("SELECT guard FROM job").fetchone()
             before = None if row is None else JobGuard.of(self._parsed(row[0]))
             if before is not None:
                 job.check(
@@ -91,7 +91,7 @@ class ProgressStore(SqliteFile):
                 )
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
-            (run,) = self._db.execute(
+            (run,) = self.execute(
                 "INSERT INTO job VALUES (1, ?, 1) ON CONFLICT (one) DO UPDATE "
                 "SET guard = excluded.guard RETURNING run",
                 (text,),
@@ -100,17 +100,17 @@ class ProgressStore(SqliteFile):
 
     def end_run(self, run: int, tasks: Iterable[str]) -> bool:
         """Have the next start begin another run, if all of these tasks are done in this one."""
-        with self._transaction():
-            rows = self._db.execute("SELECT name FROM task WHERE done = ?", (run,)).fetchall()
+        with self.transaction():
+            rows = self.execute("SELECT name FROM task WHERE done = ?", (run,)).fetchall()
             if not {name for (name,) in rows}.issuperset(tasks):
                 return False
-            self._db.execute("UPDATE job SET run = ? WHERE run = ?", (run + 1, run))
+            self.execute("UPDATE job SET run = ? WHERE run = ?", (run + 1, run))
         return True
 
     def job(self) -> JobGuard | None:
         """What the job was like that wrote here."""
-        with self._transaction(write=False):
-            row = self._db.execute("SELECT guard FROM job").fetchone()
+        with self.transaction(write=False):
+            row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.of(self._parsed(row[0]))
 
     # -- tasks -------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class ProgressStore(SqliteFile):
         ``origin`` names the coordination that gave the task away in ``epoch``. Raises TaskFenced
         where a later epoch of the same coordination has claimed it already.
         """
-        with self._transaction():
-            row = self._db.execute(
+        with self.transaction():
+            row = self.execute(
                 "SELECT fence, origin, epoch, commits, linked FROM task WHERE name = ?", (task,)
             ).fetchone()
             if row is not None and row[1] == origin and row[2] > epoch:
@@ -131,7 +131,7 @@ class ProgressStore(SqliteFile):
                     f"it in epoch {epoch}; it stops, for two owners would count twice"
                 )
             fence = max(0 if row is None else row[0], above) + 1
-            self._db.execute(
+            self.execute(
                 "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
                 "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
                 (task, fence, origin, epoch),
@@ -152,8 +152,8 @@ class ProgressStore(SqliteFile):
 
         Raises TaskFenced where another has claimed it since.
         """
-        with self._transaction():
-            renewed = self._db.execute(
+        with self.transaction():
+            renewed = self.execute(
                 "UPDATE task SET written_ms = ?, commits = COALESCE(?, commits), "
                 "linked = linked OR ?, done = ? WHERE name = ? AND fence = ?",
                 (written_ms, commit, linked, done, claim.task, claim.fence),
@@ -163,8 +163,8 @@ class ProgressStore(SqliteFile):
 
     def check(self, claim: Claim) -> None:
         """Raise TaskFenced where another has claimed the task since."""
-        with self._transaction(write=False):
-            found = self._db.execute(
+        with self.transaction(write=False):
+            found = self.execute(
                 "SELECT 1 FROM task WHERE name = ? AND fence = ?", (claim.task, claim.fence)
             ).fetchone()
         if found is None:
@@ -172,8 +172,8 @@ class ProgressStore(SqliteFile):
 
     def tasks(self) -> dict[str, int]:
         """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
-        with self._transaction(write=False):
-            return dict(self._db.execute("SELECT name, written_ms FROM task").fetchall())
+        with self.transaction(write=False):
+            return dict(self.execute("SELECT name, written_ms FROM task").fetchall())
 
 
 def _taken_over(claim: Claim) -> TaskFenced:

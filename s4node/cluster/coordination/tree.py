@@ -5,8 +5,8 @@ Rules
   calls them from a thread. One thread at a time.
 - A transaction that belongs to a session looks first whether the session is still there, so a
   session that was ended writes nothing more, whenever its process wakes up.
-- Nobody else knows SQLite: its errors leave this module as CoordinationError, or as TreeBusy, after
-  which nothing has happened and the call can be made again.
+- Errors of SQLite leave this module as CoordinationError, or as TreeBusy, after which nothing has
+  happened and the call can be made again.
 - The database outlives crashes of processes. A power cut may take the last changes with it; the
   sessions that made them are gone then, too.
 """
@@ -28,6 +28,7 @@ from s4node.errors import (
     NoEntry,
     SessionLost,
 )
+from s4node.sqlite import Database
 
 ENDED = (
     "the others ended it, for it gave no sign of life for too long; start anew, and see what "
@@ -72,43 +73,41 @@ class SessionRow(NamedTuple):
     timeout: float
 
 
-class Tree:
+class _TreeFile(Database):
+    def explain(self, error: sqlite3.Error) -> Exception:
+        """What it means to somebody who starts nodes."""
+        return _explain(self.path, error)
+
+
+class Tree(_TreeFile):
     """The database at ``path``, which is made if it is missing.
 
     Only one process at a time may be making it: hold a lock around the constructor.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._explained():
-            self._db = sqlite3.connect(
-                path, timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
-            )
+        super().__init__(path, patience=_PATIENCE_SECONDS)
         try:
-            with self._explained():
+            with self.explained():
                 self._prepare()
         except BaseException:
-            self._db.close()
+            self.close()
             raise
 
     def _prepare(self) -> None:
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if (version, application) == (0, 0) and not self._db.execute(
-            "SELECT 1 FROM sqlite_master LIMIT 1"
-        ).fetchone():
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.executescript(
-                f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION}; "
-                f"PRAGMA user_version = {FORMAT}; {_SCHEMA} COMMIT;"
-            )
-        elif application != _APPLICATION:
+        self.execute("PRAGMA synchronous = NORMAL")
+        if self.is_empty():
+            self.execute("PRAGMA journal_mode = WAL")
+            with self.transaction():
+                self.make(_APPLICATION, FORMAT, _SCHEMA)
+            return
+        application, version = self.marks()
+        if application != _APPLICATION:
             raise LastingTreeError(
                 f"{self.path} is a database of another program; take another folder: "
                 f"s4.coordination.folder"
             )
-        elif version != FORMAT:
+        if version != FORMAT:
             raise LastingTreeError(
                 f"{self.path} is written in format {version}, this s4node reads format {FORMAT}; "
                 f"stop all nodes and delete the folder, or run the s4node that made it"
@@ -116,41 +115,36 @@ class Tree:
 
     def watch(self) -> Watch:
         """A view of the same database that only says when it changes."""
-        with self._explained():
-            return Watch(self.path)
-
-    def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
-        self._db.close()
+        return Watch(self.path)
 
     # --- sessions --------------------------------------------------------------------------------
 
     def open_session(self, session: SessionRow) -> None:
         """Make a session known to all."""
-        with self._transaction():
-            self._db.execute("INSERT INTO session VALUES (?, ?, ?)", session)
+        with self.transaction():
+            self.execute("INSERT INTO session VALUES (?, ?, ?)", session)
 
     def end_session(self, session: str) -> bool:
         """Delete a session and its ephemeral entries; False if somebody else has done it."""
-        with self._transaction():
-            if not self._db.execute("DELETE FROM session WHERE id = ?", (session,)).rowcount:
+        with self.transaction():
+            if not self.execute("DELETE FROM session WHERE id = ?", (session,)).rowcount:
                 return False
-            rows = self._db.execute("SELECT path FROM entry WHERE session = ?", (session,))
+            rows = self.execute("SELECT path FROM entry WHERE session = ?", (session,))
             for (path,) in rows.fetchall():
                 self._remove(path)
             return True
 
     def sessions(self) -> list[SessionRow]:
         """All sessions that nobody has ended."""
-        with self._transaction(write=False):
-            rows = self._db.execute("SELECT id, name, timeout FROM session ORDER BY id")
+        with self.transaction(write=False):
+            rows = self.execute("SELECT id, name, timeout FROM session ORDER BY id")
             return [SessionRow(*row) for row in rows]
 
     # --- entries: the calls of coordination.Session, for one session -----------------------------
 
     def create(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
         """See :meth:`coordination.Session.create`."""
-        with self._transaction(session):
+        with self._for(session):
             if self._version(path) is not None:
                 raise EntryExists(f"there is an entry {path!r} already; {_LOOK}")
             missing = [path]
@@ -158,8 +152,7 @@ class Tree:
             while self._version(above) is None:
                 missing.append(above)
                 above = parent_of(above)
-            owner = self._db.execute("SELECT session FROM entry WHERE path = ?", (above,))
-            if owner.fetchone()[0]:
+            if self.one("SELECT session FROM entry WHERE path = ?", (above,))[0]:
                 raise CoordinationError(
                     f"{path!r} would be below {above!r}, which is ephemeral and can have nothing "
                     f"below it; put it elsewhere"
@@ -167,7 +160,7 @@ class Tree:
             number = self._next_number()
             for one in reversed(missing):
                 mine = one == path
-                self._db.execute(
+                self.execute(
                     "INSERT INTO entry VALUES (?, ?, ?, 0, ?, ?, ?)",
                     (
                         one,
@@ -182,17 +175,17 @@ class Tree:
 
     def get(self, session: str, path: str) -> Entry | None:
         """See :meth:`coordination.Session.get`."""
-        with self._transaction(session, write=False):
-            row = self._db.execute(
+        with self._for(session, write=False):
+            row = self.one(
                 "SELECT data, version, session, created FROM entry WHERE path = ?", (path,)
-            ).fetchone()
+            )
             return Entry(*row) if row else None
 
     def set(self, session: str, path: str, data: bytes, version: int | None) -> int:
         """See :meth:`coordination.Session.set`."""
-        with self._transaction(session):
+        with self._for(session):
             found = self._expect(path, version)
-            self._db.execute(
+            self.execute(
                 "UPDATE entry SET data = ?, version = ? WHERE path = ?", (data, found + 1, path)
             )
             self._touch(path, self._next_number())
@@ -200,16 +193,16 @@ class Tree:
 
     def delete(self, session: str, path: str, version: int | None) -> None:
         """See :meth:`coordination.Session.delete`."""
-        with self._transaction(session):
+        with self._for(session):
             self._expect(path, version)
-            if self._db.execute("SELECT 1 FROM entry WHERE parent = ?", (path,)).fetchone():
+            if self.one("SELECT 1 FROM entry WHERE parent = ?", (path,)):
                 raise EntryNotEmpty(f"{path!r} has entries below it; delete those first")
             self._remove(path)
 
     def children(self, session: str, path: str) -> list[str]:
         """See :meth:`coordination.Session.children`."""
-        with self._transaction(session, write=False):
-            rows = self._db.execute("SELECT path FROM entry WHERE parent = ?", (path,))
+        with self._for(session, write=False):
+            rows = self.execute("SELECT path FROM entry WHERE parent = ?", (path,))
             return sorted(child.rpartition("/")[2] for (child,) in rows)
 
     def change(self, session: str, path: str) -> int:
@@ -217,10 +210,9 @@ class Tree:
 
         A deleted entry leaves no trace but in the entries above it, so these answer for it.
         """
-        with self._transaction(session, write=False):
+        with self._for(session, write=False):
             while True:
-                row = self._db.execute("SELECT changed FROM entry WHERE path = ?", (path,))
-                found = row.fetchone()
+                found = self.one("SELECT changed FROM entry WHERE path = ?", (path,))
                 if found:
                     return int(found[0])
                 path = parent_of(path)
@@ -228,7 +220,7 @@ class Tree:
     # --- inside a transaction --------------------------------------------------------------------
 
     def _version(self, path: str) -> int | None:
-        row = self._db.execute("SELECT version FROM entry WHERE path = ?", (path,)).fetchone()
+        row = self.one("SELECT version FROM entry WHERE path = ?", (path,))
         return int(row[0]) if row else None
 
     def _expect(self, path: str, version: int | None) -> int:
@@ -241,57 +233,36 @@ class Tree:
 
     def _next_number(self) -> int:
         """Every change touches the root, so the root knows the last number."""
-        row = self._db.execute("SELECT changed FROM entry WHERE path = '/'").fetchone()
+        row = self.one("SELECT changed FROM entry WHERE path = '/'")
         return int(row[0]) + 1
 
     def _touch(self, path: str, number: int) -> None:
         """Everything from ``path`` up to the root has changed."""
         while True:
-            self._db.execute("UPDATE entry SET changed = ? WHERE path = ?", (number, path))
+            self.execute("UPDATE entry SET changed = ? WHERE path = ?", (number, path))
             if path == "/":
                 return
             path = parent_of(path)
 
     def _remove(self, path: str) -> None:
         number = self._next_number()
-        self._db.execute("DELETE FROM entry WHERE path = ?", (path,))
+        self.execute("DELETE FROM entry WHERE path = ?", (path,))
         self._touch(parent_of(path), number)
 
-    # --- transactions and errors -----------------------------------------------------------------
-
     @contextmanager
-    def _transaction(self, session: str | None = None, *, write: bool = True) -> Iterator[None]:
-        with self._explained():
-            self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                if (
-                    session is not None
-                    and not self._db.execute(
-                        "SELECT 1 FROM session WHERE id = ?", (session,)
-                    ).fetchone()
-                ):
-                    raise SessionLost(ENDED)
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
+    def _for(self, session: str, *, write: bool = True) -> Iterator[None]:
+        """A transaction of a session, which is still there."""
+        with self.transaction(write=write):
+            if not self.one("SELECT 1 FROM session WHERE id = ?", (session,)):
+                raise SessionLost(ENDED)
             yield
-        except sqlite3.Error as error:
-            raise _explain(self.path, error) from error
 
 
-class Watch:
+class Watch(_TreeFile):
     """Says whether anybody has changed the database at ``path``, without ever waiting."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        super().__init__(path, patience=0)
         self._last: int | None = None
 
     def changed(self) -> bool:
@@ -299,16 +270,10 @@ class Watch:
 
         Raises TreeBusy and CoordinationError as all calls do.
         """
-        try:
-            version = int(self._db.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error as error:
-            raise _explain(self._path, error) from error
+        with self.explained():
+            version = int(self.one("PRAGMA data_version")[0])
         before, self._last = self._last, version
         return version != before
-
-    def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
-        self._db.close()
 
 
 _LOOK = "read it again, and decide anew"

@@ -1,0 +1,94 @@
+"""A SQLite database as a file of ours: opening, whose it is, transactions, and its errors.
+
+Rules
+- Plain blocking calls; who may not block makes them from a thread. Threads take turns.
+- No error of SQLite leaves but as what the owner of the file makes of it.
+- How much of the last writes a power cut may take is set by the owner of the file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+class Database:
+    """One connection to the file at ``path``.
+
+    ``mode`` is rwc to make what is missing, rw, or ro to read alone. For another's lock a call
+    waits ``patience`` seconds.
+    """
+
+    def __init__(self, path: Path, mode: str = "rwc", *, patience: float) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=patience,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        except sqlite3.Error as error:
+            raise self.unopened(error) from error
+        self.execute = self._db.execute
+        self.executemany = self._db.executemany
+
+    def explain(self, error: sqlite3.Error) -> Exception:
+        """What an error means; the owner says it."""
+        return error
+
+    def unopened(self, error: sqlite3.Error) -> Exception:
+        """The same, where the file cannot be opened."""
+        return self.explain(error)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Errors of SQLite inside leave as what they mean."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            meant = self.explain(error)
+            if meant is error:
+                raise
+            raise meant from error
+
+    @contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[None]:
+        """All that is done inside happens, or nothing of it."""
+        with self.explained():
+            self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield
+                self.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # some errors have rolled back already
+                    with suppress(sqlite3.Error):
+                        self.execute("ROLLBACK")
+                raise
+
+    def one(self, query: str, values: tuple[object, ...] = ()) -> Any:
+        """The first row that answers; None without one."""
+        return self.execute(query, values).fetchone()
+
+    def marks(self) -> tuple[int, int]:
+        """Whose file it is, and in which format; twice 0 in a new one."""
+        return self.one("PRAGMA application_id")[0], self.one("PRAGMA user_version")[0]
+
+    def is_empty(self) -> bool:
+        """Whether nobody has made anything in it."""
+        return self.marks() == (0, 0) and not self.one("SELECT 1 FROM sqlite_master LIMIT 1")
+
+    def make(self, application: int, version: int, schema: str) -> None:
+        """Make it ours, in the transaction that is under way."""
+        self.execute(f"PRAGMA application_id = {application}")
+        self.execute(f"PRAGMA user_version = {version}")
+        for statement in schema.split(";"):
+            self.execute(statement)
+
+    def close(self) -> None:
+        """Let go of the file; a second time does nothing."""
+        self._db.close()
