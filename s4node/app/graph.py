@@ -70,15 +70,14 @@ def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
     names = _generators((name, getattr(task, name, None)) for name in hooks)
     send = "collector.send(stream, event)"
     what = type(task).__name__
-    _raise(app, [
-        *(f"{name} of {what} {_NEVER_RUNS}, and send with {send}" for name in names),
-        *(
-            f"all tasks of a process would share {name!r} of {what}, a {type(value).__name__}; "
-            f"make it in __init__, or annotate it as ClassVar if they are to share it"
-            for name, (_, value) in shared_containers(type(task)).items()
-            if getattr(task, name, None) is value
-        ),
-    ])  # fmt: skip
+    problems = [f"{name} of {what} {_NEVER_RUNS}, and send with {send}" for name in names]
+    problems += [
+        f"all tasks of a process would share {name!r} of {what}, a {type(value).__name__}; "
+        f"make it in __init__, or annotate it as ClassVar if they are to share it"
+        for name, (_, value) in shared_containers(type(task)).items()
+        if getattr(task, name, None) is value
+    ]
+    _raise(app, problems)
 
 
 def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
@@ -294,11 +293,10 @@ def compile_plan(
         bindings |= rule.bindings
         body.append(f"k = {rule.expression('e')}")
     for number, target in enumerate(stream.targets):
-        body += _target_lines(
-            stream, number, instances[target.name], triggers.get(target.name), bindings,
-            touches=target.name in savers,
-        )  # fmt: skip
-        if target.name in savers:
+        made, fires = instances[target.name], triggers.get(target.name)
+        touches = target.name in savers
+        body += _target_lines(stream, number, made, fires, bindings, touches=touches)
+        if touches:
             bindings[f"_k{number}"] = savers[target.name]
             bindings[f"_u{number}"] = savers[target.name].touch_one
             fetched.append(f"    _m{number} = _k{number}.mark")

@@ -23,9 +23,7 @@ from s4node.app.stream import Stream, Target
 from s4node.errors import GraphError
 from s4node.events.keys import Key
 
-_RESERVED = {
-    "_group", "_home", "_mark", "_prototype", "_row", "_state", "app", "key", "partition"
-}  # fmt: skip
+_RESERVED = {"_group", "_home", "_mark", "_prototype", "_row", "_state", "app", "key", "partition"}
 
 
 class ElementType(ABCMeta):

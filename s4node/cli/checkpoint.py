@@ -98,14 +98,19 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
     job = _with_checkpoints(target, config)
     kept = {task: epochs.kept_of(task_folder(job.folder, task)) for task in job.checkpoints}
     if as_json:
-        print(json.dumps([
+        rows = [
             {
-                "task": task, "written_ms": one.written_ms, "inputs": len(one.offsets),
-                "kept": [{"name": k.name, "commit": k.commit, "kept_ms": k.kept_ms}
-                         for k in kept[task]],
+                "task": task,
+                "written_ms": one.written_ms,
+                "inputs": len(one.offsets),
+                "kept": [
+                    {"name": each.name, "commit": each.commit, "kept_ms": each.kept_ms}
+                    for each in kept[task]
+                ],
             }
             for task, one in job.checkpoints.items()
-        ]))  # fmt: skip
+        ]
+        print(json.dumps(rows))
         return _told(job, *job.progress(job.tasks))
     for task, one in job.checkpoints.items():
         count = len(one.offsets)
@@ -151,8 +156,11 @@ def export(target: str, config: Config) -> int:
     job.check_sound()
     guard = None if job.guard is None else job.guard.to_row()
     document = {
-        "format": _FORMAT, "app": job.name, "job": guard, "tasks": _tasks(job.checkpoints),
-    }  # fmt: skip
+        "format": _FORMAT,
+        "app": job.name,
+        "job": guard,
+        "tasks": _tasks(job.checkpoints),
+    }
     print(json.dumps(document, indent=2))
     return _told(job, *job.progress(job.tasks))
 
@@ -190,8 +198,11 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
         print(json.dumps({"tasks": sorted(checkpoints)}))
     else:
         count = len(checkpoints)
-        print(f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
-              f"says; startpoints that are set come first", file=sys.stderr)  # fmt: skip
+        print(
+            f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
+            f"says; startpoints that are set come first",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -306,8 +306,9 @@ async def look(config: Config, who: str) -> Seen:
 
 async def _alone(running: Running) -> Snapshot:
     """A process that is alone as it is now."""
-    node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address,
-                    running.admin)  # fmt: skip
+    node = NodeInfo(
+        running.node, socket.gethostname(), running.pid, "", running.address, running.admin
+    )
     answers: dict[str, admin.NodeStatus | str] = {}
     await _ask(node.name, node, answers)
     members = [node.name] if running.address else []

@@ -171,12 +171,18 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
         groups = Counter(one.kind for one in letters)
         again = Counter(one.kind for one in letters if one.sent)
         if as_json:
-            print(json.dumps([
-                {"stream": kind[0], "reason": kind[1], "pe": kind[2], "letters": count,
-                 "sent": again[kind],
-                 "first": next(one.id for one in letters if one.kind == kind)}
+            rows = [
+                {
+                    "stream": kind[0],
+                    "reason": kind[1],
+                    "pe": kind[2],
+                    "letters": count,
+                    "sent": again[kind],
+                    "first": next(one.id for one in letters if one.kind == kind),
+                }
                 for kind, count in groups.items()
-            ]))  # fmt: skip
+            ]
+            print(json.dumps(rows))
             return 0
         for kind, count in groups.items():
             first = next(one.id for one in letters if one.kind == kind)
@@ -333,9 +339,10 @@ def _with_letters(
     async def run() -> int:
         async with _home_of(job.config) as home:
             letters = [
-                one async for one in _letters(home.system, home.stream)
+                one
+                async for one in _letters(home.system, home.stream)
                 if one.letter.get("app", name) == name and stream in ("", one.stream)
-            ]  # fmt: skip
+            ]
             if ids:
                 known = {one.id: one for one in letters}
                 missing = [each for each in ids if each not in known]

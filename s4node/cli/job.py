@@ -223,9 +223,11 @@ def tell_older(job: Job, shipped: Iterable[str]) -> None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
-        print(f"s4: what {job.name} keeps is shipped to {url}; this is what {job.folder} has, and "
-              f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"s4: what {job.name} keeps is shipped to {url}; this is what {job.folder} has, and "
+            f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
+            file=sys.stderr,
+        )
 
 
 def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:

@@ -351,8 +351,10 @@ def _show(stream: Mapping[str, Any]) -> None:
         if each["last_ms"]:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["last_ms"] / 1000))
             newest = f", newest {stamp}"
-        print(f"  {each['partition']}: offsets {each['oldest']} to {each['upcoming']} "
-              f"({events:,} events, {each['bytes']:,} bytes{newest})")  # fmt: skip
+        print(
+            f"  {each['partition']}: offsets {each['oldest']} to {each['upcoming']} "
+            f"({events:,} events, {each['bytes']:,} bytes{newest})"
+        )
 
 
 def trim(

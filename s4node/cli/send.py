@@ -106,8 +106,11 @@ class Sending:
             stream.read_as(self._type)
             self._stream = stream
             if sys.stdin.isatty():
-                print(f"sending to {self._name} at {', '.join(self._addresses)}; a JSON object "
-                      f"a line, Ctrl-D ends", file=sys.stderr)  # fmt: skip
+                print(
+                    f"sending to {self._name} at {', '.join(self._addresses)}; a JSON object "
+                    f"a line, Ctrl-D ends",
+                    file=sys.stderr,
+                )
             try:
                 await self._pump(stream)
                 self._report(await stream.flush())
@@ -131,8 +134,7 @@ class Sending:
             self._report(stream.take_refusals())
             if sys.stderr.isatty() and trio.current_time() > told + _PROGRESS_SECONDS:
                 told = trio.current_time()
-                print(f"{self._name}: {stream.counts['admitted']:,} events so far",
-                      file=sys.stderr)  # fmt: skip
+                print(f"{self._name}: {stream.counts['admitted']:,} events so far", file=sys.stderr)
 
     def _objects(self, text: bytes) -> list[JsonText]:
         """The lines of a text that are JSON objects; the others are told, but for empty ones."""

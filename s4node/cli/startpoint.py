@@ -139,11 +139,15 @@ def set_(
         _tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
     for request in written:
         if job.inputs.get(f"{request.system}.{request.stream}") is None:
-            _tell(f"whether there is a {_ssp(request)} is not known before {job.name} has run; if "
-                  f"not, its start says so")  # fmt: skip
+            _tell(
+                f"whether there is a {_ssp(request)} is not known before {job.name} has run; if "
+                f"not, its start says so"
+            )
     if running:
-        _tell(f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
-              f"that is within {_HOURS} hours")  # fmt: skip
+        _tell(
+            f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
+            f"that is within {_HOURS} hours"
+        )
     else:
         _tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
     return 0
@@ -193,8 +197,10 @@ def show(target: str, config: Config, *, as_json: bool) -> int:
     for row in rows:
         ssp = SystemStreamPartition(row["system"], row["stream"], row["partition"])
         made = datetime.fromtimestamp(row["created_ms"] / 1000, UTC)
-        print(f"{row['state']:<9}  {ssp}  {row['text']}  {_who(row['task'])}  "
-              f"{made:%Y-%m-%d %H:%M:%SZ}  {row['id']}")  # fmt: skip
+        print(
+            f"{row['state']:<9}  {ssp}  {row['text']}  {_who(row['task'])}  "
+            f"{made:%Y-%m-%d %H:%M:%SZ}  {row['id']}"
+        )
     return 0
 
 

@@ -72,8 +72,10 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
     with _older_told(job) as shipped:
         for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
             if number == limit:
-                print(f"there are more rows than the limit of {limit}; --limit N shows more",
-                      file=sys.stderr)  # fmt: skip
+                print(
+                    f"there are more rows than the limit of {limit}; --limit N shows more",
+                    file=sys.stderr,
+                )
                 break
             _show(*row, as_json=as_json)
     return tell_damaged(damaged)

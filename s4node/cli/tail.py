@@ -80,13 +80,17 @@ class _Gaps:
         missed = self._events.missed - self._missed
         if missed > 0:
             self._missed += missed
-            print(f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
-                  f"slow, or the app's node could not send them, which its log tells",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
+                f"slow, or the app's node could not send them, which its log tells",
+                file=sys.stderr,
+            )
         if lost > self._lost:
             self._lost, self._away = lost, True
-            print(f"{stream}: connection lost; what comes until it is back is missing",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{stream}: connection lost; what comes until it is back is missing",
+                file=sys.stderr,
+            )
         if opened > self._opened:
             self._opened = opened
             if self._away:

@@ -156,7 +156,7 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
                     f"s4.{stage}.clicks.{word}"),
         )
         for word, text, kind, doc in rows
-    }  # fmt: skip
+    }
 
 
 STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}

@@ -92,8 +92,9 @@ class GenericEvent:
         try:
             return self._attributes[name]
         except KeyError:
-            raise KeyError(f"{name!r}: the event has {', '.join(self._attributes) or 'no'} "
-                           f"attributes") from None  # fmt: skip
+            raise KeyError(
+                f"{name!r}: the event has {', '.join(self._attributes) or 'no'} attributes"
+            ) from None
 
     def __getattr__(self, name: str) -> Any:
         if name in GenericEvent.__slots__:  # not initialised yet, while it is being unpickled

@@ -192,7 +192,9 @@ class Feed:
                 len(reading.hosted.partitions),
                 tuple(
                     wire.Position(
-                        cursor.partition.number, cursor.at, cursor.limit,
+                        cursor.partition.number,
+                        cursor.at,
+                        cursor.limit,
                         cursor.partition.bounds.upcoming,
                     )
                     for cursor in cursors
@@ -200,7 +202,7 @@ class Feed:
                 str(error) if error is not None else "",
                 headers,
             )
-        )  # fmt: skip
+        )
 
     # -- going on --------------------------------------------------------------------------------
 
@@ -218,8 +220,12 @@ class Feed:
             return
         except S4Error as error:
             cursor.lost = True
-            log.error("the log cannot be read", stream=reading.hosted.name, partition=number,
-                      reason=str(error))  # fmt: skip
+            log.error(
+                "the log cannot be read",
+                stream=reading.hosted.name,
+                partition=number,
+                reason=str(error),
+            )
             await self._send([self._word(reading, error=error)])
             return
         frames: list[bytes] = []

@@ -102,8 +102,11 @@ class LogHost:
             )
             for stream in self._store.streams.values():
                 self._host(stream)
-            log.info("the log is open", folder=self._config[settings.LOG_FOLDER],
-                     streams=len(self._streams))  # fmt: skip
+            log.info(
+                "the log is open",
+                folder=self._config[settings.LOG_FOLDER],
+                streams=len(self._streams),
+            )
             async with trio.open_nursery() as self._nursery:
                 task_status.started()
                 while True:

@@ -141,9 +141,13 @@ def open_stream(
         with os_errors_as_ours(folder):
             begun = begin_anew(_file(folder, number), settings.name, number)
         if begun is not None:
-            log.error("a partition begins anew, without what was in its former file",
-                      stream=settings.name, partition=number, offset=begun[0],
-                      former=str(begun[1]))  # fmt: skip
+            log.error(
+                "a partition begins anew, without what was in its former file",
+                stream=settings.name,
+                partition=number,
+                offset=begun[0],
+                former=str(begun[1]),
+            )
     files: list[PartitionFile | StoreCorrupt] = []
     there = {path.name for path in folder.glob("*.sqlite")}
     wanted = {_file(folder, number).name for number in range(settings.partitions)}

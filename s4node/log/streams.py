@@ -233,8 +233,12 @@ class LogStream:
         )
         for each in self.partitions:
             if each.damage:
-                log.error("a partition cannot be used; the others can", stream=self.name,
-                          partition=each.number, reason=each.damage)  # fmt: skip
+                log.error(
+                    "a partition cannot be used; the others can",
+                    stream=self.name,
+                    partition=each.number,
+                    reason=each.damage,
+                )
 
     @property
     def name(self) -> str:

@@ -96,9 +96,15 @@ class Standing(NamedTuple):
         """As the file says."""
         held, ledger = file.held, file.ledger
         return cls(
-            held.oldest, ledger.upcoming, held.size, held.disk, ledger.last_ms,
-            producers, types, forgotten,
-        )  # fmt: skip
+            held.oldest,
+            ledger.upcoming,
+            held.size,
+            held.disk,
+            ledger.last_ms,
+            producers,
+            types,
+            forgotten,
+        )
 
 
 class Waiting(NamedTuple):
@@ -117,8 +123,16 @@ class Lane:
     """One partition as the writer has it; ``told`` is called in trio's thread."""
 
     __slots__ = (
-        "asked", "broken", "doubtful", "file", "keep", "queues", "resume_at", "told", "trouble",
-    )  # fmt: skip
+        "asked",
+        "broken",
+        "doubtful",
+        "file",
+        "keep",
+        "queues",
+        "resume_at",
+        "told",
+        "trouble",
+    )
 
     def __init__(self, file: PartitionFile, keep: Keep, told: Callable[[Standing], None]) -> None:
         self.file = file

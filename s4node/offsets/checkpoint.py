@@ -148,10 +148,8 @@ class JobGuard:
 
     def over(self, before: JobGuard) -> JobGuard:
         """This one, with the inputs that only ``before`` knows."""
-        return JobGuard(
-            self.tasks, self.grouper, self.hasher, {**before.counts, **self.counts},
-            self.rerouted, self.keys, before.grown_to(self.counts),
-        )  # fmt: skip
+        counts = {**before.counts, **self.counts}
+        return replace(self, counts=counts, grown=before.grown_to(self.counts))
 
     def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Which inputs have grown by the time they have these ``counts``, and what they had."""
@@ -161,9 +159,13 @@ class JobGuard:
     def to_row(self) -> dict[str, Any]:
         """As it is written; what may get more partitions is the program's, not the file's."""
         return {
-            "tasks": self.tasks, "grouper": self.grouper, "hasher": self.hasher,
-            "counts": dict(self.counts), "keys": self.keys, "grown": dict(self.grown),
-        }  # fmt: skip
+            "tasks": self.tasks,
+            "grouper": self.grouper,
+            "hasher": self.hasher,
+            "counts": dict(self.counts),
+            "keys": self.keys,
+            "grown": dict(self.grown),
+        }
 
     @classmethod
     def of(cls, row: Any) -> JobGuard:
@@ -172,8 +174,12 @@ class JobGuard:
             counts = {str(name): int(count) for name, count in row["counts"].items()}
             grown = {str(name): int(count) for name, count in row["grown"].items()}
             return cls(
-                int(row["tasks"]), str(row["grouper"]), str(row["hasher"]), counts,
-                keys=str(row["keys"]), grown=grown,
-            )  # fmt: skip
+                int(row["tasks"]),
+                str(row["grouper"]),
+                str(row["hasher"]),
+                counts,
+                keys=str(row["keys"]),
+                grown=grown,
+            )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"what was kept is no job ({error!r})") from error

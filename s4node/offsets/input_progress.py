@@ -35,8 +35,15 @@ class InputProgress:
     """
 
     __slots__ = (
-        "_low", "committed", "on_refused", "on_safe", "origin", "ssp", "start", "startpoint",
-    )  # fmt: skip
+        "_low",
+        "committed",
+        "on_refused",
+        "on_safe",
+        "origin",
+        "ssp",
+        "start",
+        "startpoint",
+    )
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
         self.ssp = ssp

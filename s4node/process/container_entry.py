@@ -91,8 +91,9 @@ async def _answer(
 ) -> None:
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
     if not isinstance(ask, admin.AskStatus):
-        raise DeployFailed(f"{app.name!r} runs by itself, and takes no other apps; start a node: "
-                           f"s4 node {cluster}")  # fmt: skip
+        raise DeployFailed(
+            f"{app.name!r} runs by itself, and takes no other apps; start a node: s4 node {cluster}"
+        )
     ready = container.ready.is_set()
     statistics = msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {}
     one = admin.ContainerStatus(

@@ -70,8 +70,11 @@ class Keeping:
             passing("checkpoint.kept")
             self.sweep()
         except (OSError, StateError, StoreCorrupt) as error:
-            log.warning("a checkpoint could not be kept; it is tried again when the next is due",
-                        folder=str(self._folder), reason=str(error))  # fmt: skip
+            log.warning(
+                "a checkpoint could not be kept; it is tried again when the next is due",
+                folder=str(self._folder),
+                reason=str(error),
+            )
             return None
         if self._shipment is None or self._shipment.uploading:
             return None

@@ -248,8 +248,11 @@ def claim(
         try:
             database = _inherited(candidate, own, make, suspicious=damaged)
         except StoreCorrupt as error:
-            log.error("a state folder is damaged; going on from the one before",
-                      folder=str(candidate), reason=str(error))  # fmt: skip
+            log.error(
+                "a state folder is damaged; going on from the one before",
+                folder=str(candidate),
+                reason=str(error),
+            )
             damaged = True
             empty(own)
             continue
@@ -276,8 +279,11 @@ def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) ->
     try:
         return _inherited(earlier[0], own, make, suspicious=False)
     except StoreCorrupt as error:
-        log.error("a state folder is damaged; going on from what is shipped",
-                  folder=str(earlier[0]), reason=str(error))  # fmt: skip
+        log.error(
+            "a state folder is damaged; going on from what is shipped",
+            folder=str(earlier[0]),
+            reason=str(error),
+        )
         empty(own)
         return None
 
@@ -305,8 +311,11 @@ def _inherited(
             _inherit(before, own)
             Database(own, salvage=True).close()  # and what can be read is in tables from now on
             database = make(own)
-            log.error("the last commits in a state folder are damaged; going on from the one "
-                      "before", folder=str(before), reason=str(error))  # fmt: skip
+            log.error(
+                "the last commits in a state folder are damaged; going on from the one before",
+                folder=str(before),
+                reason=str(error),
+            )
         try:
             database.verify(rows=suspicious)
         except BaseException:

@@ -144,15 +144,23 @@ class Shipment:
             try:
                 database, batches = self._filled(manifest, batches, own, local, make)
             except StoreCorrupt as error:
-                log.error("what is shipped is damaged; going on from the one before",
-                          place=self.url, manifest=manifest.name, reason=str(error))  # fmt: skip
+                log.error(
+                    "what is shipped is damaged; going on from the one before",
+                    place=self.url,
+                    manifest=manifest.name,
+                    reason=str(error),
+                )
                 empty(own)
                 continue
             last = (batches or [manifest.base])[-1]
             if last[1] < newest.commit:
-                log.error("commits of a task are missing; what they had done is done again from "
-                          "its inputs, and what producers were told is safe may be lost",
-                          place=self.url, found=last[1], written=newest.commit)  # fmt: skip
+                log.error(
+                    "commits of a task are missing; what they had done is done again from "
+                    "its inputs, and what producers were told is safe may be lost",
+                    place=self.url,
+                    found=last[1],
+                    written=newest.commit,
+                )
             self._latest = msgspec.structs.replace(manifest, commit=last[1], batches=batches)
             self._since = len(batches)
             return database
@@ -249,8 +257,10 @@ class Shipment:
             except FileNotFoundError:
                 rows = None
         if rows is None:
-            log.error("a commit that was shipped is damaged; going on from the one before",
-                      place=f"{self.url}/batches/{name}")  # fmt: skip
+            log.error(
+                "a commit that was shipped is damaged; going on from the one before",
+                place=f"{self.url}/batches/{name}",
+            )
         return rows
 
     @property
@@ -313,18 +323,22 @@ class Shipment:
             self._since_bytes -= since_bytes
             self._sweep()
         except TaskFenced:
-            log.info("a checkpoint is not shipped, for another container has the task by now",
-                     place=self.url)  # fmt: skip
+            log.info(
+                "a checkpoint is not shipped, for another container has the task by now",
+                place=self.url,
+            )
         except StateError as error:
-            log.warning("a checkpoint could not be shipped; it is tried again with the next",
-                        place=self.url, reason=str(error))  # fmt: skip
+            log.warning(
+                "a checkpoint could not be shipped; it is tried again with the next",
+                place=self.url,
+                reason=str(error),
+            )
         finally:
             self.uploading = False
 
     def _upload(self, folder: Path | None, last: Batch) -> None:
-        known = {} if self._latest is None else {
-            stored.hash: stored for stored in self._latest.files.values()
-        }  # fmt: skip
+        before = self._latest.files.values() if self._latest is not None else ()
+        known = {stored.hash: stored for stored in before}
         files: dict[str, StoredFile] = {}
         with self._files.told():
             for path in [] if folder is None else sorted(folder.iterdir()):
@@ -430,9 +444,13 @@ def check_newest(url: str, task: str, database: Database) -> None:
     try:
         last = Shipment(RemoteFiles(root, Path(cluster) / app), task).last()
     except (StateError, ConfigError) as error:
-        log.warning("a task was shipped until now, and it cannot be looked at whether another node "
-                    "has gone on from there; what that has done is missing here",
-                    task=task, commit=known[1], reason=str(error))  # fmt: skip
+        log.warning(
+            "a task was shipped until now, and it cannot be looked at whether another node "
+            "has gone on from there; what that has done is missing here",
+            task=task,
+            commit=known[1],
+            reason=str(error),
+        )
         return
     if last not in (None, known):
         assert last is not None

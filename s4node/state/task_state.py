@@ -157,9 +157,14 @@ class TaskState:
         """Where the instances of a prototype are kept."""
         stored = f"pe {name}" in self.tables
         saved = self.instances[name] = SavedInstances(
-            self.table(f"pe {name}"), live, codec, self.database, self.changes, self._hasher,
+            self.table(f"pe {name}"),
+            live,
+            codec,
+            self.database,
+            self.changes,
+            self._hasher,
             stored=stored,
-        )  # fmt: skip
+        )
         return saved
 
     def unused(self) -> list[str]:

@@ -255,8 +255,11 @@ class EmbeddedLog:
         """Delete what lies before an offset of one partition, or was appended before a time (Unix
         time, ms); returns the oldest offset then, by partition."""
         asked = {
-            "stream": stream, "partition": partition, "offset": offset, "before_ms": before_ms,
-        }  # fmt: skip
+            "stream": stream,
+            "partition": partition,
+            "offset": offset,
+            "before_ms": before_ms,
+        }
         found = await self.ask("trim", asked)
         return {int(number): oldest for number, oldest in found["oldest"].items()}
 

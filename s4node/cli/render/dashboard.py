@@ -164,10 +164,9 @@ def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
                 *(str(getattr(row, name) or "") for name in rare),
             )
         )
-    titles = (
-        "app", "stage", "stream", "grade", "waiting", "full", "admitted",
-        *(("rate",) if live else ()), "waited", "shed", *(name.replace("_", " ") for name in rare),
-    )  # fmt: skip
+    titles = ["app", "stage", "stream", "grade", "waiting", "full", "admitted"]
+    titles += ["rate", "waited"] if live else ["waited"]
+    titles += ["shed", *(name.replace("_", " ") for name in rare)]
     counted = ("admitted", "waited") if live else ("waited",)  # a rate says more than a count
     return _table(titles, lines, width, spare=("grade", *counted, "waiting", "app", "shed"))
 
@@ -190,9 +189,7 @@ def _table(
     columns = {
         title: [on_one_line(line[index]) for line in lines] for index, title in enumerate(titles)
     }
-    widths = {
-        title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()
-    }  # fmt: skip
+    widths = {title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()}
 
     def room() -> int:
         """What is left for ``long`` beside the others, or for nothing."""

@@ -461,8 +461,12 @@ class Node:
             address = await process.wait_ready()
             await conversation.say(admin.Ready(address))
         except ContainerFailed as error:
-            log.info("a new version does not run", app=process.begin.app,
-                     version=process.begin.version, reason=error.reason)  # fmt: skip
+            log.info(
+                "a new version does not run",
+                app=process.begin.app,
+                version=process.begin.version,
+                reason=error.reason,
+            )
             with suppress(trio.BrokenResourceError):  # the asker may have gone as well
                 await conversation.say(admin.Failed(error.reason, error.trace))
         except trio.BrokenResourceError:

@@ -120,8 +120,11 @@ class Door:
         with trio.move_on_after(self._grace) as patience:
             await self._log.settle()
         if patience.cancelled_caught:
-            log.warning("not all on the disk in time; its producers keep the rest",
-                        seconds=self._grace, setting="task.shutdown.ms")  # fmt: skip
+            log.warning(
+                "not all on the disk in time; its producers keep the rest",
+                seconds=self._grace,
+                setting="task.shutdown.ms",
+            )
         with trio.move_on_after(_FAREWELL_SECONDS):
             await self._listener.farewell()
 

@@ -175,9 +175,8 @@ class Restarts:
     def stop(self, now: float) -> None:
         """The process is to end, and not to be started again; asked twice is asked once."""
         if not self._stop_wanted:
-            self.next_at = None if self.phase in (Phase.WAITING, Phase.KILLED) else (
-                now + self.limits.drain
-            )  # fmt: skip
+            idle = self.phase in (Phase.WAITING, Phase.KILLED)
+            self.next_at = None if idle else now + self.limits.drain
         self._stop_wanted = True
         self._go(Seen.STOP)
 

@@ -90,8 +90,11 @@ def running_entry() -> Iterator[RunningEntry]:
 
 
 def _tell_unlisted(reason: str) -> None:
-    log.warning("commands such as s4 status do not find this process", reason=reason,
-                fix="set XDG_RUNTIME_DIR to a folder of yours that can be written")  # fmt: skip
+    log.warning(
+        "commands such as s4 status do not find this process",
+        reason=reason,
+        fix="set XDG_RUNTIME_DIR to a folder of yours that can be written",
+    )
 
 
 def running_processes() -> list[Running]:

@@ -276,8 +276,14 @@ class ContainerProcess:
     def _log(self, failure: supervisor_protocol.Failed, now: float) -> None:
         pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
         trace = {"trace": failure.trace} if failure.trace else {}
-        log.error("a container ended", app=self.begin.app, container=self.begin.member,
-                  reason=failure.error, starts_again_in=pause, **trace)  # fmt: skip
+        log.error(
+            "a container ended",
+            app=self.begin.app,
+            container=self.begin.member,
+            reason=failure.error,
+            starts_again_in=pause,
+            **trace,
+        )
 
     async def _say(self, message: supervisor_protocol.Message) -> None:
         line = self._line

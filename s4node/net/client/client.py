@@ -267,9 +267,12 @@ class Client:
                 continue
             refusals += stream.take_refusals()
             if stream.counts["pending"]:
-                log.warning("events have no verdict, and will have none",
-                            stream=stream.name, events=stream.counts["pending"],
-                            reason=stream._told)  # fmt: skip
+                log.warning(
+                    "events have no verdict, and will have none",
+                    stream=stream.name,
+                    events=stream.counts["pending"],
+                    reason=stream._told,
+                )
         return refusals + await self._flush(open_streams)
 
     async def _flush(self, streams: list[ClientStream]) -> list[Refusal]:
@@ -309,8 +312,11 @@ def warn_of(refusals: list[Refusal]) -> None:
     """Tell what nobody asked for before the client was left."""
     if refusals:
         events = sum(refusal.count for refusal in refusals)
-        log.warning("events were not processed; call flush() to know which",
-                    events=events, reason=refusals[0].reason)  # fmt: skip
+        log.warning(
+            "events were not processed; call flush() to know which",
+            events=events,
+            reason=refusals[0].reason,
+        )
 
 
 class ClientStream:
@@ -518,9 +524,13 @@ class ClientStream:
         """The node has forgotten us: it cannot tell what it has had already."""
         if self._routes.unknown:
             partitions, self._routes.unknown = self._routes.unknown, []
-            log.warning("the node knows this producer no longer: what had no verdict is sent, and "
-                        "counts twice if it was committed", stream=self.name,
-                        producer=self._client.producer, partitions=partitions)  # fmt: skip
+            log.warning(
+                "the node knows this producer no longer: what had no verdict is sent, and "
+                "counts twice if it was committed",
+                stream=self.name,
+                producer=self._client.producer,
+                partitions=partitions,
+            )
 
     def _admit(self, events: Sequence[Any]) -> None:
         """Declare new event classes, freeze GenericEvents, complain about what is no event."""

@@ -123,9 +123,10 @@ class Subscription:
         """
         at = {
             place.partition: place.passed
-            for source in self._sources.values() if source.log
+            for source in self._sources.values()
+            if source.log
             for place in source.places.values()
-        }  # fmt: skip
+        }
         if self._of is not None and self._of.reading.log:
             at[self._of.place.partition] = self._of.first + self._at
         return at

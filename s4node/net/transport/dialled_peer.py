@@ -49,5 +49,6 @@ class Dialled:
     def bad(self, reason: str) -> None:
         """Something that has come cannot be used."""
         if self.answers.bad(reason):
-            self._log.warning("bad frame; further ones are not told",
-                              address=self.address, reason=reason)  # fmt: skip
+            self._log.warning(
+                "bad frame; further ones are not told", address=self.address, reason=reason
+            )

@@ -342,9 +342,12 @@ class Container:
 
     async def _give_up(self) -> None:
         """The deadline is over: say what was waited for, and commit what is done."""
-        log.warning("not drained in time", seconds=self.config[settings.TASK_SHUTDOWN_MS],
-                    setting=settings.TASK_SHUTDOWN_MS.name,
-                    waits_for=self.parts.drain.waits_for())  # fmt: skip
+        log.warning(
+            "not drained in time",
+            seconds=self.config[settings.TASK_SHUTDOWN_MS],
+            setting=settings.TASK_SHUTDOWN_MS.name,
+            waits_for=self.parts.drain.waits_for(),
+        )
         self.parts.loop.grace = _LAST_SECONDS
         if self.replay is not None:
             with trio.move_on_after(_LAST_SECONDS):
@@ -364,8 +367,13 @@ class Container:
         await hooks.call(self.app, self.app.on_start)
         await self._lifecycle.started()
         self.accounts.started()
-        log.info("running", app=self.app.name, node=self.node, address=self.address,
-                 partitions=self.partitioner.partitions)  # fmt: skip
+        log.info(
+            "running",
+            app=self.app.name,
+            node=self.node,
+            address=self.address,
+            partitions=self.partitioner.partitions,
+        )
         self.ready.set()
 
     def _spawn(

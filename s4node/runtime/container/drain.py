@@ -103,15 +103,22 @@ class Drain:
         left = []
         for owed in self._outputs.owed():
             if owed.stream != self._letters:
-                log.error("events of an output stream have no verdict, and are kept nowhere",
-                          app=self._app, **owed._asdict())  # fmt: skip
+                log.error(
+                    "events of an output stream have no verdict, and are kept nowhere",
+                    app=self._app,
+                    **owed._asdict(),
+                )
                 left.append(
                     f"{owed.events} events of stream {owed.stream!r} without a verdict of consumer "
                     f"{owed.consumer!r}"
                 )
         for stream, events in sorted(self._unprocessed().items()):
-            log.error("events that the app has put are not processed, and are kept nowhere",
-                      app=self._app, stream=stream, events=events)  # fmt: skip
+            log.error(
+                "events that the app has put are not processed, and are kept nowhere",
+                app=self._app,
+                stream=stream,
+                events=events,
+            )
             left.append(f"{events} events that it has put on stream {stream!r} not processed")
         return left
 

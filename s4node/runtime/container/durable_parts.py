@@ -122,13 +122,21 @@ class Replay:
             count = await home.partitions(stream)
         except UnknownStream:
             await home.create(stream, wanted, key=key)
-            log.info("a stream is created in the log of this node", stream=f"{system}.{stream}",
-                     partitions=wanted, key=key)  # fmt: skip
+            log.info(
+                "a stream is created in the log of this node",
+                stream=f"{system}.{stream}",
+                partitions=wanted,
+                key=key,
+            )
             return wanted
         if count != wanted:
-            log.info("a stream of the log of this node has another number of partitions than the "
-                     "app declares, and keeps it", stream=f"{system}.{stream}", partitions=count,
-                     declared=wanted)  # fmt: skip
+            log.info(
+                "a stream of the log of this node has another number of partitions than the "
+                "app declares, and keeps it",
+                stream=f"{system}.{stream}",
+                partitions=count,
+                declared=wanted,
+            )
         return count
 
     def _guard(self, model: JobModel) -> JobGuard:
@@ -306,11 +314,9 @@ class Replay:
         new.succeed(old)
         self.committer.go_back(new)
         assert new.failures.isolation is not None
-        new.failures.isolation.culprits.going_back({
-            str(ssp): progress.committed
-            for ssp, progress in self.consumers.progress[old.partition].items()
-            if progress.committed is not None
-        })  # fmt: skip
+        progress = self.consumers.progress[old.partition].items()
+        committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
+        new.failures.isolation.culprits.going_back(committed)
         self.consumers.go_back(old, new)
         return new
 
@@ -363,9 +369,7 @@ class Replay:
     async def end_run(self) -> None:
         """The tasks have ended the container, and all is committed: perhaps the job has ended."""
         live = bool(live_of(self._app))
-        await self.committer.end_run([
-            task.name for task in self._model.tasks if live or task.ssps
-        ])  # fmt: skip
+        await self.committer.end_run([task.name for task in self._model.tasks if live or task.ssps])
 
     async def _keep(self, letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
@@ -402,10 +406,14 @@ def tell_left(app: App, config: Config, name: str) -> None:
     except (ConfigError, OSError):  # who keeps nothing needs no such folder
         return
     streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
-    log.warning("the app keeps nothing with these settings, and has kept state by others: it "
-                "begins without that", app=app.name, folder=str(folder),
-                fix=f"set {streams} as before, or remove the folder" if streams
-                else "declare its inputs as before, or remove the folder")  # fmt: skip
+    again = f"set {streams} as" if streams else "declare its inputs as"
+    log.warning(
+        "the app keeps nothing with these settings, and has kept state by others: it "
+        "begins without that",
+        app=app.name,
+        folder=str(folder),
+        fix=f"{again} before, or remove the folder",
+    )
 
 
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:

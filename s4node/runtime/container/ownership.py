@@ -190,8 +190,13 @@ class Ownership:
             await self._replay.read(gained)
         await self._lifecycle.reached(Step.LOOP)
         if gained and self._members is not None:
-            log.info("owns partitions", app=self._app.name, node=self._node,
-                     partitions=partitions, epoch=view.epoch)  # fmt: skip
+            log.info(
+                "owns partitions",
+                app=self._app.name,
+                node=self._node,
+                partitions=partitions,
+                epoch=view.epoch,
+            )
 
     async def _start(self, task: Task) -> None:
         self.closings[task] = self._lifecycle.closes(f"task {task.name}", task.close)
@@ -230,8 +235,7 @@ class Ownership:
         self._replay.exchange.leave(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
-        log.info("hands a partition over", app=self._app.name, node=self._node,
-                 partition=partition)  # fmt: skip
+        log.info("hands a partition over", app=self._app.name, node=self._node, partition=partition)
         await self._membership.hand_over([partition])
 
     def _may_leave(self, task: Task) -> bool:

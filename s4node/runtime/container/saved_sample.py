@@ -63,8 +63,12 @@ def _look(app: App, folder: Path, task: str, elements: Elements | None, hasher: 
 
 
 def _tell_unread(app: App, task: str, error: Exception) -> None:
-    log.warning("what a task keeps is not read before it is stopped", app=app.name, task=task,
-                reason=str(error))  # fmt: skip
+    log.warning(
+        "what a task keeps is not read before it is stopped",
+        app=app.name,
+        task=task,
+        reason=str(error),
+    )
 
 
 def _read(app: App, elements: Elements | None, state: TaskState) -> None:

@@ -306,5 +306,9 @@ class Parts:
 
 
 def _tell_unhandled(app: str, pe: str, cls: type) -> None:
-    log.warning("no handler for an event type; further ones are only counted",
-                app=app, pe=pe, event_type=cls.__name__)  # fmt: skip
+    log.warning(
+        "no handler for an event type; further ones are only counted",
+        app=app,
+        pe=pe,
+        event_type=cls.__name__,
+    )

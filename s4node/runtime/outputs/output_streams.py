@@ -100,9 +100,11 @@ class Outputs:
                 self._emitters[cluster] = self._emitter([address])
             sender.connect(cluster, self._emitters[cluster], self._routes(stream))
         if not sender.consumers and not self._awaited:
-            log.warning("nobody consumes an output stream; its events go nowhere",
-                        stream=stream.name,
-                        setting=f"s4.stream.{stream.name}.consumers")  # fmt: skip
+            log.warning(
+                "nobody consumes an output stream; its events go nowhere",
+                stream=stream.name,
+                setting=f"s4.stream.{stream.name}.consumers",
+            )
         return sender
 
     def _emitter(self, seeds: Sequence[str]) -> Emitter:
@@ -136,8 +138,12 @@ class Outputs:
             if name not in consumers:
                 left = sender.disconnect(name)
                 self.on_consumer(stream, name)
-                log.warning("an app consumes a stream no longer", stream=stream, consumer=name,
-                            events_without_verdict=left)  # fmt: skip
+                log.warning(
+                    "an app consumes a stream no longer",
+                    stream=stream,
+                    consumer=name,
+                    events_without_verdict=left,
+                )
                 self._on_room()  # nobody waits for it any more
         for name, consumer in consumers.items():
             if name == self._ourselves:
@@ -167,11 +173,8 @@ class Outputs:
 
     def sent(self) -> Sent:
         """What has been put on the output streams so far."""
-        return Sent(self, [
-            (sender, consumer, mark)
-            for sender in self.senders.values()
-            for consumer, mark in sender.marks()
-        ])  # fmt: skip
+        senders = self.senders.values()
+        return Sent(self, [(each, *mark) for each in senders for mark in each.marks()])
 
     def owed(self) -> list[Owed]:
         """What has no verdict yet; but for what tasks keep, which goes another way."""
