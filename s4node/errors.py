@@ -98,24 +98,24 @@ class ProcessingError(S4Error):
 
 def _mending(what: str, cls: str, cause: BaseException) -> str:
     """What to do about what a handler, or another method of the app, has raised."""
-    why, mend = described(cause), f"mend the {what}"
+    why, fix = described(cause), f"fix the {what}"
     _, undeclared, rest = why.partition(f"{cls!r} object has no attribute '")
     if isinstance(cause, AttributeError) and undeclared and what == "handler":
         name = rest.partition("'")[0]
-        return f"{mend} (what a PE keeps is declared in its class, as '{name}: int = 0')"
+        return f"{fix} (what a PE keeps is declared in its class, as '{name}: int = 0')"
     _, unannotated, rest = why.partition(f"{cls!r} object attribute '")
     name, _, fact = rest.partition("' is read-only")
     if isinstance(cause, AttributeError) and unannotated and not fact and what == "handler":
         return (
-            f"{mend} (what a PE changes is annotated in its class, as '{name}: int = 0'; without "
+            f"{fix} (what a PE changes is annotated in its class, as '{name}: int = 0'; without "
             f"that it is the same for all instances)"
         )
     if isinstance(cause, RuntimeError) and "no running event loop" in why:
         return (
-            f"{mend} (a node's loop is trio's, where asyncio's calls fail: use trio's, or have "
+            f"{fix} (a node's loop is trio's, where asyncio's calls fail: use trio's, or have "
             f"process_async of a task hand the work to a loop of asyncio's in a thread)"
         )
-    return mend
+    return fix
 
 
 class TaskError(ProcessingError):
@@ -390,7 +390,9 @@ def is_signal(error: BaseException) -> bool:
 
 
 def _name(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__name__}"  # whoever asks need not know trio
+    return (
+        f"{type(error).__module__}.{type(error).__name__}"  # a caller that asks need not know trio
+    )
 
 
 def leaves(error: BaseException) -> list[BaseException]:

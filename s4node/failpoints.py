@@ -1,8 +1,9 @@
 """Points at which a process can be told to die, for tests of what is left behind.
 
 ``S4_FAULT=name`` in the environment kills the process with SIGKILL when it comes to that point,
-``S4_FAULT=name:3`` at the third passing. With ``@FILE`` behind it, it is done once: whoever makes
-the file dies, and who finds it there goes on, so that a process which is started again lives.
+``S4_FAULT=name:3`` at the third passing. With ``@FILE`` behind it, it is done once: the process
+that makes the file dies, and who finds it there goes on, so that a process which is started again
+lives.
 
 Rules
 - All points are in ``POINTS``, in the order in which they are passed; another name is a mistake.

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 from s4node.events.keys import crc32m
 from s4node.offsets.producer_offsets import KeptProducer, Producer
-from s4node.offsets.task_claims import ProgressStore
+from s4node.offsets.task_claims import TaskClaims
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
@@ -28,7 +28,7 @@ def kept_positions(app: Path) -> dict[str, dict[str, int]]:
 
 def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     """Have a task begin with these."""
-    store = ProgressStore(app)
+    store = TaskClaims(app)
     folder = task_folder(app, task)
     claim = store.claim(task, "", 0, epochs.highest(folder))
     state = TaskState(epochs.claim(folder, claim.fence, Database), crc32m)
@@ -45,7 +45,7 @@ def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
     for folder in app.glob("tasks/*"):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                for name in (look := Look(TaskState(database, crc32m))).elements:
+                for name in (look := StateReader(TaskState(database, crc32m))).elements:
                     found.update(look.instances(name))
     return found
 
@@ -56,7 +56,7 @@ def kept_rows(app: Path, store: str) -> dict[Any, Any]:
     for folder in app.glob("tasks/*"):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                found.update(Look(TaskState(database, crc32m)).store(store))
+                found.update(StateReader(TaskState(database, crc32m)).store(store))
     return found
 
 

@@ -94,7 +94,7 @@ class Nodes:
         self.scopes[name].cancel()
 
     def kill(self, name: str) -> None:
-        """End a container at once: no drain, no farewell, and its session with it."""
+        """End a container at once: no drain, no shut_down, and its session with it."""
         self.scopes[name + " run"].cancel()
         del self.containers[name]
 

@@ -42,6 +42,16 @@ MANY_FILES = {"bench", "cli"}  # a file a benchmark, a file a command
 MOST_CODE = 400  # lines of a file without comments, docstrings and blank lines
 LISTS = {"config.settings"}  # a list of one kind of thing is as long as there are things
 
+# Words that stand where the field has a term, and what is left of them: it may only fall.
+RIDDLES = re.compile(
+    r"\b(whoever|leash|farewell|culprits?|mend|one's|(?<!in[ -])flight|bury|rejects)\b",
+    re.IGNORECASE,
+)
+RIDDLES_LEFT = 0
+# Names that mean the same everywhere, and how many others more than six classes have: as few.
+GENERIC = {"run", "start", "stop", "close", "send", "put", "add", "remove", "get"}
+COMMON_NAMES = 55
+
 # Pure modules by room. Time is an argument; they know no trio, socket, file, clock or log.
 PURE_MODULES = {
     "": "errors packaged store_spec version",
@@ -286,6 +296,28 @@ def test_nobody_imports_the_package_s_facade_from_inside() -> None:
         if ours(found) == "" and found.module not in ("", "packaged")  # finds names for pickles
     ]
     assert through == []
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_words_that_stand_for_a_term_become_no_more() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in MODULES.values()]
+    found = Counter(word.lower() for text in texts for word in RIDDLES.findall(text))
+    assert found.total() == RIDDLES_LEFT, f"lower the bound, or use the term: {found}"
+
+
+def test_a_name_that_many_classes_have_means_the_same_in_all() -> None:
+    classes: Counter[str] = Counter()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+                classes.update(
+                    {member.name for member in node.body if isinstance(member, functions)}
+                )
+    common = {name for name, count in classes.items() if count > 6 and not name.startswith("__")}
+    assert len(common - GENERIC) == COMMON_NAMES, sorted(common - GENERIC)
 
 
 # --- pure modules, libraries ---------------------------------------------------------------------

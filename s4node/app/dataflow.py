@@ -6,7 +6,8 @@ Rules
   handlers, and of the functions which that code names, reads from globals, closures or the app.
 - The walk is bounded, and an object that does not let itself be looked into is left alone.
 - An edge too many is possible (a stream held but never put on), an edge too few as well (a name
-  that is put together at run time). Whoever relies on edges adds those that it sees at run time.
+  that is put together at run time). A caller that relies on edges adds those that it sees at run
+  time.
 - Everything is sorted where order could show, so that two runs say the same.
 """
 

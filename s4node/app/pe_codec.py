@@ -157,7 +157,7 @@ class ElementCodec:
 
     def _unmigrated(self, key: Any, what: str) -> NotRestorable:
         return NotRestorable(
-            self._name, key, f"migrate of {self._name} {key!r} {what}", "mend migrate"
+            self._name, key, f"migrate of {self._name} {key!r} {what}", "fix migrate"
         )
 
     def _value(self, key: Any, name: str, raw: Any) -> Any:

@@ -35,7 +35,7 @@ class Request(Event):
     seconds: float
 
 
-class Requests(MemorySystem):
+class CoordinatorRequests(MemorySystem):
     """A stream of requests, as many as its address says."""
 
     def __init__(self, name: str, address: str) -> None:

@@ -27,7 +27,7 @@ from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 
 CHUNK = 2048
@@ -175,7 +175,7 @@ def kept_counts(folder: Path) -> tuple[int, int]:
     keys = events = 0
     for task in (folder_of(str(folder), "default", NAME) / "tasks").iterdir():
         with epochs.copied(task) as database:
-            for _, saved in Look(TaskState(database, crc32m)).instances("Tally"):
+            for _, saved in StateReader(TaskState(database, crc32m)).instances("Tally"):
                 keys += 1
                 events += saved["count"]
     return keys, events

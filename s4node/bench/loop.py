@@ -22,7 +22,7 @@ from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container import hooks
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
@@ -164,7 +164,7 @@ async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
         return None
 
     done = trio.Event()
-    loop = EventLoop(
+    loop = RunLoop(
         max_events=config[settings.STEP_MAX_EVENTS],
         max_seconds=config[settings.STEP_MAX_MS],
         after_turn=refill,
@@ -190,7 +190,7 @@ def _feed(
     app: Sums,
     config: Config,
     pipeline: Pipeline,
-    loop: EventLoop,
+    loop: RunLoop,
     number: int,
     size: int,
     batches: int,

@@ -42,7 +42,7 @@ from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import stopped
 from s4node.offsets.startpoint import Number
 from s4node.offsets.system import SystemStreamPartition
-from s4node.offsets.task_claims import ProgressStore, now_ms
+from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.state import epochs
 from s4node.state.job import Progress, replace, task_folder
 
@@ -183,7 +183,7 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     if job.depot is None:
         _check_unshipped(job, checkpoints)
     with stopped(job.folder):
-        store = ProgressStore(job.folder)
+        store = TaskClaims(job.folder)
         try:
             if guard is not None:
                 store.admit(guard)

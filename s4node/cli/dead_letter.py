@@ -57,42 +57,48 @@ _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
 _SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter, its ``id``, and whether its event was sent again."""
 
     id: str
-    letter: GenericEvent
+    dead_letter: GenericEvent
     sent: bool = False
 
     @property
     def stream(self) -> str:
         """Where its event came from."""
-        return f"{self.letter.system}.{self.letter.stream}"
+        return f"{self.dead_letter.system}.{self.dead_letter.stream}"
 
     @property
     def kind(self) -> tuple[str, str, str]:
         """Stream, reason without what is of the single event, and where it was raised."""
-        return self.stream, self.letter.reason.partition(":")[0], self.letter.get("pe", "")
+        return (
+            self.stream,
+            self.dead_letter.reason.partition(":")[0],
+            self.dead_letter.get("pe", ""),
+        )
 
     @property
     def turn(self) -> tuple[str, int, str]:
         """What it shares with those among which it keeps its order."""
-        return self.stream, self.letter.partition, self.letter.get("key", "")
+        return self.stream, self.dead_letter.partition, self.dead_letter.get("key", "")
 
     def is_own(self, cluster: str) -> bool:
         """Whether a task of the app has put its event, for itself or for another of the app."""
-        letter = self.letter
-        task = origin_of(letter.stream, letter.partition, f"{TASK}{cluster}/{letter.get('app')}/")
-        sent = letter.system == LIVE and letter.origin.startswith(task)
-        return bool(sent or letter.offset < 0)
+        dead_letter = self.dead_letter
+        task = origin_of(
+            dead_letter.stream, dead_letter.partition, f"{TASK}{cluster}/{dead_letter.get('app')}/"
+        )
+        sent = dead_letter.system == LIVE and dead_letter.origin.startswith(task)
+        return bool(sent or dead_letter.offset < 0)
 
     @property
     def declaration(self) -> TypeDecl | None:
         """The type of its event; None where that did not decode."""
-        name = self.letter.get("type")
+        name = self.dead_letter.get("type")
         if not name:
             return None
-        fields = tuple((field, kind, bool(must)) for field, kind, must in self.letter.fields)
+        fields = tuple((field, kind, bool(must)) for field, kind, must in self.dead_letter.fields)
         return TypeDecl(name, fingerprint_of(name, fields), fields)
 
     @property
@@ -103,7 +109,7 @@ class Letter(NamedTuple):
             return None
         kind = EventType(GenericEvent) if declared.name == GENERIC else OpenType(declared)
         try:
-            return kind.decode(self.letter.raw)[0].attributes
+            return kind.decode(self.dead_letter.raw)[0].attributes
         except UNREADABLE:
             return None
 
@@ -156,20 +162,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:
-    """Print how many letters there are, by stream and reason, or each; returns the exit status."""
+    """Print how many dead letters there are, by stream and reason, or each; returns the exit
+    status."""
 
-    async def work(letters: list[Letter], _: _Home) -> int:
+    async def work(dead_letters: list[DeadLetter], _: _Home) -> int:
         if every:
-            for one in letters:
+            for one in dead_letters:
                 if as_json:
                     print(json.dumps(_plain(one, raw=False)))
                 else:
-                    at = f"{one.letter.origin}:{one.letter.offset}"
+                    at = f"{one.dead_letter.origin}:{one.dead_letter.offset}"
                     end = "  (sent again)" if one.sent else ""
-                    print(f"{one.id}  {at}  {on_one_line(one.letter.reason)}{end}")
+                    print(f"{one.id}  {at}  {on_one_line(one.dead_letter.reason)}{end}")
             return 0
-        groups = Counter(one.kind for one in letters)
-        again = Counter(one.kind for one in letters if one.sent)
+        groups = Counter(one.kind for one in dead_letters)
+        again = Counter(one.kind for one in dead_letters if one.sent)
         if as_json:
             rows = [
                 {
@@ -178,14 +185,14 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
                     "pe": kind[2],
                     "letters": count,
                     "sent": again[kind],
-                    "first": next(one.id for one in letters if one.kind == kind),
+                    "first": next(one.id for one in dead_letters if one.kind == kind),
                 }
                 for kind, count in groups.items()
             ]
             print(json.dumps(rows))
             return 0
         for kind, count in groups.items():
-            first = next(one.id for one in letters if one.kind == kind)
+            first = next(one.id for one in dead_letters if one.kind == kind)
             where = f" in {kind[2]}" if kind[2] else ""
             what = on_one_line(f"{kind[0]}: {kind[1]}{where}")
             sent = f"; {again[kind]} sent again" if again[kind] else ""
@@ -198,27 +205,27 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
 
 
 def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> int:
-    """Print letters with all that is known of them; returns the exit status."""
+    """Print dead letters with all that is known of them; returns the exit status."""
 
-    async def work(letters: list[Letter], _: _Home) -> int:
-        for one in letters:
+    async def work(dead_letters: list[DeadLetter], _: _Home) -> int:
+        for one in dead_letters:
             if as_json:
                 print(json.dumps(_plain(one, raw=True)))
                 continue
             print(f"id: {one.id}")
             for name in _SHOWN:
-                value = one.letter.get(name, "")
+                value = one.dead_letter.get(name, "")
                 if value != "":
                     print(f"{name}: {on_one_line(str(value))}")
             event = one.event
             what = (
-                f"{one.letter.type} {json.dumps(_json(event))}"
+                f"{one.dead_letter.type} {json.dumps(_json(event))}"
                 if event is not None
-                else (f"does not decode: {one.letter.raw.hex()}")
+                else (f"does not decode: {one.dead_letter.raw.hex()}")
             )
             print(f"event: {what}")
-            if one.letter.get("trace"):
-                print(one.letter.trace.rstrip("\n"))
+            if one.dead_letter.get("trace"):
+                print(one.dead_letter.trace.rstrip("\n"))
         return 0
 
     return _with_letters(target, config, ids, "", work)
@@ -233,20 +240,20 @@ def replay(
     stream: str,
     as_json: bool,
 ) -> int:
-    """Send the events of letters again; returns the exit status."""
+    """Send the events of dead letters again; returns the exit status."""
 
     addresses = to or addresses_of_app(target)
 
-    async def work(letters: list[Letter], home: _Home) -> int:
+    async def work(dead_letters: list[DeadLetter], home: _Home) -> int:
         sent: Counter[str] = Counter()
         limit = trio.CapacityLimiter(_AT_A_TIME)
 
-        async def send_in_order(turn: list[Letter]) -> None:
+        async def send_in_order(turn: list[DeadLetter]) -> None:
             for one in turn:
                 async with limit:
                     sent[await send(one)] += 1
 
-        async def send(one: Letter) -> str:
+        async def send(one: DeadLetter) -> str:
             if one.sent:
                 return "sent before"
             try:
@@ -262,8 +269,8 @@ def replay(
             print(f"{one.id}: {on_one_line(why)}", file=sys.stderr)
             return outcome
 
-        turns: dict[tuple[str, int, str], list[Letter]] = {}
-        for one in letters:
+        turns: dict[tuple[str, int, str], list[DeadLetter]] = {}
+        for one in dead_letters:
             turns.setdefault(one.turn, []).append(one)
         async with trio.open_nursery() as nursery:
             for turn in turns.values():
@@ -273,7 +280,7 @@ def replay(
             print(json.dumps(counts))
         else:
             said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
-            count = len(letters)
+            count = len(dead_letters)
             what = "letter" if count == 1 else "letters"
             print(f"{count} {what}: {said or 'nothing to send'}", file=sys.stderr)
         return 1 if sent["not sent"] or sent["refused again"] else 0
@@ -285,35 +292,39 @@ class _Not(Exception):  # noqa: N818 - it is not an error of ours
     """Why an event cannot be sent again."""
 
 
-async def _send_again(one: Letter, systems: Systems, addresses: Sequence[str]) -> tuple[str, bool]:
+async def _send_again(
+    one: DeadLetter, systems: Systems, addresses: Sequence[str]
+) -> tuple[str, bool]:
     """Why it was refused, if it was, and whether the event was not sent again before."""
-    letter, declared = one.letter, one.declaration
+    dead_letter, declared = one.dead_letter, one.declaration
     if declared is None:
         raise _Not("its event did not decode; have its producer send it as it should be")
-    name = f"replay of {letter.get('app', '')} {letter.get('task', '')} {letter.origin}"
-    name += f":{letter.offset}"
-    if letter.system == LIVE:
+    name = (
+        f"replay of {dead_letter.get('app', '')} {dead_letter.get('task', '')} {dead_letter.origin}"
+    )
+    name += f":{dead_letter.offset}"
+    if dead_letter.system == LIVE:
         return await _send_live(one, name, addresses)
-    system = systems[letter.system]
+    system = systems[dead_letter.system]
     if not isinstance(system, EmbeddedLog):
-        raise _Not(f"system {letter.system!r} is no log")
+        raise _Not(f"system {dead_letter.system!r} is no log")
     encoded = {
         "types": [[declared.name, declared.fingerprint, list(declared.fields)]],
-        "sections": [[declared.fingerprint, 1, len(letter.raw)]],
-        "body": letter.raw,
+        "sections": [[declared.fingerprint, 1, len(dead_letter.raw)]],
+        "body": dead_letter.raw,
     }
-    return "", await system.append_encoded(letter.stream, letter.partition, encoded, name)
+    return "", await system.append_encoded(dead_letter.stream, dead_letter.partition, encoded, name)
 
 
-async def _send_live(one: Letter, name: str, addresses: Sequence[str]) -> tuple[str, bool]:
+async def _send_live(one: DeadLetter, name: str, addresses: Sequence[str]) -> tuple[str, bool]:
     if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
         name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
     async with Client(addresses, producer=name) as client:
-        stream = await client.stream(one.letter.stream)
+        stream = await client.stream(one.dead_letter.stream)
         for partition in range(stream.partitions):
             if await stream.resume_at(partition):
                 return "", False
-        stream.read_as(one.letter.type)
+        stream.read_as(one.dead_letter.type)
         await stream.send(JsonText(msgspec.json.encode(one.event)))
         refusals = await stream.flush()
         return refusals[0].reason if refusals else "", True
@@ -327,9 +338,10 @@ def _with_letters(
     config: Config,
     ids: Sequence[str],
     stream: str,
-    work: Callable[[list[Letter], _Home], Awaitable[int]],
+    work: Callable[[list[DeadLetter], _Home], Awaitable[int]],
 ) -> int:
-    """Run ``work`` with the letters of the app: those of these ids, or from this stream, or all."""
+    """Run ``work`` with the dead letters of the app: those of these ids, or from this stream, or
+    all."""
     for each in ids:
         if not _ID.fullmatch(each):
             raise ConfigError(f"{each!r} is no id of a dead letter; list --all shows them")
@@ -338,21 +350,21 @@ def _with_letters(
 
     async def run() -> int:
         async with _home_of(job.config) as home:
-            letters = [
+            dead_letters = [
                 one
-                async for one in _letters(home.system, home.stream)
-                if one.letter.get("app", name) == name and stream in ("", one.stream)
+                async for one in _dead_letters(home.system, home.stream)
+                if one.dead_letter.get("app", name) == name and stream in ("", one.stream)
             ]
             if ids:
-                known = {one.id: one for one in letters}
+                known = {one.id: one for one in dead_letters}
                 missing = [each for each in ids if each not in known]
                 if missing:
                     raise S4Error(
                         f"{name} has no dead letter {missing[0]}; s4 dead-letter list --all shows "
                         f"which there are"
                     )
-                letters = [known[each] for each in ids]
-            return await work(letters, home)
+                dead_letters = [known[each] for each in ids]
+            return await work(dead_letters, home)
 
     try:
         return trio.run(run)
@@ -368,8 +380,8 @@ class _Home(NamedTuple):
     systems: Systems
     cluster: str
 
-    async def mark(self, one: Letter) -> None:
-        """Keep, beside its letter, that an event was sent again."""
+    async def mark(self, one: DeadLetter) -> None:
+        """Keep, beside its dead letter, that an event was sent again."""
         partition = int(one.id.partition(":")[0])
         await self.system.append(self.stream, partition, [GenericEvent(**{_MARK: one.id})])
 
@@ -419,9 +431,9 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
     return systems[system], stream
 
 
-async def _letters(home: System, stream: str) -> AsyncIterator[Letter]:
+async def _dead_letters(home: System, stream: str) -> AsyncIterator[DeadLetter]:
     for partition in range(await home.partitions(stream)):
-        letters: list[tuple[str, GenericEvent]] = []
+        dead_letters: list[tuple[str, GenericEvent]] = []
         sent: set[str] = set()
         place = SystemStreamPartition(home.name, stream, partition)
         bounds = await home.bounds(place)
@@ -434,17 +446,17 @@ async def _letters(home: System, stream: str) -> AsyncIterator[Letter]:
                 batch.load()
                 for index, event in enumerate(batch.events):
                     if "reason" in event and "raw" in event:
-                        letters.append((f"{partition}:{batch.number(index)}", event))
+                        dead_letters.append((f"{partition}:{batch.number(index)}", event))
                     elif _MARK in event:
                         sent.add(event[_MARK])
         finally:
             await reader.aclose()
-        for name, letter in letters:
-            yield Letter(name, letter, name in sent)
+        for name, dead_letter in dead_letters:
+            yield DeadLetter(name, dead_letter, name in sent)
 
 
-def _plain(one: Letter, *, raw: bool) -> dict[str, Any]:
-    found = {"id": one.id, "sent": one.sent, **one.letter.attributes, "event": one.event}
+def _plain(one: DeadLetter, *, raw: bool) -> dict[str, Any]:
+    found = {"id": one.id, "sent": one.sent, **one.dead_letter.attributes, "event": one.event}
     found.pop("fields", None)
     if not raw:
         found.pop("raw", None)

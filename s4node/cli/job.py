@@ -34,17 +34,17 @@ from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import runs
 from s4node.offsets.startpoint_fan_out import Place
-from s4node.offsets.task_claims import FILE, ProgressStore
+from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.state.job import Progress, kept_by, safe_name, task_of
-from s4node.state.remote_job import Depot, depot_of
+from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
 
-_FIX = "mend its rights, or name another folder with -p s4.state.folder=FOLDER"
+_FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLDER"
 
 
 def app_argument(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ class Job:
     guard: JobGuard | None
     tasks: Sequence[str]
     read: Sequence[str] = ()
-    depot: Depot | None = None
+    depot: RemoteJob | None = None
     _looks: dict[str, Progress | StoreCorrupt] = field(default_factory=dict)
 
     @contextmanager
@@ -264,11 +264,13 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     return _job(app.name, folder, config, read, depot_of(config, folder) if shipped else None)
 
 
-def _job(name: str, folder: Path, config: Config, read: Sequence[str], depot: Depot | None) -> Job:
+def _job(
+    name: str, folder: Path, config: Config, read: Sequence[str], depot: RemoteJob | None
+) -> Job:
     guard = None
     tasks: set[str] = set()
     with looking(folder, _FIX):
-        store = ProgressStore(folder) if is_file(folder / FILE, _FIX) else None
+        store = TaskClaims(folder) if is_file(folder / FILE, _FIX) else None
         if store is not None:
             try:
                 guard = store.job()

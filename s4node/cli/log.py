@@ -4,7 +4,7 @@ Rules
 - Everything goes over the node's socket, so it works from any machine; nothing opens the files.
 - Results on standard output, one JSON object a line where a program reads; everything that is said
   to people goes to standard error.
-- Whoever has to wait is told why: a full disk at the node, for one.
+- A command that has to wait says why: a full disk at the node, for one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from s4node.cli.job import (
 )
 from s4node.config.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.commit_id import shipped_of
 
 Row = tuple[str, str, Any, Any]
@@ -121,7 +121,7 @@ def _rows(
                 if state is None:
                     continue
                 shipped.add(shipped_of(state.database))
-                look = Look(state)
+                look = StateReader(state)
                 for each, rows in (
                     *((each, look.instances) for each in look.elements),
                     *((each, look.store) for each in look.stores),

@@ -5,7 +5,7 @@ Rules
   order files first, command line last.
 - Later files win over earlier ones, and the command line over files; a value that lost is checked
   all the same.
-- Keys and values are UTF-8 without NUL characters, whoever wrote them and whatever they mean: they
+- Keys and values are UTF-8 without NUL characters, wherever they come from: they
   travel to other processes, into databases, and to the system as paths.
 """
 

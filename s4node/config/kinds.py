@@ -87,7 +87,7 @@ def choice(*choices: str) -> Kind[str]:
 def is_unicode(text: str) -> bool:
     """Whether it can be written; what came as bytes that are no UTF-8, from the command line,
     cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _parse_folder(text: str) -> str:

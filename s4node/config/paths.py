@@ -3,7 +3,7 @@
 Rules
 - What is wrong with one is told as a ConfigError: which path, where it was given, what to do.
 - What cannot be looked at is not the same as what is not there.
-- The path of a setting is used in full, so that it stays what it was for whoever it is handed to.
+- The path of a setting is used in full, so that it stays what it was wherever it is handed to.
   In full it is UTF-8, because databases, entries and messages take no other text; whether that part
   of it was written, is the user's home or is the folder we are in makes no difference.
 - An app's file may be anywhere, except where its path is to travel: to nodes or to containers.

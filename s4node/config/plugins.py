@@ -1,4 +1,4 @@
-"""Parts of one's own: what a setting names as ``package.module:Class``. Pure.
+"""Parts of the author's: what a setting names as ``package.module:Class``. Pure.
 
 Rules
 - What cannot be imported or made says which setting named it, and why.

@@ -1,7 +1,7 @@
 """Deploying apps to a cluster, seen from the command line.
 
 Rules
-- One deployment or removal in a cluster at a time: whoever comes second is told who was first.
+- One deployment or removal in a cluster at a time: the second is told who was first.
 - First every living node starts the new version and has it check itself; only if all of them can
   run it, it becomes the cluster's version. Whatever fails before leaves everything as it was. What
   fails afterwards, when the new version starts in earnest, brings the old version back: it begins
@@ -94,7 +94,10 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     coordination = FolderCoordination(
         config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
     )
-    folder, fix = coordination.folder, "mend its rights, or name the nodes' folder with --folder"
+    folder, fix = (
+        coordination.folder,
+        "fix its permissions, or name the nodes' folder with --folder",
+    )
     if not await trio.to_thread.run_sync(is_folder, folder, fix):
         raise ConfigError(
             f"no node of cluster {cluster!r} lives: there is no folder {folder}; start one with: "
@@ -202,7 +205,7 @@ class _Deployment:
     async def _switch(
         self, nodes: dict[str, NodeInfo], before: Found[AppInfo] | None, partitions: int
     ) -> dict[str, admin.Ready]:
-        """Get the new version ready on all nodes, then put it in the old one's place."""
+        """Get the new version ready on all nodes, then put it in the place of the old one."""
         cluster, app = self._id
         manifest = self._manifest
         tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {_named(nodes)}")

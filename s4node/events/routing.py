@@ -145,13 +145,13 @@ def route(
         except BaseException as error:
             if is_signal(error):
                 raise
-            failures.append((culprit(it, len(events)), key_failure(error)))
+            failures.append((failed_at(it, len(events)), key_failure(error)))
             if len(failures) < most_failures:
                 continue
         return lanes, failures
 
 
-def culprit(it: Any, total: int) -> int:
+def failed_at(it: Any, total: int) -> int:
     """The index of the event that a list iterator handed out last."""
     return total - length_hint(it) - 1
 

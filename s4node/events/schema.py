@@ -212,7 +212,7 @@ class EventType:
             raise EventError(self._naming_field(str(error))) from error
 
     def _naming_field(self, why: str) -> str:
-        """msgspec counts the fields of an array; whoever wrote the event knows them by name."""
+        """msgspec counts the fields of an array; the event's author knows them by name."""
         config = self.cls.__struct_config__  # type: ignore[attr-defined]
         names = [] if config.tag is None else [config.tag_field]
         names += [name for name, _, _ in self.declaration.fields]
@@ -431,7 +431,7 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
 
 
 def _check_defaults(cls: type) -> None:
-    """Raise EventError for a default that whoever gets the event could not read."""
+    """Raise EventError for a default that a receiver of the event could not read."""
     for field in msgspec.structs.fields(cls):
         if type(field.default) in _PLAIN:
             try:
@@ -442,7 +442,7 @@ def _check_defaults(cls: type) -> None:
                     f"{field.default!r}, which cannot be encoded: {error}; give it another"
                 ) from error
             except msgspec.ValidationError as error:
-                fix = "write `| None` behind its type" if field.default is None else "mend either"
+                fix = "write `| None` behind its type" if field.default is None else "fix either"
                 raise EventError(
                     f"event type {cls.__name__}: field {field.name!r} has the default "
                     f"{field.default!r}, which is not of its type, so nobody could read the event: "

@@ -5,8 +5,8 @@ Rules
   whatever the clock does.
 - Of each producer what was there before is trimmed at the front. It may go on at a higher number
   than the next: what it passes over was refused, was given up by it, or was acknowledged by a file
-  of which this one is an older copy. None of it will come. Whoever hands in frames leaves out none
-  that may (:mod:`s4node.log.hosted`), for here it would count as there.
+  of which this one is an older copy. None of it will come. The caller hands in frames and leaves
+  out none that may (:mod:`s4node.log.hosted`), for here it would count as there.
 - What is sent again has its place here. Where there are not as many offsets, the book and the
   producer are at odds: StoreCorrupt, and nothing is appended.
 - A frame that was taken apart by key has holes in its numbers; it is trimmed by each event's own.

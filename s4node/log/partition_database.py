@@ -3,7 +3,7 @@
 Rules
 - What a disk, a lock or rights keep from being written is NotTaken: it may be tried again.
 - What does not fit is said, never guessed at: StoreCorrupt.
-- A file that was given up is renamed to ``NNNN.lost`` by whoever gives it up, never by us. Its
+- A file that was given up is renamed to ``NNNN.lost`` by its owner, never by us. Its
   partition begins anew then, at an offset that no event of the former file can have had: so who
   goes on from there is told that events are gone, as by retention.
 """
@@ -137,7 +137,7 @@ class PartitionDatabase(Database):
     def unopened(self, error: sqlite3.Error) -> Exception:
         """Why it cannot be opened."""
         return StoreError(
-            f"{self.path} cannot be opened ({error}); put the file back or mend its rights"
+            f"{self.path} cannot be opened ({error}); put the file back or fix its permissions"
         )
 
     def explain(self, error: sqlite3.Error) -> Exception:

@@ -220,7 +220,7 @@ class PartitionFile:
     def _open_again(self) -> None:
         """Take another connection: one that SQLite has opened without the right to write stays so,
         whatever rights are given later."""
-        self._sizes()  # another file would get this one's write-ahead log
+        self._sizes()  # another file would get the write-ahead log of this file
         for beside in ("-wal", "-shm"):  # SQLite made them with the rights that the file had then
             with contextlib.suppress(OSError):
                 self.path.with_name(f"{self.path.name}{beside}").chmod(self.path.stat().st_mode)

@@ -3,7 +3,7 @@
 Rules
 - A stream is made whole or not at all: in a folder beside, which is then renamed. Its number of
   partitions never changes.
-- What looks like a mistake of whoever runs the log (a file that is missing, of a newer format, or
+- What looks like a mistake of the operator (a file that is missing, of a newer format, or
   another partition's) is refused when the stream is opened. A damaged file is not: the others open.
 """
 

@@ -3,7 +3,7 @@
 Rules
 - What is asked about bounds, types and producers is answered from memory, as of the last commit
   that was told here. Frames are read in threads.
-- Of a partition whose file is damaged nothing is to be had: whoever wants something of it is told
+- Of a partition whose file is damaged nothing is to be had: a caller that asks for it is told
   why. The other partitions of its stream go on.
 """
 
@@ -186,7 +186,7 @@ class LogPartition:
 
 
 class _Damaged(LogPartition):
-    """One whose file could not be opened: whoever wants something of it gets StoreCorrupt."""
+    """One whose file could not be opened: callers that ask for it get StoreCorrupt."""
 
     def __init__(self, stream: LogStream, number: int, why: StoreCorrupt) -> None:
         self.stream = stream

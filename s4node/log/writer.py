@@ -122,18 +122,6 @@ class Waiting(NamedTuple):
 class Lane:
     """One partition as the writer has it; ``told`` is called in trio's thread."""
 
-    __slots__ = (
-        "asked",
-        "broken",
-        "doubtful",
-        "file",
-        "keep",
-        "queues",
-        "resume_at",
-        "told",
-        "trouble",
-    )
-
     def __init__(self, file: PartitionFile, keep: Keep, told: Callable[[Standing], None]) -> None:
         self.file = file
         self.keep = keep

@@ -1,4 +1,4 @@
-"""Metrics of one's own: counters, gauges and timers of a task.
+"""An author's metrics: counters, gauges and timers of a task.
 
 Rules
 - A metric is made where it is first asked for; asking again gives the same one. One name is one

@@ -22,7 +22,7 @@ from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
 
 
 class MetricsReporter(Protocol):
-    """Takes reports. One's own is made with the app's parameters as its only argument."""
+    """Takes reports. An author's is made with the app's parameters as its only argument."""
 
     def start(self) -> None:
         """Open what is needed."""

@@ -23,7 +23,7 @@ _RUNNING = ".running"
 _GATE = ".gate"
 
 
-class Presence:
+class JobLock:
     """A container's part in the job of ``folder``."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,6 +97,6 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ProgressUnwritten(
-            f"progress cannot be kept in {path.parent} ({error}); mend its rights, or set "
+            f"progress cannot be kept in {path.parent} ({error}); fix its permissions, or set "
             f"s4.state.folder to another folder"
         ) from error

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 E = TypeVar("E", bound=Hashable)
 
 
-class Release(Generic[E]):
+class OrderedRelease(Generic[E]):
     """The events ``E`` that have begun and are not released."""
 
     __slots__ = ("_ended", "_order", "stopped")

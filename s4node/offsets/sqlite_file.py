@@ -34,7 +34,7 @@ class Form(NamedTuple):
     """What kind of file it is.
 
     ``application`` is the number by which SQLite says whose file it is. ``what`` is kept in it, in
-    words for messages, and ``mend`` says what to do about a damaged one.
+    words for messages, and ``fix`` says what to do about a damaged one.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Form(NamedTuple):
     version: int
     schema: str
     what: str
-    mend: str
+    fix: str
     unwritten: type[S4Error]
     damaged: type[S4Error]
 
@@ -60,7 +60,7 @@ class SqliteFile(Database):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise form.unwritten(
-                f"{form.what} cannot be kept in {folder} ({error}); mend its rights, or set "
+                f"{form.what} cannot be kept in {folder} ({error}); fix its permissions, or set "
                 f"s4.state.folder to another folder"
             ) from error
         super().__init__(self.path, patience=_PATIENCE_SECONDS)
@@ -116,19 +116,19 @@ class SqliteFile(Database):
 
     def _damaged(self, error: Exception) -> S4Error:
         """What to raise where something in the file cannot be read."""
-        return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.mend}")
+        return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.fix}")
 
     def explain(self, error: sqlite3.Error) -> Exception:
         """What it is to somebody who starts nodes."""
         if isinstance(error, sqlite3.OperationalError):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(
-                    f"{self.path} cannot be used as it is: it may not be written ({error}); mend "
+                    f"{self.path} cannot be used as it is: it may not be written ({error}); fix "
                     f"its rights and its folder's, or set s4.state.folder to a copy of that folder"
                 )
             return self._form.unwritten(
                 f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "
-                f"disk, or mend the rights"
+                f"disk, or fix the permissions"
             )
         return self._damaged(error) if isinstance(error, sqlite3.DatabaseError) else error
 

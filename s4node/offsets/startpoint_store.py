@@ -1,7 +1,7 @@
 """The startpoints of a job in a SQLite database, shared by the processes of one machine.
 
 Rules
-- It is apart from progress: whoever asks for a startpoint touches no checkpoint. It can be used
+- It is apart from progress: a request for a startpoint touches no checkpoint. It can be used
   whether the job runs or not.
 - What is asked for waits in ``request``, one row a partition and task. What a start of the job
   made of it waits in ``pending``, by task, until the task has consumed it. Both change in one

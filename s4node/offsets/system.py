@@ -60,7 +60,7 @@ class InputBatch(EventBatch):
 
     Events that are yet to be decoded are counted by ``size``; ``load`` decodes them into
     ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There
-    the batch has holes, and ``numbers``. ``loaded`` is for whoever shares it among tasks.
+    the batch has holes, and ``numbers``. ``loaded`` is for a reader that shares it among tasks.
     ``routing`` is ``hasher:key`` where each of the events was put into the partition of its key by
     that rule, as in the frames of the wire; else empty.
     """
@@ -171,7 +171,7 @@ class System(Source, Protocol):
         ...
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event that is to be there once, whoever appends it under this name.
+        """Append an event that is to be there once, however often it is appended under this name.
 
         Returns whether it was not there before. What retention has removed is not there, but is not
         appended again, for as long as the system remembers the name.

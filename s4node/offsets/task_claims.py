@@ -67,7 +67,7 @@ class Claim(NamedTuple):
     linked: bool = False
 
 
-class ProgressStore(SqliteFile):
+class TaskClaims(SqliteFile):
     """The database ``progress.sqlite`` in ``folder``, both made where missing."""
 
     def __init__(self, folder: Path) -> None:

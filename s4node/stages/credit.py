@@ -11,8 +11,8 @@ Rules
   beyond its capacity all the same is left to its producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While a stage that withholds is over capacity, a producer with events under way gets no more, and
-  one without gets its share: whoever was held back is remembered and served when there is room
-  again. A stage that drops instead holds nobody back.
+  one without gets its share: a producer that was held back is remembered and served when there is
+  room again. A stage that drops instead holds nobody back.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def whole(load: Load, events: int, size: int) -> int:
 
 
 class Block(Executor):
-    """Drops nothing: whoever sends waits.
+    """Drops nothing: the sender waits.
 
     Credit keeps producers within the capacity. Where more was promised than is there now (many
     producers woke up at once, or events grew), a frame is left to its producer, unless the stage
@@ -291,7 +291,7 @@ _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _checked(
     method: Callable[..., Any], blamed: str, wanted: tuple[Callable[[Any], Any], str]
 ) -> Callable[..., Any]:
-    """A method of an executor of one's own, whose faults say where it was named."""
+    """A method of an author's executor; its faults say where it was named."""
     of_answer, words = wanted
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -299,7 +299,7 @@ def _checked(
             answer = method(*arguments, **named)
         except Exception as error:
             raise S4Error(
-                f"{blamed} raised {described(error)}; nobody knows what the stage may take: mend "
+                f"{blamed} raised {described(error)}; nobody knows what the stage may take: fix "
                 f"it, or take the setting away"
             ) from error
         try:

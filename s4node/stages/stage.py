@@ -2,7 +2,7 @@
 
 Rules
 - Sizes count events, not batches; bytes are counted beside them.
-- A stage never refuses what it is given: whoever feeds it asks its executor first. Being over
+- A stage never refuses what it is given: its feeder asks its executor first. Being over
   capacity is possible for a moment (batches are not cut to fit) and stops further credit.
 - What the app itself has put on a stream leaves before what came from outside.
 - Where a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage
@@ -168,7 +168,7 @@ class Gauge:
 
     @property
     def roomy(self) -> bool:
-        """Whether a quarter of the stage is free: time to let go on whoever found it too full."""
+        """Whether a quarter of the stage is free: time to let go on what found it too full."""
         return self.depth * 4 <= self.capacity * 3 and self.bytes * 4 <= self.max_bytes * 3
 
     def statistics(self) -> StageStatistics:

@@ -20,7 +20,7 @@ from s4node.state.task_state import TaskState
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class Look:
+class StateReader:
     """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs.
 
     ``now`` gives Unix time in seconds.

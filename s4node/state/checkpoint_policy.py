@@ -18,7 +18,7 @@ from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.state import epochs
-from s4node.state.remote_task import Shipment
+from s4node.state.remote_task import RemoteTask
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.state")
@@ -32,7 +32,7 @@ class Policy(NamedTuple):
     age: float
 
 
-class Keeping:
+class CheckpointRetention:
     """The checkpoints of the task in ``folder`` that its owner under ``epoch`` keeps."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Keeping:
         folder: Path,
         epoch: int,
         policy: Policy,
-        shipment: Shipment | None,
+        shipment: RemoteTask | None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:

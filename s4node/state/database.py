@@ -4,7 +4,7 @@ Rules
 - Writes are whole commits: all of one is there, or nothing. Reads may come from any thread.
 - RocksDB holds the interpreter while it takes a batch, so one of many rows is written in pieces,
   between which others go on. All of them are kept beside it first, and count from one small write
-  on: whoever opens the database after that writes what is missing. Readers do not see the pieces
+  on: the next owner of the database writes what is missing. Readers do not see the pieces
   as a whole, and need not: what a commit is about to write is read from memory until it has ended.
   For the same reason the databases of a process are written one after the other.
 - A process that is killed loses no commit. What a power cut loses is the setting ``s4.state.sync``:
@@ -15,7 +15,7 @@ Rules
   reads meanwhile waits.
 - Damage is found where it is read: files that are missing or too short when it is opened, a bad
   checksum in the log of commits then, one in a table when the row is read. A database in which
-  damage was found says so in a file, for whoever takes it over.
+  damage was found says so in a file, for the next owner.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from s4node.errors import ConfigError
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.producer_offsets import KeptProducer, Producer
-from s4node.offsets.task_claims import ProgressStore
+from s4node.offsets.task_claims import TaskClaims
 from s4node.state import epochs
-from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.remote_job import Depot
+from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
@@ -88,7 +88,7 @@ class Progress(NamedTuple):
 
 
 @contextmanager
-def kept_by(folder: Path, task: str, depot: Depot | None = None) -> Iterator[TaskState | None]:
+def kept_by(folder: Path, task: str, depot: RemoteJob | None = None) -> Iterator[TaskState | None]:
     """What a task of the job in ``folder`` keeps, in a copy; None where that is nothing.
 
     With ``depot`` it is what the next owner would go on from: what is there, or what is here and
@@ -105,9 +105,9 @@ def kept_by(folder: Path, task: str, depot: Depot | None = None) -> Iterator[Tas
 
 def replace(
     folder: Path,
-    store: ProgressStore,
+    store: TaskClaims,
     checkpoints: Mapping[str, Checkpoint],
-    depot: Depot | None = None,
+    depot: RemoteJob | None = None,
 ) -> None:
     """Have tasks of a stopped job go on elsewhere, one after the other; their state stays, and so
     do the offsets that a checkpoint does not name."""
@@ -123,7 +123,7 @@ def replace(
         database = epochs.claim(place, claim.fence, Database, shipment)
         state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
         try:
-            Keeping(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.set_meta(DONE, 0)
             state.begin_commit(checkpoint.positions())

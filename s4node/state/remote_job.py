@@ -10,10 +10,10 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.offsets.checkpoint import JobGuard
 from s4node.state.remote_files import RemoteFiles
-from s4node.state.remote_task import Shipment
+from s4node.state.remote_task import RemoteTask
 
 
-class Depot:
+class RemoteJob:
     """The place of the job in ``folder``, which is below the ``url`` as it is on this node."""
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -21,7 +21,7 @@ class Depot:
         self.url = self._files.url
 
     def admit(self, job: JobGuard) -> None:
-        """Go on as this job; raises CheckpointError where what is there is another one's."""
+        """Go on as this job; raises CheckpointError where what is there is another job's."""
         place = f"{self._files.root}/job.json"
         with self._files.told():
             self._files.fs.makedirs(self._files.root, exist_ok=True)
@@ -59,11 +59,11 @@ class Depot:
         with self._files.told():
             return sorted(self._files.names(place))
 
-    def task(self, name: str) -> Shipment:
+    def task(self, name: str) -> RemoteTask:
         """What is there of a task; ``name`` is that of its folder."""
-        return Shipment(self._files, name)
+        return RemoteTask(self._files, name)
 
 
-def depot_of(config: Config, folder: Path) -> Depot | None:
+def depot_of(config: Config, folder: Path) -> RemoteJob | None:
     """The place of the job in ``folder``, where there is one."""
-    return Depot(config[settings.STATE_URL], folder) if config[settings.STATE_URL] else None
+    return RemoteJob(config[settings.STATE_URL], folder) if config[settings.STATE_URL] else None

@@ -8,10 +8,10 @@ Rules
   an owner that was fenced may write what it likes: nobody will read it.
 - An owner counts a commit only when it has seen, after it was there, that nobody has a higher
   fence. Who takes over says so first, then looks what is there, then writes its manifest. So
-  whoever of the two comes second sees the first: what counted is taken over.
+  the second of the two sees the first: what counted is taken over.
 - What no manifest of the newest ones needs is removed, by an owner that has seen after its own
   manifest that it is still the owner. Who comes later begins with a manifest as new as that. Only
-  objects of one's own fence and lower ones are removed; what is put there anew has one's own.
+  an owner removes objects of its own fence and of lower ones; what it puts there anew has its own.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
 
-class Shipment:
+class RemoteTask:
     """A task at its place; ``name`` is that of its folder. Claim it, then restore from it, then
     begin."""
 
@@ -442,7 +442,7 @@ def check_newest(url: str, task: str, database: Database) -> None:
     root, cluster, app = url.rsplit("/", 2)
     known = known_of(database)
     try:
-        last = Shipment(RemoteFiles(root, Path(cluster) / app), task).last()
+        last = RemoteTask(RemoteFiles(root, Path(cluster) / app), task).last()
     except (StateError, ConfigError) as error:
         log.warning(
             "a task was shipped until now, and it cannot be looked at whether another node "

@@ -179,8 +179,8 @@ class EmbeddedLog:
         return offsets[0]
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event that is to be there once, whoever appends it under this name; whether it
-        was not there before."""
+        """Append an event that is to be there once, however often it is appended under this name;
+        whether it was not there before."""
         return await self.append_encoded(stream, partition, self._encoded([event]), name)
 
     async def append_encoded(

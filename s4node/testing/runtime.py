@@ -31,9 +31,9 @@ from s4node.events.keys import Partitioner, hasher_named
 from s4node.offsets.startpoint import Specific
 from s4node.runtime.container import hooks
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.step_runner import Steps
+from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.outputs.dispatch import Dispatch
-from s4node.runtime.task.coordinator_requests import Requests
+from s4node.runtime.task.coordinator_requests import CoordinatorRequests
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
@@ -73,8 +73,8 @@ class Runtime:
         self._guest: Guest | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._states: dict[Task, TaskState] = {}
-        self._requests = Requests(self._shut_down, self._add)
-        self._steps = Steps(self._add)
+        self._requests = CoordinatorRequests(self._shut_down, self._add)
+        self._steps = StepRunner(self._add)
         self._dispatch: Dispatch
         self._pipeline: Pipeline
 

@@ -23,7 +23,7 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.errors import EventError, GraphError, KeyFinderError, S4Error
 from s4node.events.event import Event, GenericEvent
-from s4node.events.routing import culprit
+from s4node.events.routing import failed_at
 
 
 class Click(Event):
@@ -515,7 +515,7 @@ def failure(task: Task, stream: str, *events: Any) -> tuple[Exception, int]:
     try:
         task.plan(stream).run(it)
     except Exception as error:
-        return error, culprit(it, len(events))
+        return error, failed_at(it, len(events))
     raise AssertionError("nothing was raised")
 
 
@@ -571,16 +571,18 @@ def test_a_failure_is_blamed_on_the_key_or_on_the_instance_and_its_event_is_foun
     error, index = failure(task, "clicks", Click("a"), Click("b"), event, Click("c"))
     assert index == 2
     assert is_key_failure(error) == key_failed
-    culprit_pe = blame(error)
+    blamed = blame(error)
     if key_failed:
-        assert culprit_pe is None
+        assert blamed is None
     else:
-        assert isinstance(culprit_pe, Fragile)
-        assert culprit_pe.key == key
+        assert isinstance(blamed, Fragile)
+        assert blamed.key == key
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20))
-def test_after_a_failure_the_same_iterator_goes_on_behind_the_culprit(bad: list[bool]) -> None:
+def test_after_a_failure_the_same_iterator_goes_on_after_the_one_that_failed(
+    bad: list[bool],
+) -> None:
     app = App("shop")
     app.create_input_stream(
         "clicks", app.create_pe(Count), key=lambda e: None if e.page else e.user
@@ -594,7 +596,7 @@ def test_after_a_failure_the_same_iterator_goes_on_behind_the_culprit(bad: list[
             plan.run(it)
             break
         except KeyFinderError:
-            found.append(culprit(it, len(events)))
+            found.append(failed_at(it, len(events)))
     assert found == [index for index, each in enumerate(bad) if each]
     instances: Any = task.instances["Count"]
     seen = instances["a"].seen if "a" in instances else []

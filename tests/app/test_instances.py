@@ -14,7 +14,7 @@ from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.processing_element import ProcessingElement
 from s4node.errors import KeyFinderError
 from s4node.events.event import GenericEvent
-from s4node.runtime.task.pe_state import KeptElements
+from s4node.runtime.task.pe_state import PeState
 
 
 class Logged(ProcessingElement):
@@ -184,7 +184,7 @@ def test_what_a_slice_has_not_read_is_not_read_beside_handlers() -> None:
     app.freeze()
     instances = make_instances(app.prototypes["Logged"][0], 0, Clock())
     state = Kept()
-    kept = KeptElements(app, {"Logged": instances}, {}, state)  # type: ignore[arg-type]
+    kept = PeState(app, {"Logged": instances}, {}, state)  # type: ignore[arg-type]
     state.data = state.row(instances["a"])
     instances["b"]
     kept.before("slices", [GenericEvent(user="a")])  # which is in memory

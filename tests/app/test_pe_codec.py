@@ -175,7 +175,7 @@ def test_a_migrate_that_returns_nonsense_is_told() -> None:
             return {"sum": 1.0}
 
     data = ElementCodec(Old).encode(instance(Old))
-    told = "migrate of New 'joe' returned an attribute 'sum', which it does not have; mend migrate"
+    told = "migrate of New 'joe' returned an attribute 'sum', which it does not have; fix migrate"
     with pytest.raises(StateError, match=f"^{told}$"):
         ElementCodec(New, [OLD]).restore(instance(New), data)
 

@@ -25,7 +25,7 @@ from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError
 from s4node.events.keys import Partitioner
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.task_claims import ProgressStore
+from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.container.container import Container
 from s4node.state.job import replace
 
@@ -100,7 +100,7 @@ async def test_the_commands_of_the_page_print_what_it_says(
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """What an app of two tasks has left here."""
-    store = ProgressStore(tmp_path / "state" / "default" / "notes")
+    store = TaskClaims(tmp_path / "state" / "default" / "notes")
     store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))
     for number in range(2):
         offsets = {("memory", "clicks", number): 5, ("memory", "rules.v1", 0): 7}

@@ -102,7 +102,7 @@ async def test_an_upgrade_does_not_wait_for_full_queues(folder: Path, grade: str
         ),
         (
             ("clicks: int = 0", RENAMED),
-            "migrate of Count 'ann' returned an attribute 'click', which it does not have; mend mi",
+            "migrate of Count 'ann' returned an attribute 'click', which it does not have; fix mi",
         ),
     ],
     ids=["another type", "migrate"],

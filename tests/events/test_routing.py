@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from s4node.errors import GraphError, KeyFinderError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
-from s4node.events.routing import KeyRule, culprit, is_generic, key_failure, route, router
+from s4node.events.routing import KeyRule, failed_at, is_generic, key_failure, route, router
 
 
 class Click(Event):
@@ -109,7 +109,7 @@ def test_an_iterator_tells_which_event_it_handed_out_last() -> None:
     it = iter(["a", "b", "c"])
     found = []
     for _ in it:
-        found.append(culprit(it, 3))
+        found.append(failed_at(it, 3))
     assert found == [0, 1, 2]
 
 

@@ -456,14 +456,15 @@ def test_what_msgpack_cannot_hold_is_an_event_error(value: Any, words: str) -> N
     assert words in str(caught.value)
 
 
-# --- culprits ------------------------------------------------------------------------------------
+# --- poison events
+# ------------------------------------------------------------------------------------
 
 
 def array(*events: Any) -> bytes:
     return msgspec.msgpack.encode(list(events))
 
 
-def test_only_the_culprits_of_a_batch_are_refused() -> None:
+def test_only_what_does_not_decode_of_a_batch_are_refused() -> None:
     body = array(["joe", 1], ["ann", "x"], ["eve"], [], [5], "text", {"user": "bob"}, ["zoe", 2, 9])
     with pytest.raises(msgspec.ValidationError):
         EventType(Click).decode(body)
@@ -518,7 +519,7 @@ def test_a_refusal_names_the_field_and_not_its_place_in_the_array(
     assert reason.endswith(f" {place}")
 
 
-def test_a_text_that_is_not_utf_8_is_a_culprit_like_any_other() -> None:
+def test_a_text_that_is_not_utf_8_is_refused_like_any_other() -> None:
     events, refusals = slowly(EventType(Click), b"\x92\x91\xa1\xff\x91\xa1a")
     assert events == [None, Click("a")]
     assert [index for index, _ in refusals] == [0]
@@ -527,7 +528,7 @@ def test_a_text_that_is_not_utf_8_is_a_culprit_like_any_other() -> None:
     assert [index for index, _ in refusals] == [0]
 
 
-def test_an_event_that_its_own_class_turns_down_is_a_culprit() -> None:
+def test_an_event_that_its_own_class_turns_down_is_refused() -> None:
     events, refusals = slowly(EventType(Checked), array([50], [101], [-1], [0]))
     assert events == [Checked(50), None, None, Checked(0)]
     assert refusals == [
@@ -536,7 +537,7 @@ def test_an_event_that_its_own_class_turns_down_is_a_culprit() -> None:
     ]
 
 
-def test_generic_culprits_are_what_is_no_map_of_named_attributes() -> None:
+def test_a_generic_event_is_refused_that_is_no_map_of_named_attributes() -> None:
     events, refusals = slowly(EventType(GenericEvent), array({"a": 1}, [1], {1: 2}, {}))
     assert events == [GenericEvent(a=1), None, None, GenericEvent()]
     assert [index for index, _ in refusals] == [1, 2]
@@ -592,7 +593,7 @@ def test_json_objects_become_generic_events() -> None:
         events[0].put("b", 1)
 
 
-def test_json_culprits_are_refused_by_index_and_reason() -> None:
+def test_json_that_does_not_decode_is_refused_by_index_and_reason() -> None:
     body = b'[{"user": "joe"}, {"user": 5}, {}, {"user": "a", "b": 1}, ["joe"], {"user": "z"}]'
     events, refusals = from_json(EventType(Click), body)
     assert events == [Click("joe"), None, None, None, None, Click("z")]

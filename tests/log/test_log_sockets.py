@@ -109,7 +109,9 @@ async def test_a_task_may_come_back_to_an_older_connection_and_is_told_apart_by_
 # -- the system -----------------------------------------------------------------------------------
 
 
-async def test_a_batch_decodes_when_it_is_loaded_and_tells_its_culprits(tmp_path: Path) -> None:
+async def test_a_batch_decodes_when_it_is_loaded_and_names_its_poison_events(
+    tmp_path: Path,
+) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
         await log.append("clicks", 0, [Click("a", 1), Tap("x"), Click("b", 2)])

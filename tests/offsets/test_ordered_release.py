@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.offsets.ordered_release import Release
+from s4node.offsets.ordered_release import OrderedRelease
 
 
-def begun(count: int) -> Release[int]:
-    release: Release[int] = Release()
+def begun(count: int) -> OrderedRelease[int]:
+    release: OrderedRelease[int] = OrderedRelease()
     for number in range(count):
         release.begin(number)
     return release
@@ -64,7 +64,7 @@ def test_two_commits_that_were_asked_for_stop_it_twice() -> None:
 def test_any_order_of_completion_is_released_in_order_and_covers_what_a_commit_may(
     moves: list[tuple[str, bool]], random: object
 ) -> None:
-    release: Release[int] = Release()
+    release: OrderedRelease[int] = OrderedRelease()
     started = 0
     outstanding: list[int] = []
     stops: set[int] = set()

@@ -13,32 +13,32 @@ from harness import environment
 
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.task_claims import FILE, ProgressStore
+from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.process.exit_status import exit_status
 
 JOB = JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4})
 
 
 def test_who_has_claimed_a_task_may_write_and_says_when(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path / "new" / "folder")
+    store = TaskClaims(tmp_path / "new" / "folder")
     claim = store.claim("Partition 0", "", 0)
     assert store.tasks() == {"Partition 0": 0}
     store.renew(claim, 1_007)
     store.renew(claim, 1_009)
     store.close()
-    again = ProgressStore(tmp_path / "new" / "folder")
+    again = TaskClaims(tmp_path / "new" / "folder")
     assert again.tasks() == {"Partition 0": 1_009}
     assert again.claim("Partition 0", "", 0).fence == claim.fence + 1
 
 
 def test_a_fence_is_higher_than_all_that_left_a_folder(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     assert store.claim("Partition 0", "", 0, above=7).fence == 8
     assert store.claim("Partition 0", "", 0, above=3).fence == 9
 
 
 def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
-    one, other = ProgressStore(tmp_path), ProgressStore(tmp_path)
+    one, other = TaskClaims(tmp_path), TaskClaims(tmp_path)
     old = one.claim("Partition 0", "tree", 1)
     one.renew(old, 3)
     new = other.claim("Partition 0", "tree", 2)
@@ -49,7 +49,7 @@ def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     store.claim("Partition 0", "tree", 5)
     with pytest.raises(TaskFenced, match=r"belongs to epoch 5 by now, .* had it in epoch 4"):
         store.claim("Partition 0", "tree", 4)
@@ -57,7 +57,7 @@ def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -
 
 
 def test_epochs_of_another_coordination_are_no_matter(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     before = store.claim("Partition 0", "one tree", 70)
     store.claim("Partition 0", "another tree", 1)
     with pytest.raises(TaskFenced):
@@ -65,7 +65,7 @@ def test_epochs_of_another_coordination_are_no_matter(tmp_path: Path) -> None:
 
 
 def test_tasks_do_not_disturb_each_other(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     claims = [store.claim(f"Partition {number}", "", 0) for number in range(3)]
     for number, claim in enumerate(claims):
         store.renew(claim, number)
@@ -75,7 +75,7 @@ def test_tasks_do_not_disturb_each_other(tmp_path: Path) -> None:
 def test_a_job_that_does_not_fit_is_refused_with_every_reason_and_the_way_out(
     tmp_path: Path,
 ) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     store.admit(JOB)
     store.admit(JOB)
     other = JobGuard(2, "by-ssp", "s4", {"log.clicks": 2})
@@ -107,7 +107,7 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
         for number in range(4)
     ]
     assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
-    assert ProgressStore(tmp_path).tasks() == {f"task {number}": 199 for number in range(4)}
+    assert TaskClaims(tmp_path).tasks() == {f"task {number}": 199 for number in range(4)}
 
 
 def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"is damaged .*; put a copy of it back, or delete it"
     ) as caught:
-        ProgressStore(tmp_path)
+        TaskClaims(tmp_path)
     assert not isinstance(caught.value, ProgressUnwritten)
 
 
 def test_a_guard_that_is_none_is_damage(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     store.admit(JOB)
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("UPDATE job SET guard = '{'")
@@ -129,30 +129,30 @@ def test_a_guard_that_is_none_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -> None:
-    ProgressStore(tmp_path).close()
+    TaskClaims(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("PRAGMA user_version = 9")
     with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 5"):
-        ProgressStore(tmp_path)
+        TaskClaims(tmp_path)
     with sqlite3.connect(tmp_path / "x.sqlite") as database:
         database.execute("CREATE TABLE mine (a)")
     (tmp_path / "sub").mkdir()
     (tmp_path / "x.sqlite").rename(tmp_path / "sub" / FILE)
     with pytest.raises(CheckpointError, match="database of another program"):
-        ProgressStore(tmp_path / "sub")
+        TaskClaims(tmp_path / "sub")
 
 
 def test_a_folder_that_cannot_be_made_is_told_and_can_be_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "taken"
     folder.write_text("a file is in the way")
     with pytest.raises(ProgressUnwritten, match=r"cannot be kept.*s4.state.folder"):
-        ProgressStore(folder / "below")
+        TaskClaims(folder / "below")
     folder.unlink()
-    ProgressStore(folder / "below").close()
+    TaskClaims(folder / "below").close()
 
 
 def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     claim = store.claim("Partition 0", "", 0)
     holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -164,7 +164,7 @@ def test_a_file_that_another_process_holds_for_long_is_a_passing_trouble(tmp_pat
 
 
 def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Path) -> None:
-    store = ProgressStore(tmp_path)
+    store = TaskClaims(tmp_path)
     claim = store.claim("Partition 0", "", 0)
     store.renew(claim, 1)
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
@@ -183,7 +183,7 @@ def test_progress_that_cannot_be_kept_is_told_without_a_traceback(
 ) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(ProgressUnwritten) as raised:
-        ProgressStore(tmp_path)
+        TaskClaims(tmp_path)
     assert exit_status(raised.value) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"s4: progress cannot be kept in {tmp_path / FILE} (")

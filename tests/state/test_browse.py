@@ -17,7 +17,7 @@ from s4node.cli.main import main
 from s4node.errors import ProgressUnwritten
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.task_claims import ProgressStore
+from s4node.offsets.task_claims import TaskClaims
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import task_folder
@@ -31,7 +31,7 @@ SEEN = StoreSpec("seen", tuple[str, int], int)
 def job(tmp_path: Path) -> Path:
     """What an app of two tasks has left: ``("k", n)`` of each task's ``n`` in a store."""
     folder = tmp_path / "state" / "default" / "notes"
-    store = ProgressStore(folder)
+    store = TaskClaims(folder)
     store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))
     for number in range(2):
         claim = store.claim(f"Partition {number}", "", 0)
@@ -140,7 +140,7 @@ def read_only(folder: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("in_use", [False, True], ids=["alone", "beside its owner"])
 def test_what_cannot_be_written_can_be_looked_at(s4: S4, job: Path, in_use: bool) -> None:
-    owner = ProgressStore(job) if in_use else None
+    owner = TaskClaims(job) if in_use else None
     before = sorted(job.rglob("*"))
     with read_only(job.parent.parent) as place:
         for command in ("state scan notes", "checkpoint show notes", "startpoint show notes"):
@@ -212,16 +212,16 @@ def test_where_the_disk_is_full_a_copy_goes_elsewhere_or_it_is_said_what_is_full
 
 
 def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job: Path) -> None:
-    owner = ProgressStore(job)
+    owner = TaskClaims(job)
     owner.claim("Partition 2", "", 0)
     (folder := job.parent / "killed").mkdir()
     for path in job.glob("progress.sqlite*"):  # as a process leaves it that is killed
         (folder / path.name).write_bytes(path.read_bytes())
     owner.close()
     with read_only(folder) as place:
-        store = ProgressStore(place)
+        store = TaskClaims(place)
         assert sorted(store.tasks()) == ["Partition 0", "Partition 1", "Partition 2"]
         with pytest.raises(ProgressUnwritten, match=r"may not be written .* to a copy of that fol"):
             store.claim("Partition 3", "", 0)
         store.close()
-    assert "Partition 2" in ProgressStore(folder).tasks()
+    assert "Partition 2" in TaskClaims(folder).tasks()

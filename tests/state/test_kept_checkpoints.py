@@ -12,7 +12,7 @@ import pytest
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import crc32m
 from s4node.state import epochs
-from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.database import DAMAGED, Database
 from s4node.state.epochs import claim, kept_of
 from s4node.state.rows import META, task_row
@@ -238,7 +238,9 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     owner = Owner(tmp_path / "t", 1)
     owner.commit(1)
     clock = [100.0]
-    keeping = Keeping(tmp_path / "t", 1, Policy(60, 2, 0), None, lambda: clock[0], lambda: NOW)
+    keeping = CheckpointRetention(
+        tmp_path / "t", 1, Policy(60, 2, 0), None, lambda: clock[0], lambda: NOW
+    )
     assert not keeping.due
     clock[0] = 160.0
     assert keeping.due
@@ -246,13 +248,13 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     assert not keeping.due
     assert [one.commit for one in kept_of(tmp_path / "t")] == [1]
     clock[0] = 221.0
-    blocked = Keeping(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
+    blocked = CheckpointRetention(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder
     blocked.keep(owner.state)
     assert "a checkpoint could not be kept; it is tried again" in capsys.readouterr().err
     assert not blocked.due
     owner.die()
-    never = Keeping(tmp_path / "t", 1, Policy(0, 2, 0), None, lambda: clock[0])
+    never = CheckpointRetention(tmp_path / "t", 1, Policy(0, 2, 0), None, lambda: clock[0])
     clock[0] = 1e9
     assert not never.due
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.events.keys import crc32m
 from s4node.state import epochs, remote_manifest, remote_task
-from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.remote_job import Depot
+from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
@@ -31,14 +31,14 @@ class Owner:
     """Who has taken the task over, with a folder of its own; commits count in the key ``n``."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.depot = Depot(url, Path("here/app"))
+        self.depot = RemoteJob(url, Path("here/app"))
         self.shipment = self.depot.task("t")
         self.folder = folder
         self.fence = max(self.shipment.highest(), epochs.highest(folder)) + 1
         self.shipment.claim(self.fence, "origin", self.fence)
         database = epochs.claim(folder, self.fence, Database, self.shipment)
         self.state = TaskState(database, crc32m, fence=self.fence, ship=self.shipment)
-        self.keeping = Keeping(folder, self.fence, Policy(0, 1, 0), self.shipment)
+        self.keeping = CheckpointRetention(folder, self.fence, Policy(0, 1, 0), self.shipment)
         self.keeping.begin(self.state)
         self.counts = self.state.store(COUNTS)
 
@@ -297,7 +297,7 @@ def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
 
 def test_a_crash_before_anything_is_there_changes_nothing(url: str, tmp_path: Path) -> None:
     unshipped(tmp_path / "one", 7)
-    shipment = Depot(url, Path("here/app")).task("t")
+    shipment = RemoteJob(url, Path("here/app")).task("t")
     shipment.claim(shipment.highest() + 2, "origin", 2)
     epochs.claim(tmp_path / "one", 2, Database, shipment).close()
     again = Owner(url, tmp_path / "one")

@@ -18,9 +18,9 @@ from log_bench import Bench
 from s4node.errors import StoreCorrupt
 from s4node.events.keys import crc32m
 from s4node.failpoints import POINTS
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.database import Database
-from s4node.state.remote_job import Depot
+from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow
@@ -118,13 +118,13 @@ def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
     """What another node would go on from: events that are committed, and counts by key."""
     events, counts = 0, {}
     place = Path("shop/counting")
-    depot = Depot(f"file://{it.folder / 'depot'}", place)
+    depot = RemoteJob(f"file://{it.folder / 'depot'}", place)
     for name in sorted(each.name for each in (it.folder / "depot" / place / "tasks").iterdir()):
         with tempfile.TemporaryDirectory() as own:
             database = depot.task(name).restored(Path(own), lambda: None, Database)
             state = TaskState(database, crc32m)
             events += sum(state.positions().values())
-            counts.update(Look(state).instances("Count"))
+            counts.update(StateReader(state).instances("Count"))
             database.close()
     return events, counts
 

@@ -25,7 +25,7 @@ from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, crc32m
 from s4node.process.exit_status import exit_status
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.job import task_folder
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
@@ -252,13 +252,13 @@ async def test_singletons_and_what_triggers_have_counted_are_kept_too(
     assert (first.created, second.created) == ([None], [])
 
 
-class Seldom(Third):
+class LogThrottle(Third):
     """Fires at the first event that comes so long after the last firing."""
 
 
 class Seldomly(Counting):
     def on_init(self) -> None:
-        pe = self.create_pe(Seldom)
+        pe = self.create_pe(LogThrottle)
         pe.set_trigger(Click, seconds=0.5)
         pe.set_pe_cache(max_size=1)
         self.create_input_stream("clicks", pe, key="user", system="memory")
@@ -386,10 +386,10 @@ async def test_a_migrate_that_fails_is_told_with_the_key_and_is_what_to_mend(
         async with running(Migrating(cls, **named), settings):
             await trio.sleep_forever()
     if how == "alone":
-        place = "(app 'counting', event at clicks[0]@1). The app stops here: mend migrate, or ha"
+        place = "(app 'counting', event at clicks[0]@1). The app stops here: fix migrate, or ha"
         assert str(told.value).startswith(f"{fact} {place}")
     else:  # it is read before there is an event, or before that has begun
-        assert str(told.value) == f"{fact}; mend migrate"
+        assert str(told.value) == f"{fact}; fix migrate"
     assert exit_status(told.value) == 1
     assert ('"count": int(saved["clicks"] / 0)' in capsys.readouterr().err) is (cls is Raising)
 
@@ -621,7 +621,7 @@ async def test_a_task_commits_early_when_much_has_changed(
         assert len(stored(settings)) >= 9
 
 
-class Keeping:
+class CheckpointRetention:
     """Has stores whose values are kept for an hour."""
 
     NAMES = tuple(f"short-{n}" for n in range(6))
@@ -647,8 +647,8 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
 
     expire = KeyValueStore.expire
     monkeypatch.setattr(KeyValueStore, "expire", slowly)
-    app = TaskApp("tally", Keeping, inputs=["memory.words"])
-    for name in Keeping.NAMES:
+    app = TaskApp("tally", CheckpointRetention, inputs=["memory.words"])
+    for name in CheckpointRetention.NAMES:
         app.create_store(name, key=str, value=int, ttl=3600)
     system.create("words", 1)
     async with crashing(app, settings) as container:
@@ -660,7 +660,7 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
         assert committer.commit(task)
         await until(lambda: looked)
         await committer.release(task)
-        assert tuple(looked) == Keeping.NAMES
+        assert tuple(looked) == CheckpointRetention.NAMES
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -890,7 +890,7 @@ def counted(app: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for folder in sorted(app.glob("tasks/*")):
         with epochs.copied(folder) as database:
-            for key, attributes in Look(TaskState(database, crc32m)).instances("Count"):
+            for key, attributes in StateReader(TaskState(database, crc32m)).instances("Count"):
                 found[str(key)] += attributes["count"]
     return found
 

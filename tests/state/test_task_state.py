@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from s4node.events.keys import Key, crc32m
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
@@ -253,7 +253,7 @@ def test_who_looks_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
     state.begin_commit({})
     state.write()
     state.end_commit(written=True)
-    look = Look(state, now=lambda: now[0])
+    look = StateReader(state, now=lambda: now[0])
 
     def both() -> tuple[dict[Key, str], dict[Key, str]]:
         return dict(look.store("short")), dict(store.all())
@@ -294,7 +294,7 @@ class Changing:
         assert self.store.get_many(["a", "b", "c"]) == found
         assert {key: self.store.get(key) for key in found} == found
         if not self.state.changed:
-            look = Look(self.state, now=lambda: self.now)
+            look = StateReader(self.state, now=lambda: self.now)
             assert {key: self.store._decode(self.store._encode(value))
                     for key, value in look.store("s")} == found  # fmt: skip
         return found

@@ -578,7 +578,7 @@ def test_who_sets_what_the_class_does_not_declare_is_told_how_to() -> None:
         def on_create(self) -> None:
             self.total = 0
 
-    told = r"mend the handler \(.* is declared in its class, as 'total: int = 0'\), catch"
+    told = r"fix the handler \(.* is declared in its class, as 'total: int = 0'\), catch"
     with AppTest(counting(cls=Undeclared)) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
 
@@ -600,7 +600,7 @@ def test_who_sets_what_the_class_has_without_an_annotation_is_told_to_annotate_i
             pe.given = 0  # type: ignore[attr-defined]
             self.create_input_stream("clicks", pe, key="user")
 
-    told = rf"mend the handler \(.* is annotated in its class, as '{name}: int = 0'; .*\), catch"
+    told = rf"fix the handler \(.* is annotated in its class, as '{name}: int = 0'; .*\), catch"
     with AppTest(Given) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
 

@@ -12,7 +12,7 @@ Rules
 - The whole has an epoch, which grows with every change. A partition has the epoch in which it last
   moved: it is what fences a former owner.
 - A member that comes back under its old name is another one: what it had in memory is gone.
-- The same arguments give the same answer, whoever asks.
+- The same arguments give the same answer everywhere.
 """
 
 from __future__ import annotations

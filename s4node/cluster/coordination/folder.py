@@ -8,8 +8,8 @@ Rules
   Looking for changes runs in the loop, every 50 ms: a few system calls that never wait, about
   0.1 ms in all.
 - Every session looks after all others. A process that dies loses its lock, is noticed at the next
-  look, and whoever notices removes its session. A process that is stopped is removed when it gave
-  no sign of life for its timeout.
+  look, and the first that notices removes its session. A process that is stopped is removed when it
+  gave no sign of life for its timeout.
 - A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
   ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
   folder that may not be entered) is waited out. It is told once, and when it is over.
@@ -125,7 +125,7 @@ class FolderCoordination:
                 await trio.sleep(LOOK_SECONDS)
             except OSError as error:
                 raise CoordinationError(
-                    f"the coordination's folder {self.folder} cannot be used ({error}); mend its "
+                    f"the coordination's folder {self.folder} cannot be used ({error}); fix its "
                     f"rights or set s4.coordination.folder to another one"
                 ) from error
 
@@ -371,7 +371,7 @@ class FolderSession:
 
 
 def _open_session(folder: Path, row: SessionRow) -> FolderSession:
-    """Make the folder if need be, bury the dead, and make ``row`` known; raises TreeBusy."""
+    """Make the folder if need be, remove dead sessions, and make ``row`` known; raises TreeBusy."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & stat.S_IWOTH:
         raise CoordinationError(
@@ -431,7 +431,7 @@ def _session_path(folder: Path, id_: str) -> Path:
 
 def _unusable(path: Path, error: OSError) -> str:
     return (
-        f"the coordination's file {path} cannot be used ({error.strerror}); mend its folder's "
+        f"the coordination's file {path} cannot be used ({error.strerror}); fix its folder's "
         f"rights, or see whether its disk works (setting s4.coordination.folder)"
     )
 

@@ -2,7 +2,7 @@
 
 Rules
 - The oldest living member computes the assignment and writes it over the version that it has read;
-  whoever was slower reads again. Should it die, the next oldest goes on: nobody is elected.
+  the slower one reads again. Should it die, the next oldest goes on: nobody is elected.
 - The first assignment waits until the expected number of members is there, or for the gather time.
   First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.

@@ -2,7 +2,7 @@
 
 Rules
 - The owner holds an exclusive flock for as long as it lives: the kernel lets go of it when the
-  process dies, however it dies. That is noticed by whoever tries the lock next.
+  process dies, however it dies. The next process that tries the lock notices.
 - The owner moves the file's modification time on: a heartbeat, for a process that is stopped keeps
   its lock. Others compare that time with what they saw before, and count by their own clock: it is
   a sign and not a time, so a clock that is set does no harm.

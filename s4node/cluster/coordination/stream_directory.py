@@ -44,7 +44,7 @@ class Consumer:
     members: tuple[str, ...]
 
 
-Consumers = Mapping[str, Consumer]
+SystemConsumers = Mapping[str, Consumer]
 """The consumers of a stream by ``cluster.app``."""
 
 
@@ -67,10 +67,10 @@ class Directory:
         self._consumes = tuple(consumes)
         self._produces = tuple(produces)
         self._deployed = deployed
-        self._known: dict[str, Consumers] = {}
+        self._known: dict[str, SystemConsumers] = {}
         self.learned = trio.Event()  # every stream's consumers have been told once
 
-    def consumers(self, stream: str) -> Consumers:
+    def consumers(self, stream: str) -> SystemConsumers:
         """Who consumes ``stream``, as :meth:`run` last learned it."""
         return self._known.get(stream, {})
 
@@ -89,7 +89,7 @@ class Directory:
         for stream in self._produces:
             await self.registry.add_stream_user(stream, "producers", self.app)
 
-    async def run(self, on_change: Callable[[str, Consumers], None]) -> None:
+    async def run(self, on_change: Callable[[str, SystemConsumers], None]) -> None:
         """Call ``on_change`` with a stream and its consumers, at first and when they change.
 
         It is called in the loop and must not block. Never returns; raises SessionLost.
@@ -103,7 +103,7 @@ class Directory:
             lambda why: log.warning("cannot follow consumers", app=str(self.app), error=why),
         )
 
-    async def _step(self, on_change: Callable[[str, Consumers], None]) -> None:
+    async def _step(self, on_change: Callable[[str, SystemConsumers], None]) -> None:
         """Read everything, tell what is new, and wait for news."""
         seen: dict[str, int] = {}
         for stream in self._produces:
@@ -114,7 +114,7 @@ class Directory:
         self.learned.set()
         await self._wait_any_change(seen)
 
-    async def _read(self, stream: str, seen: dict[str, int]) -> Consumers:
+    async def _read(self, stream: str, seen: dict[str, int]) -> SystemConsumers:
         """The consumers of ``stream``; notes in ``seen`` what was looked at, as of when."""
         await self._look(Registry.path_of_stream(stream), seen)
         found: dict[str, Consumer] = {}

@@ -292,8 +292,8 @@ def _explain(path: Path, error: sqlite3.Error) -> Exception:
         "SQLITE_CORRUPT": "it is damaged, or its disk cannot be read: look at the disk (dmesg); "
         "if it is well, stop all nodes and delete the folder; they make it anew",
         "SQLITE_NOTADB": "it is damaged: stop all nodes and delete the folder; they make it anew",
-        "SQLITE_READONLY": "it cannot be written: mend its rights, or take another folder",
-        "SQLITE_CANTOPEN": "it cannot be opened: mend the folder's rights, or take another folder",
+        "SQLITE_READONLY": "it cannot be written: fix its permissions, or take another folder",
+        "SQLITE_CANTOPEN": "it cannot be opened: fix the folder's permissions, or take another",
     }.get(base, "see whether its disk works and its folder is still there")
     damaged = base in ("SQLITE_CORRUPT", "SQLITE_NOTADB")
     return (DamagedTreeError if damaged else CoordinationError)(

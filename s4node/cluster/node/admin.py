@@ -3,7 +3,7 @@
 Rules
 - A Unix socket in a folder that only its owner can enter; who else connects (root may) is turned
   away. Nothing of it listens on a network, for a package that comes here is run.
-- Whoever asks shows first that it can read the node's token, a file beside the socket (0600): where
+- A client shows first that it can read the node's token, a file beside the socket (0600): where
   the socket itself is passed on, to another container or host, that does not come along.
 - One request a connection: the token, a line of JSON, then a package where one is announced.
   Answers are lines. What a request has begun ends with its connection, unless it was taken over.

@@ -7,7 +7,7 @@ Rules
   joins; what producers send meanwhile waits with them.
 - A node that has lost its session joins again; its containers have sessions of their own.
 - What ends a node at its start does not end one that runs: trouble with the coordination is told
-  once and waited out, while the containers go on. Only what waiting does not mend ends it then: a
+  once and waited out, while the containers go on. Only what waiting does not fix ends it then: a
   folder that has gone, that is damaged or of another format, and a name that another node has.
 """
 

@@ -3,8 +3,8 @@
 Rules
 - It takes no events. A hello is answered with the addresses of the containers that run the app;
   the peer says hello there.
-- Whoever asked is told again when these containers change, for as long as it stays connected: so a
-  producer finds the next ones when all that it knew have gone.
+- A client that has asked is told again when these containers change, for as long as it stays
+  connected: so a producer finds the next ones when all that it knew have gone.
 - Where the node has a log, its streams are served right here, and a stop waits for the files.
 """
 
@@ -126,7 +126,7 @@ class Door:
                 setting="task.shutdown.ms",
             )
         with trio.move_on_after(_FAREWELL_SECONDS):
-            await self._listener.farewell()
+            await self._listener.shut_down()
 
     def _taken(self, stream: str) -> str:
         """Whether an app of the node takes a stream; before the door is open none does."""

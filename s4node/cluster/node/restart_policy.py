@@ -1,8 +1,9 @@
 """When a container process is started, taken for dead, stopped and started again.
 
 Rules
-- One machine a container process; the table below is all that can happen to one. Whoever drives it
-  tells what it saw, then asks :meth:`Restarts.look` until that returns None, and does what it says.
+- One machine a container process; the table below is all that can happen to one. The supervisor
+  that drives it tells what it saw, then asks :meth:`Restarts.look` until that returns None, and
+  does what it says.
 - Time is an argument, in seconds of any steady clock.
 - A process that ends without being asked is started again, each time after twice the pause of the
   time before; one that ran calmly for long enough begins with the shortest pause again.

@@ -107,7 +107,7 @@ def running_processes() -> list[Running]:
         return []
     except OSError as error:
         raise ConfigError(
-            f"{below} cannot be looked at ({error.strerror}); mend its rights"
+            f"{below} cannot be looked at ({error.strerror}); fix its permissions"
         ) from error
     found = []
     for folder in filter(lives, folders):

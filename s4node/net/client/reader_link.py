@@ -21,7 +21,7 @@ import trio
 from s4node.errors import ConnectionRefused, S4Error, StageBroken
 from s4node.logger import get_logger
 from s4node.net.client.reading import Reading, fault_of
-from s4node.net.transport.dialled_peer import Dialled
+from s4node.net.transport.dialled_peer import DialledPeer
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.why_silent import why_silent
 from s4node.net.wire import frame as wire
@@ -53,7 +53,7 @@ class ReaderLink:
 
     def __init__(self, address: str, on_news: Callable[[], None]) -> None:
         self.address = address
-        self._dialled = Dialled(address, log)
+        self._dialled = DialledPeer(address, log)
         self.answers = self._dialled.answers
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
@@ -221,7 +221,8 @@ class ReaderLink:
         """The readings that a frame is for: of a log's stream that of the reader which it names,
         and of a live one, whose frames name the node, all.
 
-        What was under way to a reader that has gone is for nobody, whoever else reads the stream.
+        What was under way to a reader that has gone is for nobody, not even other readers of the
+        stream.
         """
         found = self._readings.get(sender)
         if found is not None:

@@ -3,7 +3,7 @@
 Rules
 - Every container that runs the app is asked; what each puts on the stream comes in its own order,
   and nothing is promised between them. A log's stream comes from its node: each partition in order.
-- Of a live stream, whoever reads too slowly misses events, rather than hold the app up; ``missed``
+- Of a live stream, a reader that is too slow misses events, rather than hold the app up; ``missed``
   counts them, and those that the node cannot send. What comes while a connection is lost is not
   sent again: ``interruptions`` counts that. A log waits, and goes on where it was: nothing is
   missed and nothing comes twice.

@@ -160,7 +160,7 @@ class Emitter:
         self._on_news()
 
     def _lost(self, link: Link) -> None:
-        """A peer is gone: ask whoever else may know who owns its partitions now."""
+        """A peer is gone: ask others that may know who owns its partitions now."""
         for route in link.routes:
             for node in route.routes.nodes:
                 route.routes.to(node)

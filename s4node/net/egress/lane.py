@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from s4node.net.transport.number_ranges import Excepted
+from s4node.net.transport.number_ranges import NumberRanges
 from s4node.net.wire import frame as wire
 
 
@@ -48,7 +48,7 @@ class Lane:
         self.open = False  # its owner has said where it goes on
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
-        self.excepted = Excepted()
+        self.excepted = NumberRanges()
         self.cursor = 0
         self.start = 0
         self.next_number = 0

@@ -3,7 +3,7 @@
 Rules
 - Hellos first, after every connect; the routes decide what may leave.
 - One envelope at a time: while the socket is busy events gather, when it is free they leave. The
-  first event after a rest is sent by whoever brings it.
+  first event after a rest is sent by the task that brings it.
 - What answers with no frame of ours is told once, dialled ever more seldom, and named in errors.
 - Losing the peer is no error: nng dials again, the routes send again what had no verdict.
 - A node that says that it drains gets no further events on this connection, unless we ``insist``:
@@ -22,8 +22,8 @@ from s4node.errors import StageBroken
 from s4node.logger import get_logger
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
-from s4node.net.transport.dialled_peer import Dialled
-from s4node.net.transport.linger import Coalescer, together
+from s4node.net.transport.dialled_peer import DialledPeer
+from s4node.net.transport.linger import Linger, together
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.wire import frame as wire
 
@@ -52,7 +52,7 @@ class Link:
         self.routes: list[NodeRoute] = []
         self.draining = ""
         self.insists = False
-        self._dialled = Dialled(address, log)
+        self._dialled = DialledPeer(address, log)
         self.answers = self._dialled.answers
         self.on_news = on_news
         self._on_lost = on_lost
@@ -64,7 +64,7 @@ class Link:
         self._sent = trio.lowlevel.ParkingLot()
         self.awake = False
         self._hurry = False
-        self._coalescer = Coalescer(max(1, queue_size // 2))
+        self._coalescer = Linger(max(1, queue_size // 2))
 
     @property
     def connected(self) -> bool:

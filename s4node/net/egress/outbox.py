@@ -57,8 +57,8 @@ class Outbox:
     ``put`` and ``extend`` only append; ``new_frames`` encodes what may leave now. Counts are
     events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included). Where only
     what is ``committed`` leaves, the caller cuts the frames, and releases them by their lane's
-    number. An ``error`` says why nothing leaves any more; a ``warning`` is for whoever takes it
-    first.
+    number. An ``error`` says why nothing leaves any more; a ``warning`` is for the caller that
+    takes it first.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Outbox:
             lane.go_back(ruling.expected)
 
     def _tell_settled(self, lane: Lane, before: int) -> None:
-        """The lane's ``upto`` was ``before``: tell whoever follows single events."""
+        """The lane's ``upto`` was ``before``: tell callers that follow single events."""
         if self.on_settled is not None and lane.upto > before:
             self.on_settled(lane, lane.upto - before)
 

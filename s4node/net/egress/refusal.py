@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 MAX_REFUSALS = 10_000
-"""Refusals that wait for whoever takes them; further ones are only counted."""
+"""Refusals that wait to be taken; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from s4node.errors import EventError, WouldBlock
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.sender_stage import Mark, Outgoing
+from s4node.net.egress.sender_stage import Mark, SenderStage
 from s4node.stages.stage import Stage, StageStatistics
 
 _GONE = "its consumer has gone"
@@ -35,7 +35,7 @@ class _Consumer(NamedTuple):
 
     emitter: Emitter
     routes: Routes
-    outgoing: Outgoing
+    outgoing: SenderStage
 
 
 class RemoteSender:
@@ -76,7 +76,7 @@ class RemoteSender:
 
     def connect(self, consumer: str, emitter: Emitter, routes: Routes) -> None:
         """From now on ``consumer`` gets every event."""
-        outgoing = Outgoing(self._make_stage(), routes.outbox)
+        outgoing = SenderStage(self._make_stage(), routes.outbox)
         self._consumers[consumer] = _Consumer(emitter, routes, outgoing)
         emitter.add(routes)
         self._lot.unpark_all()

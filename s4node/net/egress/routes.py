@@ -141,7 +141,7 @@ class Routes:
         return self._give(lane, route, word)
 
     def given_up(self, lane: Lane, owner: str = "") -> None:
-        """The node rules on a lane no longer; it goes on with whoever is known to be next."""
+        """The node rules on a lane no longer; it goes on with the next owner that is known."""
         lane.close()
         now = self._owners[lane.partition]
         if now.following is not None:

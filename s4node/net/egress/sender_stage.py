@@ -20,7 +20,7 @@ from s4node.net.egress.outbox import Outbox
 from s4node.stages.stage import Stage, StageStatistics
 
 
-class Outgoing:
+class SenderStage:
     """What leaves by one outbox: with a partition to that lane, without one by its routing."""
 
     def __init__(self, stage: Stage, outbox: Outbox) -> None:
@@ -160,7 +160,7 @@ class Mark:
 
     __slots__ = ("_admitted", "_ends", "_way")
 
-    def __init__(self, way: Outgoing) -> None:
+    def __init__(self, way: SenderStage) -> None:
         self._way = way
         self._admitted = way.stage.admitted
         self._ends: list[int] | None = None

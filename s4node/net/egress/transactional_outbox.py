@@ -50,7 +50,7 @@ _SPILLED = 512
 """Events in a row of what was spilled, about."""
 
 
-class Dispatches:
+class TransactionalOutbox:
     """The lanes of ``outbox``, which sends what is committed only, with their rows in ``changes``.
 
     ``way`` names them in the database, of which ``read`` gives a row; ``clock`` gives Unix time in

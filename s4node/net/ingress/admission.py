@@ -301,7 +301,9 @@ class StreamAdmission:
         """The producer wants its verdicts now."""
         for lane in self._of(producer, connection):
             lane.asked = lane.expected  # the answer waits until what has come is processed
-            lane.gap_untold = lane.gap_told and not lane.held  # whoever asks may have missed it
+            lane.gap_untold = (
+                lane.gap_told and not lane.held
+            )  # a producer that asks may have missed it
             lane.urgent = lane.urgent or lane.gap_untold
             self.touched(lane)
 

@@ -8,8 +8,9 @@ Rules
 - A producer that asks for its verdicts waits for a commit; one that does not can wait for a second.
 - Credit reaches ahead of what is processed, and not further than a window beyond what is committed,
   for producers keep all of that. When half of it is used a commit is asked for.
-- A lane begins where its row says; without one, where its producer says, which is told so. Whoever
-  has heard that more is settled than the row says meets an older state: that is refused as a loss.
+- A lane begins where its row says; without one, where its producer says, which is told so. A
+  producer that has heard that more is settled than the row says meets an older state: that is
+  refused as a loss.
 - A producer that goes on after a death, and knows no number, waits until everything that its
   earlier life has sent is committed: then the answer is where to go on, whatever happens next.
 - Rows are forgotten with the end of stream, and when nothing was heard of a producer for so long;

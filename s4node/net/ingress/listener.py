@@ -28,7 +28,7 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import ProducerLane
-from s4node.net.transport.log_throttle import Seldom
+from s4node.net.transport.log_throttle import LogThrottle
 from s4node.net.transport.pair_socket import PairSocket, host_and_port
 from s4node.net.wire import frame as wire
 
@@ -258,7 +258,7 @@ class Listener:
         self._nudge = nudge
         self._held = held
         self._news: set[Connection] = set()
-        self._seldom = Seldom(_WARNING_SECONDS)
+        self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
 
     @classmethod
@@ -359,7 +359,7 @@ class Listener:
             while connection.flush(float("inf")) is not None:
                 await connection.socket.wait_writable()
 
-    async def farewell(self) -> None:
+    async def shut_down(self) -> None:
         """Send every verdict that is left; returns once the peers have stopped sending.
 
         Closing a connection that holds unread bytes would reset it, and the verdicts with it.
@@ -367,9 +367,9 @@ class Listener:
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 if connection.live:
-                    nursery.start_soon(self._farewell, connection)
+                    nursery.start_soon(self._shut_down, connection)
 
-    async def _farewell(self, connection: Connection) -> None:
+    async def _shut_down(self, connection: Connection) -> None:
         assert connection.socket is not None
         await self._tell(connection)
         with suppress(trio.ClosedResourceError):

@@ -13,19 +13,19 @@ from typing import Any
 
 from s4node.errors import RemoteFrameError
 from s4node.net.transport.pair_socket import PairSocket
-from s4node.net.transport.peer_answers import Answers
+from s4node.net.transport.peer_answers import PeerAnswers
 from s4node.net.wire import frame as wire
 
 _MAX_BYTES = 16_777_216
 """The longest message that is taken, and the longest frame."""
 
 
-class Dialled:
+class DialledPeer:
     """The connections to ``address``, one after the other; ``log`` is that of who dials."""
 
     def __init__(self, address: str, log: Any) -> None:
         self.address = address
-        self.answers = Answers()
+        self.answers = PeerAnswers()
         self._log = log
 
     def dial(self, on_change: Callable[[bool], None]) -> PairSocket:

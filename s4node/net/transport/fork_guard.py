@@ -2,7 +2,7 @@
 
 Rules
 - Of the threads that carry a connection none lives in a fork, and nng aborts a process that goes on
-  with it. So whoever would wait for them, or open more, gets an error instead.
+  with it. So a caller that would wait for them, or open more, gets an error instead.
 - The fork itself is noted: to look costs a call the reading of a flag.
 """
 

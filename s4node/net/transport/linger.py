@@ -37,7 +37,7 @@ def together(each: Iterable[Sendable]) -> Sendable:
     return Sendable(events, lanes, room)
 
 
-class Coalescer:
+class Linger:
     """Decides when the events that wait leave; it gathers ``most`` events at most. Times in
     seconds."""
 

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 _MOST_KINDS = 1000
 
 
-class Seldom:
+class LogThrottle:
     """Lets one of a kind through in ``seconds``."""
 
     def __init__(self, seconds: float) -> None:

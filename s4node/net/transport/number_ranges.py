@@ -13,7 +13,7 @@ from operator import itemgetter
 _first_of, _end_of = itemgetter(0), itemgetter(1)
 
 
-class Excepted:
+class NumberRanges:
     """The numbers told of so far, as ranges ``[first, end)`` in order, none touching another."""
 
     __slots__ = ("ranges",)

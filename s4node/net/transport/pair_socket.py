@@ -151,7 +151,7 @@ class PairSocket:
         await trio.lowlevel.wait_readable(self._send_fd)  # nng marks both fds as readable
 
     async def close(self) -> None:
-        """Close; whoever waits on this socket gets ClosedResourceError. Shielded, bounded."""
+        """Close; tasks that wait on this socket get ClosedResourceError. Shielded, bounded."""
         if self._closed:
             return
         self._closed = True

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 
-class Answers:
+class PeerAnswers:
     """The answers of one address, over all connections to it."""
 
     def __init__(self) -> None:

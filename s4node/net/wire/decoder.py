@@ -4,7 +4,7 @@ Rules
 - One decode call a section, and most frames have one. Only when that fails is a section taken
   apart, and then only the events that do not decode are refused: the others keep their places.
 - Taking apart takes its time, so it goes by as many events as are asked for.
-- Whoever has the types gives a reader for each fingerprint.
+- The caller has the types and gives a reader for each fingerprint.
 """
 
 from __future__ import annotations

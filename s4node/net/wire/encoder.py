@@ -3,7 +3,7 @@
 Rules
 - One encode call a section; a section has the events of one type. Where there are several, the
   order says of which each event is.
-- Whoever has the events gives a type for each of their classes.
+- The caller has the events and gives a type for each of their classes.
 """
 
 from __future__ import annotations

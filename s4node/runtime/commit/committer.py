@@ -28,16 +28,16 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import origin_of
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.task_claims import FILE, Claim, ProgressStore
+from s4node.offsets.task_claims import FILE, Claim, TaskClaims
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.task.poison import in_flight_journal
 from s4node.runtime.task.task import Task
 from s4node.state import epochs
-from s4node.state.checkpoint_policy import Keeping, Policy
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
 from s4node.state.job import named_folder, task_folder
-from s4node.state.remote_job import Depot
+from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import check_newest
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
@@ -60,7 +60,7 @@ class Committer:
         *,
         hasher: Hasher,
         policy: Policy,
-        depot: Depot | None = None,
+        depot: RemoteJob | None = None,
         sync: bool = False,
         changes_bytes: int = 64 << 20,
         wake: Callable[[Task], None] = lambda _: None,
@@ -87,7 +87,7 @@ class Committer:
     async def open(self, job: JobGuard) -> None:
         """Open the store for a job; raises CheckpointError where its progress fits another one."""
         context = self._context
-        context.store = await context.claims(ProgressStore, self._folder)
+        context.store = await context.claims(TaskClaims, self._folder)
         context.run = await context.claims(context.store.admit, job)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)
@@ -129,7 +129,7 @@ class Committer:
             if self._depot is None and (url := shipped_of(database)):
                 await in_thread(check_newest, url, folder.name, database)
             self._check_whole(claim, state, folder)
-            keeping = Keeping(folder, claim.fence, self._policy, shipment)
+            keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
             await in_thread(keeping.begin, state)
         except BaseException:
             database.close()
@@ -356,11 +356,11 @@ def folder_of(root: str, cluster: str, app: str) -> Path:
     return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)
 
 
-def job_before(folder: Path, depot: Depot | None) -> JobGuard | None:
+def job_before(folder: Path, depot: RemoteJob | None) -> JobGuard | None:
     """What the job was like whose progress is in ``folder``, or in ``depot``; None without any."""
     guard = None
     if (folder / FILE).is_file():
-        store = ProgressStore(folder)
+        store = TaskClaims(folder)
         try:
             guard = store.job()
         finally:

@@ -1,4 +1,4 @@
-"""Rejects: what becomes of events of an input that cannot be processed.
+"""The dead letter queue: what becomes of events of an input that cannot be processed.
 
 Rules
 - An event that does not decode, or whose key is not found, stops the container; or it is dropped
@@ -6,9 +6,9 @@ Rules
 - The place where it was counts as processed when it was dropped, or when the dead letter stream has
   it for good; until then the progress of its input waits there.
 - The first of a stream is told, the others are counted.
-- A task takes no commit while a letter of its own is under way: what it has processed behind that
-  event must not be kept without it. A letter is sent once, although its task may go back and come
-  to the event again.
+- A task takes no commit while a dead letter of its own is under way: what it has processed behind
+  that event must not be kept without it. A dead letter is sent once, although its task may go back
+  and come to the event again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from s4node.errors import DecodeError
 from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
 from s4node.offsets.input_progress import InputReceipt
-from s4node.runtime.task.poison.dead_letter import letter
+from s4node.runtime.task.poison.dead_letter import dead_letter
 from s4node.runtime.task.poison.poison_events import Place
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Keep = Callable[[GenericEvent], Awaitable[None]]
 """Keeps a dead letter; returns when it is safe."""
 
 MAX_KNOWN = 10_000
-"""Letters of a container that are not sent twice; of more, the oldest might be."""
+"""Dead letters of a container that are not sent twice; of more, the oldest might be."""
 
 _Place = tuple[int, str, int]
 
@@ -43,10 +43,11 @@ MAX_WAITING = 1000
 """Dead letters that wait to be kept; more hold the reading of inputs up."""
 
 
-class Rejects:
+class DeadLetterQueue:
     """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
 
-    ``counts`` are by stream. ``wake(partition)`` is called when all letters of its task are safe.
+    ``counts`` are by stream. ``wake(partition)`` is called when all dead letters of its task are
+    safe.
     """
 
     def __init__(self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None]) -> None:
@@ -54,7 +55,7 @@ class Rejects:
         self._drop = drop
         self._keep = keep
         self._wake = wake
-        self._known: dict[_Place, None] = {}  # of which a letter is safe, or under way
+        self._known: dict[_Place, None] = {}  # of which a dead letter is safe, or under way
         self._waiting = 0
         self._room = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -102,7 +103,7 @@ class Rejects:
         ssp = receipt.progress.ssp
         if self._keep is None and not self._drop:
             raise DecodeError(
-                f"{ssp} offset {number}: {reason}. The container stops here; mend the producer, or "
+                f"{ssp} offset {number}: {reason}. The container stops here; fix the producer, or "
                 f"set task.dead.letter.stream to keep such events, or "
                 f"task.drop.deserialization.errors = true to drop them"
             )
@@ -122,10 +123,10 @@ class Rejects:
                 receipt.passed(number, number + 1)
             return
         receipt.hold(number)
-        self._send(task, place, letter(ssp, str(ssp), number, reason, event), receipt)
+        self._send(task, place, dead_letter(ssp, str(ssp), number, reason, event), receipt)
 
-    def bury(self, task: Task, at: Place, what: GenericEvent) -> None:
-        """Keep the letter of an event that ``task`` has left out."""
+    def send_skipped(self, task: Task, at: Place, what: GenericEvent) -> None:
+        """Keep the dead letter of an event that ``task`` has left out."""
         place = (task.partition, *at)
         if place not in self._known:
             self._send(task, place, what)
@@ -147,7 +148,7 @@ class Rejects:
             del self._known[next(iter(self._known))]
         self._waiting += 1
         assert task.failures.isolation is not None
-        task.failures.isolation.culprits.unsafe += 1
+        task.failures.isolation.poison_events.unsafe += 1
         self._nursery.start_soon(self._bury, task, what, receipt)
 
     async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
@@ -156,8 +157,8 @@ class Rejects:
         if receipt is not None:
             receipt.release(what.offset)
         assert task.failures.isolation is not None
-        task.failures.isolation.culprits.unsafe -= 1
-        if not task.failures.letters_wait:
+        task.failures.isolation.poison_events.unsafe -= 1
+        if not task.failures.dead_letters_wait:
             self._wake(task.partition)
         self._waiting -= 1
         self._room.unpark_all()

@@ -1,13 +1,13 @@
 """Recovery: has tasks go back to their last commit for events at which they fail.
 
 Rules
-- What becomes of a culprit is said for each stream: ``fail`` stops the container, ``skip`` leaves
-  it out, ``dead-letter`` keeps it as well. The last two take tasks whose work can be undone: they
-  have a database, and all that they read comes again.
+- What becomes of a poison event is said for each stream: ``fail`` stops the container, ``skip``
+  leaves it out, ``dead-letter`` keeps it as well. The last two take tasks whose work can be undone:
+  they have a database, and all that they read comes again.
 - A task that has failed is thrown away, with all that it has not committed. Another is made in its
-  place, from the last commit, and leaves the culprit out. Other tasks go on meanwhile.
-- An event that has killed the process three times is a culprit as well. Tasks that have suspects
-  take turns, so that a death says which event it was.
+  place, from the last commit, and skips the poison event. Other tasks go on meanwhile.
+- An event that has killed the process three times is a poison event as well. Tasks that have
+  suspects take turns, so that a death says which event it was.
 - The first failure of a stream is told, the others are counted. Each event that kills is told
   once, however often its task comes to it again.
 - Where tasks may go back, the end of the inputs waits until all before it is written; behind it
@@ -28,7 +28,7 @@ from s4node.errors import ConfigError, EventKills, NotSaveable, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.logger import get_logger
 from s4node.runtime.commit.committer import Committer
-from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.poison_events import KILLS, LeftOut, Place, fault_of, place_of
 from s4node.runtime.task.task import Task
@@ -46,7 +46,7 @@ class Recovery:
         self,
         app: App,
         config: Config,
-        rejects: Rejects,
+        dead_letters: DeadLetterQueue,
         go_back: Callable[[Task], None],
         wake: Callable[[int], None],
         committer: Committer,
@@ -56,16 +56,16 @@ class Recovery:
         self._killers: set[tuple[int, Place]] = set()  # by task; each was told
         self._turn: Task | None = None
         self._waiting: set[int] = set()
-        self._rejects = rejects
+        self._dead_letter_queue = dead_letters
         self._wake = wake
         self._go_back = go_back
         self._committer = committer
         self._said = config.matching(settings.ON_ERROR)
-        letters = app.streams.get(config[settings.DEAD_LETTERS])
-        self._letters = letters if isinstance(letters, OutputStream) else None
+        stream = app.streams.get(config[settings.DEAD_LETTERS])
+        self._dead_letters = stream if isinstance(stream, OutputStream) else None
 
     def said(self, stream: str) -> str:
-        """What becomes of culprits of a stream."""
+        """What becomes of poison events of a stream."""
         return self._said.get(stream, FAIL)
 
     @property
@@ -90,7 +90,7 @@ class Recovery:
                       exc_info=error.__cause__ if fault.trace else None)  # fmt: skip
         self.counts[batch.stream] += 1
         assert task.failures.isolation is not None
-        task.failures.isolation.culprits.add(place, fault)
+        task.failures.isolation.poison_events.add(place, fault)
         return True
 
     def searches(self, task: Task, error: NotSaveable) -> None:
@@ -112,20 +112,20 @@ class Recovery:
     def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
         """The task leaves these out, which were in a batch."""
         for one in found:
-            place, _, stream, reason, letter = one
+            place, _, stream, reason, dead_letter = one
             said = self.said(stream)
             if reason == KILLS.reason:
                 self._kills(task, place, stream, said)
             if said != DEAD_LETTER:
                 continue
-            if self._letters is not None:
-                letter.put("app", task.app.name)
-                letter.put("task", task.name)
-                letter.freeze()
+            if self._dead_letters is not None:
+                dead_letter.put("app", task.app.name)
+                dead_letter.put("task", task.name)
+                dead_letter.freeze()
                 assert task.failures.isolation is not None
-                task.failures.isolation.tell(batch, one, self._letters)
+                task.failures.isolation.tell(batch, one, self._dead_letters)
             else:
-                self._rejects.bury(task, place, letter)
+                self._dead_letter_queue.send_skipped(task, place, dead_letter)
 
     def _kills(self, task: Task, place: Place, stream: str, said: str) -> None:
         """The task has come to an event that kills the process, maybe again after it went back;
@@ -164,8 +164,8 @@ class Recovery:
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
-    """Raise ConfigError where culprits cannot be left out as the settings say. ``live`` are inputs
-    of which events do not come again; ``kept`` says whether tasks keep what they do."""
+    """Raise ConfigError where poison events cannot be left out as the settings say. ``live`` are
+    inputs of which events do not come again; ``kept`` says whether tasks keep what they do."""
     said = {name: word for name, word in config.matching(settings.ON_ERROR).items() if word != FAIL}
     if not said:
         return

@@ -36,12 +36,12 @@ from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.input_progress import InputProgress, taken
 from s4node.offsets.producer_offsets import KeptProducers
 from s4node.offsets.system import SystemStreamPartition
-from s4node.offsets.task_claims import Claim, ProgressStore, now_ms
+from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
 from s4node.runtime.outputs.exchange import Exchange
-from s4node.runtime.task.poison.in_flight_journal import UnderWay
+from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
-from s4node.state.checkpoint_policy import Keeping
+from s4node.state.checkpoint_policy import CheckpointRetention
 from s4node.state.job import DONE, WRITTEN, checkpoint_of
 from s4node.state.task_state import TaskState
 
@@ -99,7 +99,7 @@ class CommitContext:
         self.producers = producers
         self.exchange = exchange
         self.timeout = timeout
-        self.store: ProgressStore | None = None
+        self.store: TaskClaims | None = None
         self.run = 0
         self.encoding = trio.Lock()
         self.claiming = threading.Lock()
@@ -147,13 +147,18 @@ class TaskCommits:
     )
 
     def __init__(
-        self, context: CommitContext, task: Task, claim: Claim, state: TaskState, keeping: Keeping
+        self,
+        context: CommitContext,
+        task: Task,
+        claim: Claim,
+        state: TaskState,
+        keeping: CheckpointRetention,
     ) -> None:
         self.task = task
         self.claim = claim
         self.state = state
         self.keeping = keeping
-        self.under_way: UnderWay | None = None
+        self.under_way: InFlightJournal | None = None
         self.checkpoint = checkpoint_of(state)
         self.writing = False  # a commit is under way
         self.pending: TaskProgress | None = None  # what to write next, if it is all

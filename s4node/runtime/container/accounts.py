@@ -20,7 +20,7 @@ from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.net.ingress.listener import Listener
-from s4node.runtime.container.durable_parts import Replay
+from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.metrics import snapshots_of
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
@@ -39,9 +39,9 @@ class Accounts:
         self._made_at = time.monotonic()
         self._started_after = 0.0
         self._parts: Parts
-        self._replay: Replay | None
+        self._replay: DurableParts | None
 
-    def made(self, parts: Parts, replay: Replay | None) -> None:
+    def made(self, parts: Parts, replay: DurableParts | None) -> None:
         """The parts are made, which are asked from now on."""
         self._parts, self._replay = parts, replay
 

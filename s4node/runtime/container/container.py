@@ -49,8 +49,8 @@ from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
 from s4node.runtime.container.accounts import Accounts
 from s4node.runtime.container.drain import Drain
-from s4node.runtime.container.durable_parts import Replay, check_live, kind_of, tell_left
-from s4node.runtime.container.frame_router import Front
+from s4node.runtime.container.durable_parts import DurableParts, check_live, kind_of, tell_left
+from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, listeners_of
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
@@ -118,7 +118,7 @@ class Container:
         self._prepared = False
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # the systems of the inputs
-        self.front = Front(
+        self.front = FrameRouter(
             config,
             node=self.node,
             incarnation=self.incarnation,
@@ -128,7 +128,7 @@ class Container:
         self.listener = self.front.listener
         self.accounts = Accounts(app, config, self.node, self.listener)
         self.log = self.front.log
-        self.replay: Replay | None = None
+        self.replay: DurableParts | None = None
         self.model: JobModel
         self._job_before: JobGuard | None = None
         self.partitioner: Partitioner
@@ -174,7 +174,7 @@ class Container:
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
         with self._reaching:
             own_log = self.address if self.log else self._node_log
-            self.replay = await Replay.prepared(app, config, own_log)
+            self.replay = await DurableParts.prepared(app, config, own_log)
         if self._reaching.cancelled_caught:
             return
         if self.replay is not None:
@@ -338,7 +338,7 @@ class Container:
         if parts.members is not None:
             await parts.members.finish()
         with trio.move_on_after(_FAREWELL_SECONDS):
-            await self.listener.farewell()
+            await self.listener.shut_down()
 
     async def _give_up(self) -> None:
         """The deadline is over: say what was waited for, and commit what is done."""

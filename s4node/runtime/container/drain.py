@@ -20,7 +20,7 @@ from s4node.errors import EventsLost
 from s4node.logger import get_logger
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -32,18 +32,18 @@ _SILENCE_SECONDS = 2.0
 class Drain:
     """That of ``app``: of its ``tasks``, which change, and of all that they send to others.
 
-    ``letters`` is the output stream for dead letters; empty if there is none. ``inner`` are the
-    app's own streams of which tasks keep nothing.
+    ``dead letters`` is the output stream for dead letters; empty if there is none. ``inner`` are
+    the app's own streams of which tasks keep nothing.
     """
 
     def __init__(
         self,
         app: str,
         tasks: Mapping[int, Task],
-        outputs: Outputs,
+        outputs: OutputStreams,
         members: Members | None,
         exchange: Exchange | None,
-        letters: str,
+        dead_letters: str,
         inner: Collection[str],
     ) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class Drain:
         self._outputs = outputs
         self._members = members
         self._exchange = exchange
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._inner = inner
 
     async def tell(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Drain:
         """Log what is left that nobody keeps; returns it in words."""
         left = []
         for owed in self._outputs.owed():
-            if owed.stream != self._letters:
+            if owed.stream != self._dead_letters:
                 log.error(
                     "events of an output stream have no verdict, and are kept nowhere",
                     app=self._app,

@@ -1,4 +1,4 @@
-"""What a container has where its tasks keep state: readers, rejects, and commits.
+"""What a container has where its tasks keep state: readers, dead letters, and commits.
 
 Rules
 - It is there only where the app has inputs that can be read again, or durable streams. The systems
@@ -8,8 +8,8 @@ Rules
   for they may belong to others.
 - The progress of a task is claimed before the task starts, and its inputs are read after it has: so
   the task may say where to begin. Startpoints are given to tasks before any is claimed.
-- Dead letters go to an output stream of the app, or to a stream of a system; where that is no such
-  thing, the container does not start.
+- Dead letters go to an output stream of the app, or to a stream of a system; where that is no
+  such thing, the container does not start.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.job_lock import Presence
+from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest, Startpoint
 from s4node.offsets.startpoint_fan_out import Request
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer, folder_of, job_before
-from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.task_commit import CommitContext
@@ -45,9 +45,9 @@ from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import AppKind, JobModel
 from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
-from s4node.runtime.inputs.system_consumers import Consumers, Gained, watch
+from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers, watch
 from s4node.runtime.outputs.exchange import Exchange
-from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.statistics import ReplayStatistics
 from s4node.runtime.task.task import Task
 from s4node.state.checkpoint_policy import Policy
@@ -59,7 +59,7 @@ from s4node.systems.registry import Systems
 log = get_logger("s4node.runtime")
 
 
-class Replay:
+class DurableParts:
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
     ``counts`` are the partitions of its inputs by system and stream. ``exchange`` is set before
@@ -70,23 +70,23 @@ class Replay:
         self.counts: dict[tuple[str, str], int] = {}
         self.systems = Systems(config, own_log)
         self.exchange: Exchange
-        self.consumers: Consumers
+        self.consumers: SystemConsumers
         self.committer: Committer
-        self.rejects: Rejects
+        self.dead_letters: DeadLetterQueue
         self.recovery: Recovery
         self._app = app
         self._config = config
         self._own_log = own_log
-        self._outputs: Outputs
+        self._outputs: OutputStreams
         self._partitions: Partitions
         self._model: JobModel
         self._startpoints: Startpoints
-        self._presence: Presence
-        self._letter_partitions = 0  # of the stream of a system that dead letters go to
+        self._presence: JobLock
+        self._dead_letter_partitions = 0  # of the stream of a system that dead letters go to
         self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
 
     @classmethod
-    async def prepared(cls, app: App, config: Config, own_log: str = "") -> Replay | None:
+    async def prepared(cls, app: App, config: Config, own_log: str = "") -> DurableParts | None:
         """Ask the systems for the inputs of ``app``; None where its tasks keep no state.
 
         ``own_log`` is where the log of this process is, or of that which has started it, if one is.
@@ -98,7 +98,7 @@ class Replay:
         replay = cls(app, config, own_log)
         for stream in streams:
             replay.systems[stream.system]  # raises where there is none
-        letters = replay._letters()
+        dead_letters = replay._dead_letters()
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
@@ -108,8 +108,8 @@ class Replay:
                 key = rule.name if rule is not None else ""
                 count = await replay._partitions_of(stream.system, stream.name, key)
                 replay.counts[stream.system, stream.name] = count
-            if letters is not None:
-                replay._letter_partitions = await replay._partitions_of(*letters)
+            if dead_letters is not None:
+                replay._dead_letter_partitions = await replay._partitions_of(*dead_letters)
             nursery.cancel_scope.cancel()
         return replay
 
@@ -165,7 +165,7 @@ class Replay:
         folder, config = self._folder(name), self._config
         return await trio.to_thread.run_sync(job_before, folder, depot_of(config, folder))
 
-    def _letters(self) -> tuple[str, str] | None:
+    def _dead_letters(self) -> tuple[str, str] | None:
         """Where dead letters go, where that is a stream of a system; raises ConfigError."""
         name = self._config[settings.DEAD_LETTERS]
         if not name:
@@ -196,7 +196,7 @@ class Replay:
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
-        outputs: Outputs,
+        outputs: OutputStreams,
         producers: Producers,
         go_back: Callable[[Task], None],
     ) -> None:
@@ -206,17 +206,17 @@ class Replay:
         self._model = model
         self._outputs = outputs
         self._partitions = partitions
-        self.rejects = Rejects(
+        self.dead_letters = DeadLetterQueue(
             drop=config[settings.DROP_UNDECODED],
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
             wake=partitions.woken,
         )
-        self.consumers = Consumers(
+        self.consumers = SystemConsumers(
             config,
             self.systems,
             partitioner,
             partitions,
-            self.rejects,
+            self.dead_letters,
             streams=replayable(self._app),
             counts=self.counts,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
@@ -224,7 +224,7 @@ class Replay:
             grown=model.facts.grown,
         )
         folder = self._folder(name)
-        self._presence = Presence(folder)
+        self._presence = JobLock(folder)
         self._startpoints = Startpoints(folder, model.tasks, config, name)
         self.committer = Committer(
             folder,
@@ -247,7 +247,7 @@ class Replay:
             wake=partitions.wake,
         )
         self.recovery = Recovery(
-            self._app, config, self.rejects, go_back, partitions.woken, self.committer
+            self._app, config, self.dead_letters, go_back, partitions.woken, self.committer
         )
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Replay:
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
-        await nursery.start(self.rejects.run)
+        await nursery.start(self.dead_letters.run)
         await nursery.start(self.consumers.run)
         await nursery.start(self.exchange.emitter.run)
 
@@ -316,7 +316,7 @@ class Replay:
         assert new.failures.isolation is not None
         progress = self.consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
-        new.failures.isolation.culprits.going_back(committed)
+        new.failures.isolation.poison_events.going_back(committed)
         self.consumers.go_back(old, new)
         return new
 
@@ -357,7 +357,7 @@ class Replay:
             tuple(self.consumers.statistics(names)),
             self.committer.commits,
             self.committer.failures,
-            dict(self.rejects.counts),
+            dict(self.dead_letters.counts),
             dict(self.consumers.starts.lost),
             dict(self.recovery.counts),
         )
@@ -371,29 +371,32 @@ class Replay:
         live = bool(live_of(self._app))
         await self.committer.end_run([task.name for task in self._model.tasks if live or task.ssps])
 
-    async def _keep(self, letter: GenericEvent) -> None:
+    async def _keep(self, dead_letter: GenericEvent) -> None:
         """Put a dead letter where it is safe."""
         name = self._config[settings.DEAD_LETTERS]
         stream = self._app.streams.get(name)
         if isinstance(stream, OutputStream):
-            await stream.send(letter)
+            await stream.send(dead_letter)
             await self._outputs.sent().wait_settled()
             return
         system, _, rest = name.partition(".")
         home = self.systems[system]
-        partition = letter.partition % self._letter_partitions
+        partition = dead_letter.partition % self._dead_letter_partitions
         if hasattr(home, "append_once"):
-            await home.append_once(rest, partition, letter, self._letter_name(letter))
-        else:  # a system of one's own may be without; then a crash may have it there twice
-            await home.append(rest, partition, [letter])
+            await home.append_once(
+                rest, partition, dead_letter, self._dead_letter_name(dead_letter)
+            )
+        else:  # an author's system may be without; then a crash may have it there twice
+            await home.append(rest, partition, [dead_letter])
 
-    def _letter_name(self, letter: GenericEvent) -> str:
-        """What a letter is known by, whoever sends it: so after a crash it is not sent twice."""
+    def _dead_letter_name(self, dead_letter: GenericEvent) -> str:
+        """What a dead letter is known by, whichever owner sends it: so after a crash it is not sent
+        twice."""
         cluster = self._config[settings.CLUSTER_NAME]
-        place = f"{letter.origin}:{letter.offset}"
-        if letter.offset < 0:
-            place += f" {zlib.crc32(letter.raw):08x}"
-        return f"dead letter {cluster}/{letter.app}/{letter.task}/{place}"
+        place = f"{dead_letter.origin}:{dead_letter.offset}"
+        if dead_letter.offset < 0:
+            place += f" {zlib.crc32(dead_letter.raw):08x}"
+        return f"dead letter {cluster}/{dead_letter.app}/{dead_letter.task}/{place}"
 
 
 def tell_left(app: App, config: Config, name: str) -> None:

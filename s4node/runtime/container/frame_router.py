@@ -19,12 +19,12 @@ from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.net.ingress.listener import Connection, Listener, no_log
 from s4node.net.wire import frame as wire
-from s4node.runtime.inputs.ports import Inputs
-from s4node.runtime.loop.run_loop import EventLoop
-from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.inputs.ports import Ports
+from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.outputs.subscribers import Subscribers
 
 
-class Front:
+class FrameRouter:
     """The listener of a container, and the log that it has, if any.
 
     ``taken`` is for the log: who else serves a stream. ``held`` says whether frames are to wait.
@@ -50,10 +50,10 @@ class Front:
         self._drain_word = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos that came before the app
         self._answering = trio.lowlevel.ParkingLot()
-        self._loop: EventLoop | None = None
+        self._loop: RunLoop | None = None
         self._opened = False
-        self._inputs: Inputs
-        self._readers: Readers
+        self._inputs: Ports
+        self._readers: Subscribers
         self._owners: Callable[[], Sequence[str]]
 
     # -- life --------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ class Front:
     async def open(
         self,
         nursery: trio.Nursery,
-        inputs: Inputs,
-        readers: Readers,
+        inputs: Ports,
+        readers: Subscribers,
         owners: Callable[[], Sequence[str]],
     ) -> None:
         """Let producers and readers of the app come. ``owners`` are the addresses of those who have
@@ -83,7 +83,7 @@ class Front:
             if connection.live:
                 self.on_frame(frame, connection)
 
-    def begin(self, loop: EventLoop) -> None:
+    def begin(self, loop: RunLoop) -> None:
         """From here on the loop sends what is due."""
         self._loop = loop
         self._answering.unpark_all()

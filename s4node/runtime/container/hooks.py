@@ -59,7 +59,7 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
         said = f"{hook.__name__} of app {app.name!r} raised {described(error)}"
         if hook == app.on_close:
             raise LifecycleError(
-                f"{said}; all else of the app has ended: mend it, or catch the exception in it"
+                f"{said}; all else of the app has ended: fix it, or catch the exception in it"
             ) from error
         raise GraphError(f"{said}; the app cannot run") from error
 

@@ -62,7 +62,7 @@ _STEPS = list(Step)
 class ContainerListener:
     """Is told of a container's life. Derive from it, or have any of its methods.
 
-    They may be ``async``. One's own is made with the app's parameters as its only argument.
+    They may be ``async``. An author's is made with the app's parameters as its only argument.
     """
 
     def before_start(self) -> Any:
@@ -230,7 +230,7 @@ async def _tell(listener: object, method: str, *arguments: Any) -> None:
             raise
         raise LifecycleError(
             f"{method} of listener {_name(listener)} raised {described(error)}; "
-            f"{_AT_THE_END.get(method, 'the container cannot run')}: mend it, or take it out of "
+            f"{_AT_THE_END.get(method, 'the container cannot run')}: fix it, or take it out of "
             f"{settings.LIFECYCLE_LISTENERS.name}"
         ) from error
 

@@ -6,7 +6,7 @@ Rules
   inputs are read then. One that fails goes back to its last commit, and begins anew.
 - Where tasks keep what they do, a member with more partitions than its share hands some over: it
   stops with one after the other, and another goes on from its last commit.
-- A task that is done rests, whoever has it: it is not started, and its inputs are not read.
+- A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that has lost a partition while it ran it stops: two owners would count twice.
 """
 
@@ -24,16 +24,16 @@ from s4node.cluster.coordination.membership import Membership
 from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
-from s4node.runtime.container.durable_parts import Replay
-from s4node.runtime.container.frame_router import Front
+from s4node.runtime.container.durable_parts import DurableParts
+from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.inputs.job_model import JobModel
-from s4node.runtime.inputs.ports import Inputs
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.inputs.ports import Ports
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.members import Members, told
-from s4node.runtime.outputs.output_streams import Outputs
-from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -57,13 +57,13 @@ class Ownership:
         *,
         model: JobModel,
         lifecycle: Lifecycle,
-        loop: EventLoop,
-        front: Front,
+        loop: RunLoop,
+        front: FrameRouter,
         partitions: Partitions,
-        inputs: Inputs,
-        readers: Readers,
+        inputs: Ports,
+        readers: Subscribers,
         members: Members | None,
-        replay: Replay | None,
+        replay: DurableParts | None,
         report: Callable[[], Awaitable[None]],
     ) -> None:
         self.view = View.alone(app.partitions)
@@ -97,7 +97,7 @@ class Ownership:
         self,
         enrolment: Enrolment,
         nursery: trio.Nursery,
-        outputs: Outputs,
+        outputs: OutputStreams,
         *,
         anywhere: bool,
     ) -> None:

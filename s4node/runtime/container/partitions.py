@@ -25,12 +25,12 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
 from s4node.runtime.inputs.port import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import Outputs
-from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
@@ -50,10 +50,10 @@ class Partitions:
         self,
         app: App,
         pipeline: Pipeline,
-        loop: EventLoop,
+        loop: RunLoop,
         dispatch: Dispatch,
-        outputs: Outputs,
-        readers: Readers,
+        outputs: OutputStreams,
+        readers: Subscribers,
         members: Members | None,
         exchange: Exchange | None,
         settings: TaskSettings,
@@ -235,7 +235,7 @@ class Partitions:
     def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Events that the app itself has put, for one of the tasks, here or with another member.
 
-        Whoever has put them, a source or a task, keeps nothing. Returns how many were dropped.
+        The source or task that has put them keeps nothing. Returns how many were dropped.
         """
         task = self.tasks.get(partition)
         if task is None or self._is_behind(stream, partition):

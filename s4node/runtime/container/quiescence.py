@@ -2,7 +2,7 @@
 
 Rules
 - What tasks that keep what they do send each other leaves by commits, and stays until commits; so
-  whoever waits for it asks for those.
+  the caller that waits for it asks for those.
 - What nobody can take now, because its owner is away, is kept, and not waited for.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import trio
 
 from s4node.runtime.commit.committer import Committer
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.task import Task
 
@@ -26,7 +26,7 @@ class Quiescence:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: RunLoop,
         tasks: Mapping[int, Task],
         committer: Committer,
         exchange: Exchange,

@@ -20,7 +20,7 @@ from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.logger import get_logger
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.task.pe_processor import Elements
+from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.state import key_encoding
 from s4node.state.database import Database
 from s4node.state.job import kept_by
@@ -43,11 +43,11 @@ async def check(app: App, folder: Path, tasks: Sequence[TaskModel], hasher: Hash
     """Raise StateError with what ``app`` cannot read of what its tasks keep in ``folder``."""
     clock = trio.lowlevel.current_clock().current_time
     for task in tasks:
-        elements = Elements(app, task.index, clock) if app.prototypes else None
+        elements = PeProcessor(app, task.index, clock) if app.prototypes else None
         await trio.to_thread.run_sync(_look, app, folder, task.name, elements, hasher)
 
 
-def _look(app: App, folder: Path, task: str, elements: Elements | None, hasher: Hasher) -> None:
+def _look(app: App, folder: Path, task: str, elements: PeProcessor | None, hasher: Hasher) -> None:
     """Read a sample of what a task keeps, as of its last commit; in a thread."""
     with ExitStack() as copies:
         try:
@@ -71,7 +71,7 @@ def _tell_unread(app: App, task: str, error: Exception) -> None:
     )
 
 
-def _read(app: App, elements: Elements | None, state: TaskState) -> None:
+def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
     """Read a sample of each table that the app still has."""
     tables = dict(state.tables)
     for spec in app.stores.values():

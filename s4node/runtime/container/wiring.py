@@ -26,8 +26,8 @@ from s4node.logger import get_logger
 from s4node.net.ingress.listener import check_reachable
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.container.drain import Drain
-from s4node.runtime.container.durable_parts import Replay
-from s4node.runtime.container.frame_router import Front
+from s4node.runtime.container.durable_parts import DurableParts
+from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Lifecycle
 from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.container.partitions import Partitions
@@ -35,15 +35,15 @@ from s4node.runtime.container.quiescence import Quiescence
 from s4node.runtime.container.refusals import Refusals
 from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
 from s4node.runtime.inputs.job_model import JobModel
-from s4node.runtime.inputs.ports import Inputs
+from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.rest import Rest
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import Outputs
-from s4node.runtime.outputs.subscribers import Readers
+from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.task import Task
@@ -69,12 +69,12 @@ class Parts:
         incarnation: str,
         enrolment: Enrolment | None,
         lifecycle: Lifecycle,
-        front: Front,
+        front: FrameRouter,
         name: str,
         model: JobModel,
         partitioner: Partitioner,
         choosers: ChooserSettings,
-        replay: Replay | None,
+        replay: DurableParts | None,
         nursery: trio.Nursery,
         report: Callable[[], Awaitable[None]],
         held: Callable[[], bool] | None,
@@ -95,7 +95,7 @@ class Parts:
         # the loop, and whom events go to: readers, other apps, other members, other tasks
         self.refusals = Refusals()
         self.pipeline = Pipeline(app, config, dataflow.edges(app), durable)
-        self.loop = EventLoop(
+        self.loop = RunLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
             after_turn=self._after_turn,
@@ -106,7 +106,7 @@ class Parts:
             grace=config[settings.TASK_SHUTDOWN_MS],
             rest=None if replay is None else Rest(),
         )
-        self.readers = Readers(
+        self.readers = Subscribers(
             app,
             node=node,
             incarnation=incarnation,
@@ -114,7 +114,7 @@ class Parts:
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
             on_refused=self.refusals.take,
         )
-        self.outputs = Outputs(
+        self.outputs = OutputStreams(
             app,
             config,
             self.pipeline,
@@ -168,7 +168,7 @@ class Parts:
             self.refusals.dropped,
         )
         self._tasks = self.partitions.tasks
-        self.inputs = Inputs(
+        self.inputs = Ports(
             app,
             config,
             partitioner,
@@ -284,7 +284,7 @@ class Parts:
                 self.inputs.released()
                 if self.loop.ending:  # it may wait for what has just arrived
                     self.loop.nudge()
-        except S4Error as error:  # not here, for whoever calls knows nothing of it
+        except S4Error as error:  # not here, for the caller knows nothing of it
             self.nursery.start_soon(self._fail, error)
             return
         if self._replay is not None:

@@ -29,7 +29,7 @@ def partitions_of(
     for one in ranges:
         count = counts.get((one.system, one.stream))
         if count is None:
-            problems.append(f"{one} names a stream that is not there; create it, or mend its name")
+            problems.append(f"{one} names a stream that is not there; create it, or fix its name")
         elif one.last >= count:
             problems.append(
                 f"{one} is impossible, for {one.system}.{one.stream} has {count} partitions; "

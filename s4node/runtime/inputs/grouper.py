@@ -3,7 +3,7 @@
 Rules
 - Every partition is in exactly one group; broadcast ones are not grouped, for they are in every
   task.
-- A grouper gives the same groups for the same partitions, whoever asks: every container of an app
+- A grouper gives the same groups for the same partitions, at every call: every container of an app
   computes them.
 - A task is called by its group: its progress and state are kept under that name.
 - Tasks are numbered in the order of their names, in which numbers count as numbers.
@@ -23,7 +23,7 @@ Groups = dict[str, tuple[SystemStreamPartition, ...]]
 
 
 class SystemStreamPartitionGrouper(Protocol):
-    """Makes groups of partitions; one's own is called without arguments to make it."""
+    """Makes groups of partitions; an author's is called without arguments to make it."""
 
     def group(
         self, ssps: Sequence[SystemStreamPartition]
@@ -73,7 +73,7 @@ def grouper_named(name: str) -> SystemStreamPartitionGrouper:
 
 def reader_of(name: str, ssp: SystemStreamPartition) -> str:
     """The task that reads a partition which is not broadcast, whatever others there are; empty
-    where only the whole groups tell, for the grouper is one's own."""
+    where only the whole groups tell, for the grouper is the author's."""
     if name not in _BUILT_IN:
         return ""
     (task,) = _BUILT_IN[name]().group((ssp,))
@@ -83,7 +83,7 @@ def reader_of(name: str, ssp: SystemStreamPartition) -> str:
 def grouped(name: str, ssps: Collection[SystemStreamPartition]) -> Groups:
     """The groups that the grouper ``name`` makes of ``ssps``, in the order of their tasks.
 
-    Raises ConfigError where one's own raises, or loses, doubles or invents partitions.
+    Raises ConfigError where the author's raises, or loses, doubles or invents partitions.
     """
     ordered = tuple(sorted(set(ssps)))
     grouper = grouper_named(name)

@@ -30,9 +30,9 @@ from s4node.offsets.system import (
     System,
     SystemStreamPartition,
 )
-from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.inputs.input_batches import MixedBatch, Reject, TaskBatch
-from s4node.runtime.inputs.starting_offsets import Known, Starts
+from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -57,8 +57,8 @@ class FedTasks(Protocol):
 class FeedOwner(Protocol):
     """What feeds need of their owner: all feeds of a container stop together."""
 
-    rejects: Rejects
-    starts: Starts
+    dead_letters: DeadLetterQueue
+    starts: StartingOffsets
     stopped: bool
 
     def until_stopped(self, scope: trio.CancelScope) -> AbstractContextManager[None]:
@@ -191,8 +191,8 @@ class PartitionFeed:
                 await owner.wait(lambda: all(stage.roomy for stage in stages))
             if keyed is not None and self._tasks.full(tasks[0], stream):
                 await owner.wait(lambda: not self._tasks.full(tasks[0], stream))
-            if owner.rejects.full:
-                await owner.rejects.wait_room()
+            if owner.dead_letters.full:
+                await owner.dead_letters.wait_room()
             try:
                 batch = await reader.read()
             except InputLost as error:

@@ -38,7 +38,7 @@ Send = Callable[[str, int, int, list[Any]], None]
 """Puts events on a stream: from the task of a partition, to that of another."""
 
 
-class Inputs:
+class Ports:
     """The ports of ``app``: ``ports`` to everybody, ``inner`` to the other members.
 
     ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.

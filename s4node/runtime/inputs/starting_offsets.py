@@ -2,7 +2,7 @@
 
 Rules
 - First what the task's ``init`` said; then the startpoint that was asked for; then the checkpoint;
-  then what the settings say. Whoever reads knows why it is there.
+  then what the settings say. The log line says which it was.
 - A partition that an input has got since the job began is read from its oldest event.
 - What lies outside of what an input has is no place: it ends the start, saying what to set. Only
   where retention has removed what comes next, a setting may have the rest read; that is counted.
@@ -35,7 +35,7 @@ class Known(NamedTuple):
     kept: int | None
 
 
-class Starts:
+class StartingOffsets:
     """Those of the job that is kept under ``name``; ``lost`` counts events that retention took, by
     ``system.stream``. ``grown`` has how many partitions inputs had at first that have more."""
 

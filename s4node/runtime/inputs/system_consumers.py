@@ -29,10 +29,10 @@ from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request
 from s4node.offsets.system import System, SystemStreamPartition
-from s4node.runtime.commit.dead_letter_queue import Rejects
+from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.inputs.input_batches import refused
 from s4node.runtime.inputs.partition_feed import FedTasks, Keyed, PartitionFeed, Taker
-from s4node.runtime.inputs.starting_offsets import Known, Starts
+from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
 from s4node.runtime.task.chooser import Bootstrap
 from s4node.runtime.task.statistics import ProgressStatistics
 from s4node.runtime.task.task import Task
@@ -78,7 +78,7 @@ def _is_kept(taker: Taker) -> bool:
     return taker.progress.committed is not None or bool(taker.progress.startpoint)
 
 
-class Consumers:
+class SystemConsumers:
     """Reads the replayable ``streams`` of an app from ``systems`` for the tasks it is given.
 
     ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
@@ -92,7 +92,7 @@ class Consumers:
         systems: Systems,
         partitioner: Partitioner,
         tasks: Tasks,
-        rejects: Rejects,
+        dead_letters: DeadLetterQueue,
         *,
         streams: Iterable[InputStream],
         counts: Mapping[tuple[str, str], int],
@@ -101,8 +101,8 @@ class Consumers:
         grown: Mapping[str, int],
     ) -> None:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
-        self.rejects = rejects
-        self.starts = Starts(config, name, grown)
+        self.dead_letters = dead_letters
+        self.starts = StartingOffsets(config, name, grown)
         self.stopped = False
         self._config = config
         self._systems = systems
@@ -146,7 +146,7 @@ class Consumers:
             scope.cancel()
         while self._reading:
             await self._quiet.park()
-        await self.rejects.settle()
+        await self.dead_letters.settle()
 
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Give a task that is to start a stage for each of its partitions."""
@@ -355,11 +355,11 @@ class Consumers:
     def _undecoded(
         self, taker: Taker, receipt: InputReceipt, number: int, reason: str, event: Any
     ) -> None:
-        self.rejects.reject(taker.task, receipt, number, reason, event, given=False)
+        self.dead_letters.reject(taker.task, receipt, number, reason, event, given=False)
 
     def _refused(self, taker: Taker, receipt: InputReceipt, number: int, reason: str) -> None:
         event = refused(receipt, number)
-        self.rejects.reject(taker.task, receipt, number, reason, event, given=True)
+        self.dead_letters.reject(taker.task, receipt, number, reason, event, given=True)
 
     # -- watching ----------------------------------------------------------------------------
 

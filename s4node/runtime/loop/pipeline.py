@@ -25,7 +25,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.logger import get_logger
-from s4node.runtime.loop.spill_file import Spill
+from s4node.runtime.loop.spill_file import SpillFile
 from s4node.stages.backpressure import Edges, Order
 from s4node.stages.executors import (
     DESERIALIZER,
@@ -78,7 +78,7 @@ class Pipeline:
         self._config = config
         self._full: dict[tuple[str, Hashable], Holder] = {}
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill once it is known
-        self._spills: list[Spill] = []
+        self._spills: list[SpillFile] = []
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # of stages of tasks
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
@@ -200,7 +200,7 @@ class Pipeline:
         return freed
 
     def forget(self, stream: str, place: Hashable) -> None:
-        """A stage is gone; whoever it held goes on with the next ``settle``."""
+        """A stage is gone; tasks that it held go on with the next ``settle``."""
         if (stream, place) in self._full:
             self._full[stream, place] = _GONE
 
@@ -231,7 +231,7 @@ class Pipeline:
                     streams=", ".join(self._app.streams))  # fmt: skip
 
     def _tell_uncalled(self) -> None:
-        """Handlers that look as if they were called: whoever waits for them would wait for ever."""
+        """Handlers that look as if they were called: an author would wait for them for ever."""
         for pe, handler, missing in graph.uncalled(self._app):
             log.warning("a handler is never called: what sets when is missing in on_init",
                         app=self._app.name, pe=pe, handler=handler, missing=missing)  # fmt: skip
@@ -257,7 +257,7 @@ class Pipeline:
         else:
             named = self._config[settings.SPILL_FOLDER]
             folder = full_path(named, settings.SPILL_FOLDER.name) if named else None
-            spill = Spill(self._app.name, self._app.streams[stream], folder)
+            spill = SpillFile(self._app.name, self._app.streams[stream], folder)
             queue.overflow = spill
             self._spills.append(spill)
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from s4node.runtime.loop.rest import Rest
-from s4node.runtime.loop.step_runner import Steps
-from s4node.runtime.task.coordinator_requests import Requests
+from s4node.runtime.loop.step_runner import StepRunner
+from s4node.runtime.task.coordinator_requests import CoordinatorRequests
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pace import Pace
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HELD_SECONDS = 0.005
 
 
-class EventLoop:
+class RunLoop:
     """Runs the steps of the tasks that it has adopted.
 
     ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
@@ -61,8 +61,8 @@ class EventLoop:
         self.tasks: list[Task] = []
         self.rest = rest
         self.grace = grace
-        self._requests = Requests(self._shut_down, self.wake, arrived)
-        self._steps_of = Steps(self.wake, threads, held)
+        self._requests = CoordinatorRequests(self._shut_down, self.wake, arrived)
+        self._steps_of = StepRunner(self.wake, threads, held)
         self._on_shutdown = on_shutdown
         self.turns = 0
         self.busy = 0.0  # seconds in turns
@@ -117,7 +117,7 @@ class EventLoop:
             self._lot.unpark()
 
     def take_turn(self) -> None:
-        """Have a turn right now if the loop sleeps; for whoever has just added events.
+        """Have a turn right now if the loop sleeps; for callers that have just added events.
 
         It saves the way over trio's scheduler. What a handler raises is raised here.
         """

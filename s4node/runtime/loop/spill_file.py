@@ -37,7 +37,7 @@ class _Tail:
         self.events: list[object] = []
 
 
-class Spill:
+class SpillFile:
     """The waiting batches of one stream of ``app``, on disk."""
 
     def __init__(self, app: str, stream: Stream, folder: Path | None) -> None:

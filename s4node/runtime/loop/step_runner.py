@@ -30,7 +30,7 @@ from s4node.app.stream import emitted
 from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.processor import Flight, Mode
+from s4node.runtime.task.processor import InFlightEvent, Mode
 
 if TYPE_CHECKING:
     from s4node.runtime.task.task import Task
@@ -51,7 +51,7 @@ class Spawn(Protocol):
         ...
 
 
-class Steps:
+class StepRunner:
     """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time; nothing
     begins while ``held`` says so."""
 
@@ -65,7 +65,7 @@ class Steps:
         self._held = held
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
-        self._launched: deque[tuple[Task, Flight]] = deque()
+        self._launched: deque[tuple[Task, InFlightEvent]] = deque()
         self._home = threading.get_ident()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
@@ -155,12 +155,12 @@ class Steps:
         begun = 0
         in_flight = task.in_flight
         assert in_flight is not None
-        while begun < limit and (flight := in_flight.begin()) is not None:
+        while begun < limit and (entry := in_flight.begin()) is not None:
             begun += 1
-            if task.processor.style(flight.batch.stream) is Mode.CALLBACK:
-                task.processor.begin_one(flight, in_flight.end_soon)
+            if task.processor.style(entry.batch.stream) is Mode.CALLBACK:
+                task.processor.begin_one(entry, in_flight.end_soon)
             else:
-                self._launched.append((task, flight))
+                self._launched.append((task, entry))
                 spawn(self._fly)
             if begun < limit and task.next_op() is not Op.PROCESS:
                 break
@@ -174,28 +174,28 @@ class Steps:
         that of the next one may be another.
         """
         while True:
-            task, flight = self._launched.popleft()
-            emitted.set(flight.put)
+            task, entry = self._launched.popleft()
+            emitted.set(entry.put)
             error: BaseException | None = None
             try:
                 if task.settings.callback_timeout:
-                    await self._in_time(task, flight)
-                elif task.processor.style(flight.batch.stream) is Mode.AWAIT:
-                    await task.processor.process_one_async(flight)
+                    await self._in_time(task, entry)
+                elif task.processor.style(entry.batch.stream) is Mode.AWAIT:
+                    await task.processor.process_one_async(entry)
                 else:
                     await self._in_thread(
-                        self._limiter_of(task, flight), task.processor.process_one, flight
+                        self._limiter_of(task, entry), task.processor.process_one, entry
                     )
             except BaseException as raised:
                 if is_signal(raised):
                     raise
                 error = raised
-            if flight.over:
+            if entry.over:
                 return
             in_flight = task.in_flight
             assert in_flight is not None
-            await in_flight.tidy(flight)
-            in_flight.end(flight, error)
+            await in_flight.tidy(entry)
+            in_flight.end(entry, error)
             self._wake(task)
             held = self._held is not None and self._held()
             if held or task.next_op() is not Op.PROCESS:
@@ -205,20 +205,20 @@ class Steps:
                 return
             self._launched.append((task, following))
 
-    async def _in_time(self, task: Task, flight: Flight) -> None:
+    async def _in_time(self, task: Task, entry: InFlightEvent) -> None:
         """Process one event; if it takes too long, no longer than it can be cancelled.
 
         The time counts from when there is a thread for it.
         """
-        if task.processor.style(flight.batch.stream) is Mode.AWAIT:
+        if task.processor.style(entry.batch.stream) is Mode.AWAIT:
             with trio.CancelScope() as scope:
-                flight.cancel = scope.cancel
-                await task.processor.process_one_async(flight)
+                entry.cancel = scope.cancel
+                await task.processor.process_one_async(entry)
             return
-        began, flight.began = flight.began, math.inf
-        async with self._limiter_of(task, flight):
-            flight.began = max(began, trio.current_time())
-            await self._in_thread(_NO_LIMIT, task.processor.process_one, flight, flight=flight)
+        began, entry.began = entry.began, math.inf
+        async with self._limiter_of(task, entry):
+            entry.began = max(began, trio.current_time())
+            await self._in_thread(_NO_LIMIT, task.processor.process_one, entry, entry=entry)
 
     # -- threads -----------------------------------------------------------------------------
 
@@ -233,31 +233,31 @@ class Steps:
         limiter: trio.CapacityLimiter,
         function: Callable[..., R],
         *arguments: Any,
-        flight: Flight | None = None,
+        entry: InFlightEvent | None = None,
     ) -> R:
         """Call it in a thread; where that is cancelled, it still comes to its end, unless it is
-        of a ``flight`` that is over."""
+        of a ``entry`` that is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
             self._in_threads.add(scope)
-            if flight is not None:
-                flight.cancel = scope.cancel
+            if entry is not None:
+                entry.cancel = scope.cancel
             try:
                 return await trio.to_thread.run_sync(
                     function, *arguments, abandon_on_cancel=True, limiter=limiter
                 )
             finally:
                 self._in_threads.discard(scope)
-        if flight is not None and flight.over:
+        if entry is not None and entry.over:
             raise trio.TooSlowError  # and nobody waits for it
         log.error("a task hangs in a thread, and is left alone; it is not closed in order")
         await trio.lowlevel.checkpoint()  # which is cancelled
         raise AssertionError("what is in a thread is left alone only when all is cancelled")
 
-    def _limiter_of(self, task: Task, flight: Flight) -> trio.CapacityLimiter:
+    def _limiter_of(self, task: Task, entry: InFlightEvent) -> trio.CapacityLimiter:
         if self._threads:
             return self._limiter(None, self._threads)
-        stream = flight.batch.stream
+        stream = entry.batch.stream
         return self._limiter((task.name, stream), task.processor.limit(stream))
 
     def _limiter(self, whose: object, threads: int) -> trio.CapacityLimiter:

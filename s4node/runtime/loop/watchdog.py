@@ -12,7 +12,7 @@ import time
 import traceback
 
 from s4node.logger import get_logger
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 
 log = get_logger("s4node.runtime")
 
@@ -23,7 +23,7 @@ class Watchdog:
     ``limit`` is how many seconds a step may take; 0 for any time.
     """
 
-    def __init__(self, loop: EventLoop, limit: float) -> None:
+    def __init__(self, loop: RunLoop, limit: float) -> None:
         self._loop = loop
         self._limit = limit
         self._thread_id = threading.get_ident()

@@ -1,9 +1,9 @@
 """Where the events of an app's own streams go: which partition gets which. Pure.
 
 Rules
-- A keyed stream's events go to the partitions of their keys, an un-keyed one's stay where they were
-  put, a broadcast one's go everywhere.
-- A key that cannot be found fails the app where the app itself has put the event; whoever brings
+- A keyed stream's events go to the partitions of their keys, those of an un-keyed stream stay where
+  they were put, those of a broadcast stream go everywhere.
+- A key that cannot be found fails the app where the app itself has put the event; code that brings
   events from outside asks ``routed`` and tells their sender instead.
 """
 

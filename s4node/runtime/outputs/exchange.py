@@ -35,11 +35,11 @@ from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.transactional_outbox import Dispatches
+from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.outputs.output_streams import Outputs
+from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.statistics import OutboxStatistics
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
@@ -91,7 +91,7 @@ class Way:
     """What a task has put on a stream for others; tasks wait where it is full."""
 
     def __init__(
-        self, dispatches: Dispatches, routes: Routes, bound: int, emitter: Emitter
+        self, dispatches: TransactionalOutbox, routes: Routes, bound: int, emitter: Emitter
     ) -> None:
         self.dispatches = dispatches
         self.routes = routes
@@ -114,8 +114,8 @@ class _Spilled:
         self,
         stream: str,
         partition: int,
-        way: Callable[[], Dispatches],
-        known: Callable[[], Dispatches | None],
+        way: Callable[[], TransactionalOutbox],
+        known: Callable[[], TransactionalOutbox | None],
     ) -> None:
         self._stream = stream
         self._partition = partition
@@ -151,7 +151,7 @@ class Exchange:
         app: App,
         config: Config,
         pipeline: Pipeline,
-        outputs: Outputs,
+        outputs: OutputStreams,
         *,
         name: str,
         incarnation: str,
@@ -242,12 +242,12 @@ class Exchange:
             partial(self._known_way, stream, partition),
         )
 
-    def _known_way(self, stream: str, partition: int) -> Dispatches | None:
+    def _known_way(self, stream: str, partition: int) -> TransactionalOutbox | None:
         side = self._sides.get(partition)
         way = None if side is None else side.ways.get(stream)
         return None if way is None else way.dispatches
 
-    def _own_way(self, stream: str, partition: int) -> Dispatches:
+    def _own_way(self, stream: str, partition: int) -> TransactionalOutbox:
         side = self._sides[partition]
         return (side.ways.get(stream) or self._way(side, stream)).dispatches
 
@@ -278,7 +278,7 @@ class Exchange:
             emitter = self._outputs.senders[stream].emitters[consumer]
         else:
             outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = Dispatches(
+        dispatches = TransactionalOutbox(
             outbox, state.changes, name, now_ms, state.database.get, life, self._app.name
         )
         own = dispatches.restore(rows)

@@ -28,10 +28,10 @@ from s4node.net.egress.forwarder import Forwarder, PassedOn
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.sender_stage import Outgoing
+from s4node.net.egress.sender_stage import SenderStage
 from s4node.net.wire import frame as wire
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.stages.executors import SENDER
 from s4node.stages.stage import StageStatistics
 
@@ -72,9 +72,9 @@ class Members:
         on_refused: Callable[[str, Refusal], None],
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
-        self.ways: dict[str, Outgoing] = {}
+        self.ways: dict[str, SenderStage] = {}
         self._forwarders: dict[str, Forwarder] = {}
-        self._routed: list[tuple[Outgoing | Forwarder, Routes]] = []
+        self._routed: list[tuple[SenderStage | Forwarder, Routes]] = []
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
@@ -85,7 +85,7 @@ class Members:
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
                 routes = self._routes(stream, self._producer)
-                way = self.ways[stream.name] = Outgoing(stage, routes.outbox)
+                way = self.ways[stream.name] = SenderStage(stage, routes.outbox)
                 self._routed.append((way, routes))
             if isinstance(stream, InputStream):
                 routes = self._routes(stream, f"{self._producer}-{_CARRIER}", wire.ANSWER_NOW)
@@ -179,7 +179,7 @@ class Members:
 
     # -- stopping ----------------------------------------------------------------------------
 
-    async def drain(self, loop: EventLoop, partitions: Work) -> None:
+    async def drain(self, loop: RunLoop, partitions: Work) -> None:
         """Work off what the members of a stopping cluster still send each other."""
         while True:
             before = partitions.processed

@@ -18,7 +18,7 @@ import trio
 from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.stream_directory import Consumers
+from s4node.cluster.coordination.stream_directory import SystemConsumers
 from s4node.cluster.coordination.topology import Topology
 from s4node.config import settings
 from s4node.config.config import Config
@@ -43,7 +43,7 @@ class Owed(NamedTuple):
     events: int
 
 
-class Outputs:
+class OutputStreams:
     """A remote sender for each output stream of ``app``.
 
     ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
@@ -131,7 +131,7 @@ class Outputs:
         for emitter in self._emitters.values():
             await nursery.start(emitter.run)
 
-    def consumed(self, stream: str, consumers: Consumers) -> None:
+    def consumed(self, stream: str, consumers: SystemConsumers) -> None:
         """These apps consume a stream now, besides those of the configuration."""
         sender = self.senders[stream]
         for name in [name for name in sender.consumers if name in self._found]:
@@ -202,7 +202,9 @@ class Outputs:
 class Sent:
     """What had been put on output streams at some moment."""
 
-    def __init__(self, outputs: Outputs, marks: Sequence[tuple[RemoteSender, str, Mark]]) -> None:
+    def __init__(
+        self, outputs: OutputStreams, marks: Sequence[tuple[RemoteSender, str, Mark]]
+    ) -> None:
         self._outputs = outputs
         self._marks = marks
 

@@ -27,7 +27,7 @@ _FEED_SECONDS = 0.005
 """How much a reader is sent at a time, and how soon it is looked at again."""
 
 
-class Readers:
+class Subscribers:
     """Those who read streams of ``app`` here.
 
     ``headers`` go with every answer; they change. ``queue_size`` events may wait for each reader.

@@ -7,7 +7,7 @@ Rules
   because its rate is used up, stops no other: its batch is put aside, where it stopped.
 - After each step the batch at hand is put aside if other sources have one, and the choosers say
   what is next. A source that is alone keeps its batch at hand until all of it has passed.
-- What is given back comes again, to whoever has the task then. What was taken apart by key is not
+- What is given back comes again, to the next owner of the task. What was taken apart by key is not
   given back, for its parts are with several tasks; a frame is, where all of its parts still wait.
 """
 
@@ -29,13 +29,13 @@ from s4node.stages.stage import Overflow, Stage
 class Backlog:
     """That of one task, by source.
 
-    ``at_hand`` is the batch that is processed now; whoever takes its last event without ``passed``
-    sets it to None and has its source's next one offered by ``update``. ``held`` are the streams
-    that must not be processed now; it changes. ``rates`` are the executors that limit how fast
-    events may leave their stages. ``chooser`` is for what comes from outside, round robin if it is
-    None, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at hand
-    for the first time. ``on_cut`` is called with a frame of which the last so many events have been
-    left to its producer, and says whether others of it have yet to end.
+    ``at_hand`` is the batch that is processed now; code that takes its last event without
+    ``passed`` sets it to None and has its source's next one offered by ``update``. ``held`` are the
+    streams that must not be processed now; it changes. ``rates`` are the executors that limit how
+    fast events may leave their stages. ``chooser`` is for what comes from outside, round robin if
+    it is None, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at
+    hand for the first time. ``on_cut`` is called with a frame of which the last so many events have
+    been left to its producer, and says whether others of it have yet to end.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ Rules
   left of the batch is offered again. So a large batch keeps nobody waiting for longer than a step.
 - A chooser gives every batch it was offered exactly once, and those of inputs that may not go now
   later.
-- Choosers are composed from the inside: round robin (or one's own) in each tier of priority,
+- Choosers are composed from the inside: round robin (or the author's) in each tier of priority,
   batching around them, bootstrapping around all. A layer is there only where it is configured.
 - Priority is strict: as long as a higher tier has a batch that may go, the lower ones starve.
 - Each task has choosers of its own, so one that bootstraps does not hold up the others.
@@ -34,7 +34,7 @@ May = Callable[[I], bool]
 class MessageChooser(Protocol[I]):
     """Decides the order among the inputs ``I`` of one task.
 
-    One's own is made with the app's parameters (the ``s4.app.*`` settings) as its only argument.
+    An author's is made with the app's parameters (the ``s4.app.*`` settings) as its only argument.
     """
 
     def update(self, source: I, batch: EventBatch) -> None:
@@ -242,7 +242,7 @@ class Bootstrapping(Generic[I]):
 
 
 class Checked(Generic[I]):
-    """Holds a chooser of one's own, ``named`` for messages, to the contract.
+    """Holds an author's chooser, ``named`` for messages, to the contract.
 
     What it never gives stays unprocessed, and counts as waiting.
     """
@@ -288,7 +288,7 @@ class Checked(Generic[I]):
     def _raised(self, method: str, error: Exception) -> S4Error:
         return S4Error(
             f"{method} of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
-            f"know what goes next: mend it, or take the setting away"
+            f"know what goes next: fix it, or take the setting away"
         )
 
     def _wrong(self, source: I, what: str) -> NoReturn:
@@ -358,7 +358,7 @@ class ChooserSettings:
     def make(
         self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
     ) -> MessageChooser[Hashable]:
-        """The chooser of one task; raises ConfigError where one's own cannot be made."""
+        """The chooser of one task; raises ConfigError where the author's cannot be made."""
 
         def base() -> MessageChooser[Hashable]:
             if self.named == "round-robin":

@@ -61,7 +61,7 @@ class Asking(Protocol):
     name: str
     gate: Gate
     backlog: Backlog
-    requests: Requests[Any]
+    requests: CoordinatorRequests[Any]
     done: bool
 
     @property
@@ -77,7 +77,7 @@ class Asking(Protocol):
 T = TypeVar("T", bound=Asking)
 
 
-class Requests(Generic[T]):
+class CoordinatorRequests(Generic[T]):
     """The requests of a container's tasks. ``on_shutdown`` is called once, if ever.
 
     ``wake(task)`` is called when a request gives a task something to do. ``arrived`` says whether

@@ -98,9 +98,9 @@ class Failures(Generic[T]):
         return self._recovery is not None and self._recovery.undoes
 
     @property
-    def letters_wait(self) -> bool:
+    def dead_letters_wait(self) -> bool:
         """Whether dead letters of the task are not safe yet."""
-        return self.isolation is not None and self.isolation.culprits.unsafe > 0
+        return self.isolation is not None and self.isolation.poison_events.unsafe > 0
 
     def before_end(self) -> Op:
         """What the task does that is to be told of the end of its inputs."""

@@ -22,13 +22,13 @@ from typing import Any
 from s4node.errors import EventTimeout, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.offsets.input_progress import PartReceipt, Pieces
-from s4node.offsets.ordered_release import Release
+from s4node.offsets.ordered_release import OrderedRelease
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.failures import Failures
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.processor import Flight, Load, Mode, Processor
-from s4node.runtime.task.timers import Timetable
+from s4node.runtime.task.processor import InFlightEvent, Load, Mode, Processor
+from s4node.runtime.task.timers import Timers
 from s4node.stages.key_order import KeyOrder
 
 _AHEAD = 4
@@ -42,17 +42,17 @@ _EMPTY = 512
 """Events of batches in which none decodes, after which a look ends: it takes time to load them."""
 
 
-class Flights:
+class InFlightEvents:
     """The events of one task that were looked at and have not ended: their order."""
 
     def __init__(self, limit: int, streams: int) -> None:
-        self.order: KeyOrder[Flight] = KeyOrder(limit)
+        self.order: KeyOrder[InFlightEvent] = KeyOrder(limit)
         self._streams = streams
         self._load: Load | None = None
         self._aside: dict[Hashable, Load] = {}  # by source, one at most each
-        self._begun: dict[Flight, None] = {}
-        self._looked: dict[Flight, None] = {}  # and not ended
-        self._releases: dict[Hashable, Release[Flight | EventBatch]] = {}
+        self._begun: dict[InFlightEvent, None] = {}
+        self._looked: dict[InFlightEvent, None] = {}  # and not ended
+        self._releases: dict[Hashable, OrderedRelease[InFlightEvent | EventBatch]] = {}
 
     def wants(self, by_key: bool) -> bool:
         """Whether to look at another event."""
@@ -61,7 +61,7 @@ class Flights:
             return order.waiting < order.limit * _AHEAD
         return not order.waiting and order.outstanding < order.limit
 
-    def look(self, batch: EventBatch, *, in_order: bool) -> Flight:
+    def look(self, batch: EventBatch, *, in_order: bool) -> InFlightEvent:
         """The next event of a batch; ``add`` it then. Whether its place is part of commits, and
         events are released ``in_order``."""
         load = self._load
@@ -74,20 +74,20 @@ class Flights:
             if in_order:
                 release = self._release_of(batch)
             load = self._load = Load(batch, release)
-        flight = Flight(load, batch.at, self._streams)
-        self._looked[flight] = None
+        entry = InFlightEvent(load, batch.at, self._streams)
+        self._looked[entry] = None
         if load.release is not None:
-            load.release.begin(flight)
-        return flight
+            load.release.begin(entry)
+        return entry
 
-    def look_past(self, batch: EventBatch) -> list[Flight | EventBatch]:
+    def look_past(self, batch: EventBatch) -> list[InFlightEvent | EventBatch]:
         """A batch without events is done in its turn; returns what is released by that."""
         release = self._release_of(batch)
         release.begin(batch)
         return release.complete(batch)
 
-    def _release_of(self, batch: EventBatch) -> Release[Flight | EventBatch]:
-        return self._releases.setdefault(batch.source, Release())
+    def _release_of(self, batch: EventBatch) -> OrderedRelease[InFlightEvent | EventBatch]:
+        return self._releases.setdefault(batch.source, OrderedRelease())
 
     def load_of(self, batch: EventBatch) -> Load | None:
         """What was made of a batch when its first event was looked at; None if none was."""
@@ -96,38 +96,38 @@ class Flights:
                 return load
         return None
 
-    def add(self, flight: Flight) -> None:
+    def add(self, entry: InFlightEvent) -> None:
         """Let it take its place."""
-        self.order.add(flight.place, flight)
+        self.order.add(entry.place, entry)
 
-    def begin(self, now: float) -> Flight | None:
+    def begin(self, now: float) -> InFlightEvent | None:
         """Begin an event that may be begun now; None if there is none."""
         begun = self.order.begin()
         if begun is None:
             return None
-        flight = begun[1]
-        flight.began = now
-        self._begun[flight] = None
-        return flight
+        entry = begun[1]
+        entry.began = now
+        self._begun[entry] = None
+        return entry
 
-    def end(self, flight: Flight) -> None:
+    def end(self, entry: InFlightEvent) -> None:
         """An event has ended."""
-        del self._begun[flight]
-        del self._looked[flight]
-        self.order.end(flight.place)
-        flight.load.left -= 1
+        del self._begun[entry]
+        del self._looked[entry]
+        self.order.end(entry.place)
+        entry.load.left -= 1
 
     @property
-    def unended(self) -> list[Flight]:
+    def unended(self) -> list[InFlightEvent]:
         """The events that were looked at and have not ended, in their order."""
         return list(self._looked)
 
     @property
-    def begun(self) -> list[Flight]:
+    def begun(self) -> list[InFlightEvent]:
         """The events that are outstanding."""
         return list(self._begun)
 
-    def resume(self) -> Iterator[Flight | EventBatch]:
+    def resume(self) -> Iterator[InFlightEvent | EventBatch]:
         """A commit has been taken; what is released by that."""
         for release in self._releases.values():
             if release.stopped:
@@ -135,10 +135,10 @@ class Flights:
 
 
 class InFlight:
-    """Begins and ends the ``flights`` of a task.
+    """Begins and ends the ``entries`` of a task.
 
     ``modes`` say how the events of each stream are run. ``clock`` is read where callbacks have a
-    timeout. ``done(flight)`` is called with each event that is done, ``ask`` with what was asked
+    timeout. ``done(entry)`` is called with each event that is done, ``ask`` with what was asked
     for at events that are released. ``whole`` says that what the task does is part of its commits,
     so they leave no event out. ``on_arrival`` is called when an event has ended, in whatever
     thread.
@@ -146,22 +146,22 @@ class InFlight:
 
     def __init__(
         self,
-        flights: Flights,
+        entries: InFlightEvents,
         *,
         gate: Gate,
         backlog: Backlog,
         processor: Processor,
-        timetable: Timetable,
+        timetable: Timers,
         failures: Failures[Any],
         modes: Mapping[str, Mode],
         clock: Callable[[], float] | None,
-        done: Callable[[Flight], None],
+        done: Callable[[InFlightEvent], None],
         ask: Callable[[Asked], None],
     ) -> None:
         self.whole = False
         self.on_arrival: Callable[[], None] = lambda: None
-        self._flights = flights
-        self._order = flights.order
+        self._entries = entries
+        self._order = entries.order
         self._gate = gate
         self._backlog = backlog
         self._processor = processor
@@ -173,7 +173,7 @@ class InFlight:
         self._ask = ask
         self._stream: str | None = None  # the only one whose events may be outstanding now
         self._looks_again = False  # at further events, when others have had their turn
-        self._arrived: deque[tuple[Flight, BaseException | None]] = deque()
+        self._arrived: deque[tuple[InFlightEvent, BaseException | None]] = deque()
         backlog.on_cut = self._cut
 
     # -- what may begin ----------------------------------------------------------------------
@@ -195,9 +195,9 @@ class InFlight:
 
     def own(self) -> Iterator[tuple[str, list[Any]]]:
         """The events that came from nowhere but the app itself, by stream."""
-        for flight in self._flights.unended:
-            if flight.batch.receipt is None:
-                yield flight.batch.stream, [flight.event]
+        for entry in self._entries.unended:
+            if entry.batch.receipt is None:
+                yield entry.batch.stream, [entry.event]
 
     def choose(self) -> bool:
         """Have an event that may be processed, if there is one; also one that is not run beside
@@ -223,11 +223,11 @@ class InFlight:
         At none while a commit is due: it may have to wait for all that were looked at, and would
         wait for as long as there are events.
         """
-        flights, backlog, stream = self._flights, self._backlog, self._stream
+        entries, backlog, stream = self._entries, self._backlog, self._stream
         by_key = self._processor.by_key()
         turn = 1 if stream is None else self._order.limit * _AHEAD
         empty = 0
-        while not self._gate.commit_due and flights.wants(by_key):
+        while not self._gate.commit_due and entries.wants(by_key):
             batch = backlog.at_hand
             if batch is not None and backlog.turn_over(turn):
                 backlog.put_aside()
@@ -237,16 +237,16 @@ class InFlight:
                     return
                 continue
             if batch.at < len(batch.events):
-                flight = flights.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
-                self._processor.place(flight)
-                flights.add(flight)
+                entry = entries.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
+                self._processor.place(entry)
+                entries.add(entry)
                 batch.at += 1
                 for executor in backlog.rates.get(batch.source, ()):
                     executor.left(1)
             elif not batch.events:
                 backlog.stages[batch.source].passed(batch.size, batch.bytes)
                 if isinstance(batch.receipt, _COUNTED):
-                    self._release(flights.look_past(batch))
+                    self._release(entries.look_past(batch))
                 elif batch.receipt is not None:
                     batch.receipt.done()
             if batch.at >= len(batch.events):
@@ -260,7 +260,7 @@ class InFlight:
     def _cut(self, batch: EventBatch, events: int) -> bool:
         """The last so many events of a batch, at which nobody has looked, go back to their
         producer; True if others of it have not ended, or are not released."""
-        load = self._flights.load_of(batch)
+        load = self._entries.load_of(batch)
         if load is None:
             return False
         load.left -= events
@@ -269,23 +269,23 @@ class InFlight:
 
     # -- from the begin to the end -----------------------------------------------------------
 
-    def begin(self) -> Flight | None:
+    def begin(self) -> InFlightEvent | None:
         """Begin the next event beside those that are outstanding, if one may begin."""
-        flight = self._flights.begin(0.0 if self._clock is None else self._clock())
-        if flight is not None:
+        entry = self._entries.begin(0.0 if self._clock is None else self._clock())
+        if entry is not None:
             self._gate.begin(Op.PROCESS)
             self._timetable.event_begins()
             isolation, processor = self._failures.isolation, self._processor
             if isolation is not None:
-                flight.slot = isolation.begins_one(flight.batch, flight.index)
-            processor.begins(flight)
+                entry.slot = isolation.begins_one(entry.batch, entry.index)
+            processor.begins(entry)
             if isolation is not None and isolation.examination.looks:
-                processor.check(flight.batch.stream, flight.event)
-        return flight
+                processor.check(entry.batch.stream, entry.event)
+        return entry
 
-    def end_soon(self, flight: Flight, error: BaseException | None) -> None:
+    def end_soon(self, entry: InFlightEvent, error: BaseException | None) -> None:
         """An event has ended, in whatever thread."""
-        self._arrived.append((flight, error))
+        self._arrived.append((entry, error))
         self.on_arrival()
 
     def end_arrived(self) -> None:
@@ -300,18 +300,18 @@ class InFlight:
         What still runs of them is cancelled, or left alone, and its end is ignored.
         """
         self.end_arrived()
-        for flight in self._flights.begun:
-            if flight.began + timeout <= now:
-                self.end(flight, self._failures.timed_out(flight.batch, flight.index, timeout))
-                flight.over = True
-                if flight.cancel is not None:
-                    flight.cancel()
-        return min([now, *(flight.began for flight in self._flights.begun)]) + timeout
+        for entry in self._entries.begun:
+            if entry.began + timeout <= now:
+                self.end(entry, self._failures.timed_out(entry.batch, entry.index, timeout))
+                entry.over = True
+                if entry.cancel is not None:
+                    entry.cancel()
+        return min([now, *(entry.began for entry in self._entries.begun)]) + timeout
 
-    async def tidy(self, flight: Flight) -> None:
+    async def tidy(self, entry: InFlightEvent) -> None:
         """A handler has returned, and its event is about to end: apply the bounds of what is in
         memory, if nothing else is left to do or too much is there."""
-        if self._failures.left_by(flight.batch, flight.index) is not None:
+        if self._failures.left_by(entry.batch, entry.index) is not None:
             return  # it goes back for this; what cannot be saved stays where it is looked for
         order, processor = self._order, self._processor
         alone = False
@@ -319,42 +319,42 @@ class InFlight:
             alone = order.outstanding == 1 and not order.waiting
             if not alone and not processor.crowded(len(order.keys)):
                 return
-            processor.ended(flight)  # for what leaves memory is saved as of now
+            processor.ended(entry)  # for what leaves memory is saved as of now
             await processor.tidy(None if alone else order.keys)
 
-    def end(self, flight: Flight, error: BaseException | None = None) -> None:
+    def end(self, entry: InFlightEvent, error: BaseException | None = None) -> None:
         """An event has ended; raises what stops the app."""
-        if flight.over:
+        if entry.over:
             return
-        flights, load, failures = self._flights, flight.load, self._failures
+        entries, load, failures = self._entries, entry.load, self._failures
         batch, isolation = load.batch, failures.isolation
         failure: ProcessingError | None = None
         if error is None and not failures.broken:
-            failure = failures.left_by(batch, flight.index)
+            failure = failures.left_by(batch, entry.index)
         if isolation is not None:
-            isolation.ended_one(batch, flight.index, flight.slot)
+            isolation.ended_one(batch, entry.index, entry.slot)
         if isinstance(error, EventTimeout):
             failure = error
         elif error is not None:
             try:
-                self._processor.failed(batch, error, flight.index)
+                self._processor.failed(batch, error, entry.index)
             except ProcessingError as found:
                 failure = found
         if failure is not None:
             failures.go_back(failure)
         failures.check_changes()
         if failures.broken:
-            flight.put.clear()
-            flights.end(flight)
+            entry.put.clear()
+            entries.end(entry)
             self._gate.end(Op.PROCESS)
             failures.rest()
             return
-        self._processor.ended(flight)
+        self._processor.ended(entry)
         if isolation is not None and isolation.pulls(1):
             self._gate.commit_due = True
-        self._done(flight)
-        flight.put.clear()
-        flights.end(flight)
+        self._done(entry)
+        entry.put.clear()
+        entries.end(entry)
         self._gate.end(Op.PROCESS)
         stage = self._backlog.stages[batch.source]
         if load.left:
@@ -364,40 +364,40 @@ class InFlight:
         if load.release is None:
             if not load.left and batch.receipt is not None:
                 batch.receipt.done()
-            if flight.asked.any:
-                self._ask(flight.asked)
+            if entry.asked.any:
+                self._ask(entry.asked)
             return
-        stops = flight.asked.commit_this and not self.whole
-        self._release(load.release.complete(flight, stops))
+        stops = entry.asked.commit_this and not self.whole
+        self._release(load.release.complete(entry, stops))
 
     # -- what is released --------------------------------------------------------------------
 
     def commit_ended(self) -> None:
         """A commit has ended: what has waited for it is released, and is of the next one."""
-        behind = list(self._flights.resume())
+        behind = list(self._entries.resume())
         self._gate.uncommitted |= bool(behind)
         self._release(behind)
 
     def release_all(self) -> None:
         """Release all that waits for a commit, without one."""
-        while behind := list(self._flights.resume()):
+        while behind := list(self._entries.resume()):
             self._release(behind)
 
-    def _release(self, released: Iterable[Flight | EventBatch]) -> None:
+    def _release(self, released: Iterable[InFlightEvent | EventBatch]) -> None:
         """Tell the inputs of what is released, and heed what was asked for there."""
-        for flight in released:
-            if isinstance(flight, EventBatch):
-                assert flight.receipt is not None
-                flight.receipt.done()
+        for entry in released:
+            if isinstance(entry, EventBatch):
+                assert entry.receipt is not None
+                entry.receipt.done()
                 continue
-            load = flight.load
+            load = entry.load
             receipt = load.batch.receipt
             assert receipt is not None
             load.unreleased -= 1
             if load.unreleased:
-                number = load.batch.number(flight.index)
+                number = load.batch.number(entry.index)
                 receipt.passed(number, number + 1)
             else:
                 receipt.done()
-            if flight.asked.any:
-                self._ask(flight.asked)
+            if entry.asked.any:
+                self._ask(entry.asked)

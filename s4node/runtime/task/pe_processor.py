@@ -26,11 +26,11 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
-from s4node.events.routing import culprit, key_failure
+from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.pe_state import KeptElements, State
-from s4node.runtime.task.processor import EndEvent, Flight, Mode
+from s4node.runtime.task.pe_state import PeState, State
+from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Timer:
     due: float
 
 
-class Elements:
+class PeProcessor:
     """Runs the PEs of ``app`` in a partition.
 
     ``parallel`` says of which streams more than one handler may be outstanding. ``name`` is the
@@ -97,7 +97,7 @@ class Elements:
         self._slow: dict[str, bool] = {}  # PEs whose timers are, and whether that was told
         self._timed_for = 0.0  # seconds that steps with timers have taken, but for this one,
         self._step_began = 0.0  # which began at this time
-        self._kept: KeptElements | None = None
+        self._kept: PeState | None = None
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
         )
@@ -105,7 +105,7 @@ class Elements:
 
     def keep(self, state: State) -> None:
         """Keep the instances in ``state``, and have those of singletons back; before the start."""
-        kept = self._kept = KeptElements(self._app, self.instances, self._triggers, state)
+        kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
@@ -157,7 +157,7 @@ class Elements:
                 except BaseException as error:
                     if is_signal(error):
                         raise
-                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+                    self.failed(batch, error, batch.at + failed_at(it, len(events)))
             handled.set(None)
             self._trim(self._trimmed)
         finally:
@@ -181,7 +181,7 @@ class Elements:
                 except BaseException as error:
                     if is_signal(error):
                         raise
-                    self.failed(batch, error, batch.at + culprit(it, len(events)))
+                    self.failed(batch, error, batch.at + failed_at(it, len(events)))
             handled.set(None)
             await self.tidy()
         finally:
@@ -190,7 +190,7 @@ class Elements:
         return len(events)
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """Refuse the culprit if its key was not found, or raise what stops the app."""
+        """Refuse the event if its key was not found, or raise what stops the app."""
         event, position = batch.events[index], batch.position(index)
         if graph.is_key_failure(error):
             if batch.receipt is None:
@@ -260,42 +260,42 @@ class Elements:
         """Each key is in order."""
         return True
 
-    def place(self, flight: Flight) -> None:
+    def place(self, entry: InFlightEvent) -> None:
         """An event's place is its key; the dispatch will say what is wrong with it."""
         try:
-            place: Hashable = self._finders[flight.batch.stream](flight.event)
+            place: Hashable = self._finders[entry.batch.stream](entry.event)
             hash(place)
         except BaseException as error:
             if is_signal(error):
                 raise
             return
-        flight.place = place
+        entry.place = place
 
     def style(self, stream: str) -> Mode:
         """Plain handlers overlap in threads."""
         return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
 
-    def begins(self, flight: Flight) -> None:
+    def begins(self, entry: InFlightEvent) -> None:
         """Have its instances in memory."""
         if self._kept is not None:
-            self._kept.before_one(flight.batch.stream, flight.event)
+            self._kept.before_one(entry.batch.stream, entry.event)
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, entry: InFlightEvent) -> None:
         """A commit may have been taken meanwhile: what has changed since is of the next one."""
         if self._kept is not None:
-            self._kept.before_one(flight.batch.stream, flight.event)
+            self._kept.before_one(entry.batch.stream, entry.event)
 
-    def process_one(self, flight: Flight) -> None:
+    def process_one(self, entry: InFlightEvent) -> None:
         """Process one event."""
-        handled.set((self._name, flight.batch, None, flight.index))
-        self._plans[flight.batch.stream].run(iter([flight.event]))
+        handled.set((self._name, entry.batch, None, entry.index))
+        self._plans[entry.batch.stream].run(iter([entry.event]))
 
-    async def process_one_async(self, flight: Flight) -> None:
+    async def process_one_async(self, entry: InFlightEvent) -> None:
         """As process_one, for plans with ``async`` handlers."""
-        handled.set((self._name, flight.batch, None, flight.index))
-        await self._plans[flight.batch.stream].run(iter([flight.event]))
+        handled.set((self._name, entry.batch, None, entry.index))
+        await self._plans[entry.batch.stream].run(iter([entry.event]))
 
-    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
+    def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """PEs know no callbacks."""
         raise NotImplementedError
 

@@ -179,7 +179,7 @@ def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
                 raise
 
 
-class KeptElements:
+class PeState:
     """Keeps the instances of an app's PEs in ``state``."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
-from s4node.offsets.ordered_release import Release
+from s4node.offsets.ordered_release import OrderedRelease
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
@@ -36,13 +36,15 @@ class Load:
 
     __slots__ = ("batch", "left", "release", "unreleased")
 
-    def __init__(self, batch: EventBatch, release: Release[Flight | EventBatch] | None) -> None:
+    def __init__(
+        self, batch: EventBatch, release: OrderedRelease[InFlightEvent | EventBatch] | None
+    ) -> None:
         self.batch = batch
         self.left = self.unreleased = len(batch.events) - batch.at
         self.release = release
 
 
-class Flight:
+class InFlightEvent:
     """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
     asks for. ``over`` says that it has taken too long: what still runs of it counts for nothing;
     ``cancel`` ends that, where there is anything to cancel."""
@@ -85,7 +87,7 @@ class Flight:
         return self.load.batch.position(self.index)
 
 
-EndEvent = Callable[[Flight, BaseException | None], None]
+EndEvent = Callable[[InFlightEvent, BaseException | None], None]
 """Ends an event that was begun, from whatever thread, with the error at which it has failed."""
 
 
@@ -170,15 +172,15 @@ class Processor(Protocol):
         """Whether events of one key wait for each other."""
         ...
 
-    def place(self, flight: Flight) -> None:
+    def place(self, entry: InFlightEvent) -> None:
         """Set the place of an event in the order."""
         ...
 
-    def begins(self, flight: Flight) -> None:
+    def begins(self, entry: InFlightEvent) -> None:
         """An event is about to begin, on the loop."""
         ...
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, entry: InFlightEvent) -> None:
         """An event has ended, on the loop."""
         ...
 
@@ -186,15 +188,15 @@ class Processor(Protocol):
         """How single events of a stream are run: AWAIT, THREAD or CALLBACK."""
         ...
 
-    def process_one(self, flight: Flight) -> None:
+    def process_one(self, entry: InFlightEvent) -> None:
         """Process one event."""
         ...
 
-    async def process_one_async(self, flight: Flight) -> None:
+    async def process_one_async(self, entry: InFlightEvent) -> None:
         """As process_one, where something is awaited."""
         ...
 
-    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
+    def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Begin one event that a callback ends, by ``end_event``."""
         ...
 

@@ -1,4 +1,4 @@
-"""What a container has counted, as it is given to whoever asks. Pure.
+"""What a container has counted, as it is reported. Pure.
 
 Rules
 - Values are frozen and hold plain data, so that they travel to other processes.

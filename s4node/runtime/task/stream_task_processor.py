@@ -38,9 +38,9 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
-from s4node.runtime.task.processor import EndEvent, Flight, Mode
+from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.task_context import Context, EventCallback, StreamCollector, Timers
+from s4node.runtime.task.task_context import Context, DueTimers, EventCallback, StreamCollector
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 _METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
@@ -73,7 +73,7 @@ class StreamTaskProcessor:
         self.refused = 0
         self.ignored: Counter[str] = Counter()  # by the class's name
         self.metrics = metrics or MetricsRegistry(name)
-        self._timers: Timers = []
+        self._timers: DueTimers = []
         self.context = Context(name, partition, inputs, clock, self.metrics, self._timers)
         self._app = app
         self._name = name
@@ -316,57 +316,57 @@ class StreamTaskProcessor:
 
     # -- events that are outstanding together --------------------------------------------------
 
-    def place(self, flight: Flight) -> None:
+    def place(self, entry: InFlightEvent) -> None:
         """Find the key; in the order of keys it is the event's place, too."""
-        find = self._finders[flight.batch.stream]
+        find = self._finders[entry.batch.stream]
         if find is not None:
             try:
-                flight.key = find(flight.event)
-                hash(flight.key)
+                entry.key = find(entry.event)
+                hash(entry.key)
             except BaseException as error:
                 if is_signal(error):
                     raise
-                flight.key = _NoKey(error)
+                entry.key = _NoKey(error)
         if self._by_key:
-            flight.place = flight.key
+            entry.place = entry.key
 
-    def _envelope(self, flight: Flight) -> Envelope:
-        if isinstance(flight.key, _NoKey):
-            raise flight.key
-        batch = flight.batch
+    def _envelope(self, entry: InFlightEvent) -> Envelope:
+        if isinstance(entry.key, _NoKey):
+            raise entry.key
+        batch = entry.batch
         return Envelope(
-            *_place(batch), batch.number(flight.index), flight.key, flight.event, batch.created_ms
+            *_place(batch), batch.number(entry.index), entry.key, entry.event, batch.created_ms
         )
 
-    def process_one(self, flight: Flight) -> None:
+    def process_one(self, entry: InFlightEvent) -> None:
         """Process one event."""
         assert self._process is not None
-        collector = StreamCollector(self._app, flight.put)
-        handled.set((self._name, flight.batch, None, flight.index))
-        self._check(self._process(self._envelope(flight), collector, flight.asked))
+        collector = StreamCollector(self._app, entry.put)
+        handled.set((self._name, entry.batch, None, entry.index))
+        self._check(self._process(self._envelope(entry), collector, entry.asked))
 
-    async def process_one_async(self, flight: Flight) -> None:
+    async def process_one_async(self, entry: InFlightEvent) -> None:
         """As process_one, where ``process`` is ``async``."""
         assert self._process is not None
-        collector = StreamCollector(self._app, flight.put)
-        handled.set((self._name, flight.batch, None, flight.index))
-        await self._process(self._envelope(flight), collector, flight.asked)
+        collector = StreamCollector(self._app, entry.put)
+        handled.set((self._name, entry.batch, None, entry.index))
+        await self._process(self._envelope(entry), collector, entry.asked)
 
-    def begins(self, flight: Flight) -> None:
+    def begins(self, entry: InFlightEvent) -> None:
         """Stores know by themselves what changes."""
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, entry: InFlightEvent) -> None:
         """Nothing is left behind."""
 
-    def begin_one(self, flight: Flight, end_event: EndEvent) -> None:
+    def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Begin one event; its callback ends it."""
         assert self._begin is not None
-        collector = StreamCollector(self._app, flight.put)
-        callback = EventCallback(flight, end_event, self._name)
-        token = emitted.set(flight.put)
-        handled.set((self._name, flight.batch, None, flight.index))
+        collector = StreamCollector(self._app, entry.put)
+        callback = EventCallback(entry, end_event, self._name)
+        token = emitted.set(entry.put)
+        handled.set((self._name, entry.batch, None, entry.index))
         try:
-            self._check(self._begin(self._envelope(flight), collector, flight.asked, callback))
+            self._check(self._begin(self._envelope(entry), collector, entry.asked, callback))
         except BaseException as error:
             if is_signal(error):
                 raise
@@ -494,7 +494,7 @@ class _NoKey(Exception):  # noqa: N818 - it stands for the key
 
 
 def _place(batch: EventBatch) -> tuple[str, str, int]:
-    """System, stream and partition that a batch was read from, whoever its task is."""
+    """System, stream and partition that a batch was read from, whichever task has it."""
     if isinstance(batch.source, SystemStreamPartition):
         return batch.source
     return LIVE, batch.stream, batch.partition

@@ -26,16 +26,16 @@ from s4node.metrics.registry import MetricsRegistry
 from s4node.net.ingress.unbegun import KeptElsewhere
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
-from s4node.runtime.task.coordinator_requests import Asked, Requests
+from s4node.runtime.task.coordinator_requests import Asked, CoordinatorRequests
 from s4node.runtime.task.failures import Failures
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.in_flight import Flights, InFlight
+from s4node.runtime.task.in_flight import InFlight, InFlightEvents
 from s4node.runtime.task.pace import Pace
-from s4node.runtime.task.pe_processor import Elements
-from s4node.runtime.task.processor import Flight, Mode, Processor
+from s4node.runtime.task.pe_processor import PeProcessor
+from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.statistics import TaskStatistics
-from s4node.runtime.task.timers import CommitBudget, Timetable
+from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
 from s4node.state.rows import Changes
@@ -81,7 +81,7 @@ class Task:
         self.partition = partition
         self.name = name or f"Partition {partition}"
         self.settings = settings = settings or TaskSettings()
-        self.processor = processor or Elements(app, partition, clock, parallel, self.name)
+        self.processor = processor or PeProcessor(app, partition, clock, parallel, self.name)
         self.instances = self.processor.instances
         most = max((settings.concurrency, *(parallel or {}).values()))
         self.gate = Gate(most, async_commit=settings.async_commit)
@@ -93,7 +93,7 @@ class Task:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.starts: Mapping[Any, Any] = self.processor.starts
         self.on_commit: Callable[[Task], bool | None] | None = None
-        self.requests: Requests[Task]
+        self.requests: CoordinatorRequests[Task]
         self.done = False  # it has said so, or was told of the end of its inputs
         self.rests = False  # it was done before it came here: nothing of it is called
         self.slow_window = False  # a window has taken longer than the time between two
@@ -103,7 +103,7 @@ class Task:
             app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
         self._alone = not self.backlog.inner and not settings.exchanging
-        self.metrics: MetricsRegistry | None = None  # those of one's own task
+        self.metrics: MetricsRegistry | None = None  # those of the author's task
         self._streams = list(app.streams.values())
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
         self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
@@ -113,15 +113,15 @@ class Task:
         self._changes_bytes = 0
         self.whole = False  # what it does is part of its commits, so they leave no event out
         self.failures = Failures(self, app.name, self.gate, self.backlog, self.processor)
-        flights = None
+        entries = None
         if Mode.TOGETHER in self._modes.values():
-            flights = Flights(settings.concurrency, len(self._streams))
-        together = flights is not None
-        self.timetable = Timetable(self, clock(), commit_budget, together=together)
+            entries = InFlightEvents(settings.concurrency, len(self._streams))
+        together = entries is not None
+        self.timetable = Timers(self, clock(), commit_budget, together=together)
         self.in_flight: InFlight | None = None
-        if flights is not None:
+        if entries is not None:
             self.in_flight = InFlight(
-                flights,
+                entries,
                 gate=self.gate,
                 backlog=self.backlog,
                 processor=self.processor,
@@ -163,7 +163,7 @@ class Task:
     def busy(self) -> bool:
         """Whether something of it is under way, or may be done behind something that is not."""
         under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
-        return bool(under_way or self.failures.letters_wait or self.failures.broken)
+        return bool(under_way or self.failures.dead_letters_wait or self.failures.broken)
 
     @property
     def _looked_ahead(self) -> bool:
@@ -229,7 +229,7 @@ class Task:
                 op = failures.before_end()
             if op is Op.PROCESS and not isolation.may:
                 return Op.NOTHING
-            if op is Op.COMMIT and failures.letters_wait:
+            if op is Op.COMMIT and failures.dead_letters_wait:
                 return Op.NOTHING
         return op
 
@@ -348,11 +348,11 @@ class Task:
         self._slicing = False
         self.failures.undone(Op.PROCESS)
 
-    def _done(self, flight: Flight) -> None:
+    def _done(self, entry: InFlightEvent) -> None:
         """One of several events that are outstanding is done."""
         if self._changes is not None and self._changes.bytes > self._changes_bytes:
             self.gate.commit_due = True
-        self.hand_on(flight.batch.stream, flight.put)
+        self.hand_on(entry.batch.stream, entry.put)
         self.processed += 1
 
     def _ask(self, asked: Asked) -> None:
@@ -412,7 +412,7 @@ class Task:
         gate, failures = self.gate, self.failures
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         busy = busy or self._looked_ahead
-        return self._retired and not (busy or failures.halted or failures.letters_wait)
+        return self._retired and not (busy or failures.halted or failures.dead_letters_wait)
 
     def leave_none_behind(self) -> None:
         """Release what had ended before the task retired, though a commit was to come in between:

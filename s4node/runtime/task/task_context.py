@@ -19,9 +19,9 @@ from s4node.errors import CallbackError, GraphError, S4Error
 from s4node.metrics.registry import MetricsRegistry
 from s4node.offsets.startpoint import Startpoint, startpoint_of
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.task.processor import EndEvent, Flight
+from s4node.runtime.task.processor import EndEvent, InFlightEvent
 
-Timers = list[tuple[float, int, Callable[..., Any]]]
+DueTimers = list[tuple[float, int, Callable[..., Any]]]
 """What a task has scheduled, as a heap: when it is due, its number, and what is called."""
 
 
@@ -56,10 +56,10 @@ class StreamCollector:
 class EventCallback:
     """Ends one event, once, from any thread."""
 
-    __slots__ = ("_end_event", "_flight", "_task", "_times")
+    __slots__ = ("_end_event", "_entry", "_task", "_times")
 
-    def __init__(self, flight: Flight, end_event: EndEvent, task: str) -> None:
-        self._flight = flight
+    def __init__(self, entry: InFlightEvent, end_event: EndEvent, task: str) -> None:
+        self._entry = entry
         self._end_event = end_event
         self._task = task
         self._times = count()
@@ -75,10 +75,10 @@ class EventCallback:
     def _end(self, error: BaseException | None) -> None:
         if next(self._times):  # counting is one step of the interpreter
             error = CallbackError(
-                f"task {self._task!r} has ended the event at {self._flight.position} twice; call "
+                f"task {self._task!r} has ended the event at {self._entry.position} twice; call "
                 f"complete() or failure() once for each event"
             )
-        self._end_event(self._flight, error)
+        self._end_event(self._entry, error)
 
 
 class Context:
@@ -91,7 +91,7 @@ class Context:
         inputs: Sequence[SystemStreamPartition],
         clock: Callable[[], float],
         metrics: MetricsRegistry,
-        timers: Timers,
+        timers: DueTimers,
     ) -> None:
         self.task_name = name
         self.partition = partition

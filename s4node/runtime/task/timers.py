@@ -8,7 +8,7 @@ Rules
   time, events get their turn between two.
 - What others wait for (producers for verdicts, receivers for events) is committed as soon as the
   task has spent less than a tenth of its time in commits, and all tasks of its container together
-  less than a quarter of the process's; the rest at the ticks. All commits count, whoever asked for
+  less than a quarter of the process's; the rest at the ticks. All commits count, whatever asked for
   them. Where such a commit waits for events that are outstanding, that counts for the task as well,
   for no other event begins.
 - The timers of a busy task wait until it wakes the loop. They come in parts; where events wait,
@@ -140,7 +140,7 @@ class Timed(Protocol):
         ...
 
 
-class Timetable:
+class Timers:
     """That of ``task``; times are those of its clock, in seconds.
 
     ``shared`` is the budget for commits of all tasks of a container. ``together`` says that events

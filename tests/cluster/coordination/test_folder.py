@@ -110,7 +110,7 @@ async def test_where_no_folder_can_be_is_told(place: str) -> None:
     """Nobody may make a folder in /proc, not even root."""
     message = await refusal(place)
     assert place in message
-    assert message.endswith("mend its rights or set s4.coordination.folder to another one")
+    assert message.endswith("fix its permissions or set s4.coordination.folder to another one")
 
 
 async def test_a_database_that_is_none_is_refused(folder: Path) -> None:
@@ -256,7 +256,7 @@ async def test_a_folder_that_cannot_be_come_to_for_a_while_keeps_the_session(
         "cannot look after the other sessions",
         "can look after the other sessions again",
     ]
-    assert "mend its folder's rights, or see whether its disk works" in logs[0]["reason"]
+    assert "fix its folder's permissions, or see whether its disk works" in logs[0]["reason"]
 
 
 async def test_a_folder_that_is_deleted_while_it_cannot_be_come_to_ends_the_session(

@@ -16,7 +16,7 @@ from harness import ROOT, plain_errors, until
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.membership import Membership
 from s4node.cluster.coordination.registry import RUNNING, STOPPING, AppId, AppInfo, Registry
-from s4node.cluster.coordination.stream_directory import Consumer, Consumers, Directory
+from s4node.cluster.coordination.stream_directory import Consumer, Directory, SystemConsumers
 from s4node.errors import S4Error, SessionLost
 
 
@@ -25,12 +25,12 @@ class Watcher:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
-        self.told: list[tuple[str, Consumers]] = []
+        self.told: list[tuple[str, SystemConsumers]] = []
 
-    def take(self, stream: str, consumers: Consumers) -> None:
+    def take(self, stream: str, consumers: SystemConsumers) -> None:
         self.told.append((stream, consumers))
 
-    def consumers(self, stream: str) -> Consumers:
+    def consumers(self, stream: str) -> SystemConsumers:
         return self.directory.consumers(stream)
 
 

@@ -25,7 +25,7 @@ from lanes import (
 from s4node.events.schema import EventType, JsonText
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
-from s4node.net.transport.linger import Coalescer
+from s4node.net.transport.linger import Linger
 from s4node.net.wire import frame as wire
 
 
@@ -200,7 +200,7 @@ def test_a_frame_in_the_one_lane_that_has_events_waits_for_none_in_the_others(li
         outbox.extend([JsonText(b'{"user":"a"}')] * 2048)
     else:
         outbox.extend([Tick("a", n) for n in range(2048)])
-    coalescer = Coalescer(16_384)
+    coalescer = Linger(16_384)
     coalescer.flushed(2048, now=5.0)
     assert route.sendable == (2048, 1, 10_000)
     assert coalescer.due(route.sendable, now=5.0001) <= 5.0001
@@ -209,7 +209,7 @@ def test_a_frame_in_the_one_lane_that_has_events_waits_for_none_in_the_others(li
 def test_lanes_that_have_used_up_their_credit_wait_for_no_more_events() -> None:
     outbox, route = opened(500, 400, 0)
     outbox.extend(ticks(3000))
-    coalescer = Coalescer(16_384)
+    coalescer = Linger(16_384)
     coalescer.flushed(2048, now=5.0)
     assert route.sendable == (900, 2, 900)
     assert coalescer.due(route.sendable, now=5.0001) <= 5.0001

@@ -15,7 +15,7 @@ from s4node.events.schema import EventType
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import life_of, ways_of
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.transactional_outbox import Dispatches
+from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
@@ -80,7 +80,7 @@ class Life:
         self.outbox = outbox
         rows = ways_of(database.outbox)
         assert rows.keys() <= {"digits"}
-        self.dispatches = Dispatches(
+        self.dispatches = TransactionalOutbox(
             outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
         )
         self.own = self.dispatches.restore(rows.get("digits", ()))

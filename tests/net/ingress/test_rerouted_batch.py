@@ -12,7 +12,7 @@ from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.inputs.input_batches import MixedBatch
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.poison.isolation import is_covered
-from s4node.runtime.task.poison.poison_events import Culprits, Fault, LeftOut, Place, place_of
+from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, PoisonEvents, place_of
 from s4node.stages.stage import Stage
 
 
@@ -30,10 +30,10 @@ def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None
     found = sorted_out(range(6), batch.events, lambda e: int(e.user == "3"), 0, lambda *_: None)
     batch.events, batch.numbers = found.events, found.numbers
     batch.receipt = MixedInputPart(whole, found, lambda *_: None)
-    culprits = Culprits()
+    poison_events = PoisonEvents()
     for number in (0, 2, 5):
-        culprits.add(Place(str(SSP), number), Fault("it fails"))
-    left = culprits.leave_out(batch)
+        poison_events.add(Place(str(SSP), number), Fault("it fails"))
+    left = poison_events.leave_out(batch)
     assert [one.place.number for one in left] == [0, 2, 5]
     seen = []
     for at in range(len(batch.events) + 1):
@@ -58,11 +58,11 @@ def test_one_that_the_task_itself_has_put_is_covered_as_soon_as_commits_do_not_k
         app, {"clicks": Stage(10)}, lambda: 0.0,
         held=set(), rates={}, chooser=None, bootstrap=None,
     )  # fmt: skip
-    culprits = Culprits()
+    poison_events = PoisonEvents()
     first, second, bad = (Click(user) for user in ("a", "b", "bad"))
-    culprits.add(place_of(EventBatch("clicks", 0, [bad]), 0), Fault("it fails"))
+    poison_events.add(place_of(EventBatch("clicks", 0, [bad]), 0), Fault("it fails"))
     left: list[LeftOut] = []
-    backlog.on_load = lambda batch: left.extend(culprits.leave_out(batch))
+    backlog.on_load = lambda batch: left.extend(poison_events.leave_out(batch))
     batch = EventBatch("clicks", 0, [first, second, bad])
     backlog.offer(batch)
     assert list(backlog.own()) == [(stream.name, [first, second, bad])]

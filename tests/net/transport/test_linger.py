@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.net.transport.linger import Coalescer, Sendable, together
+from s4node.net.transport.linger import Linger, Sendable, together
 
 PLENTY = 1_000_000
 
@@ -16,7 +16,7 @@ def one_lane(events: int) -> Sendable:
 
 
 def test_a_quiet_stream_sends_at_once() -> None:
-    coalescer = Coalescer(PLENTY)
+    coalescer = Linger(PLENTY)
     assert coalescer.due(one_lane(1), now=5.0) <= 5.0
     coalescer.flushed(1, now=5.0)
     assert coalescer.due(one_lane(1), now=5.0001) <= 5.0001
@@ -25,7 +25,7 @@ def test_a_quiet_stream_sends_at_once() -> None:
 
 
 def test_a_busy_stream_gathers_but_no_longer_than_linger() -> None:
-    coalescer = Coalescer(PLENTY)
+    coalescer = Linger(PLENTY)
     coalescer.flushed(64, now=5.0)
     assert coalescer.due(one_lane(1), now=5.001) == pytest.approx(5.0021)
     assert coalescer.due(one_lane(2047), now=5.001) == pytest.approx(5.0021)
@@ -33,14 +33,14 @@ def test_a_busy_stream_gathers_but_no_longer_than_linger() -> None:
 
 
 def test_a_busy_stream_sends_at_once_when_enough_has_gathered() -> None:
-    coalescer = Coalescer(PLENTY)
+    coalescer = Linger(PLENTY)
     coalescer.flushed(2048, now=5.0)
     assert coalescer.due(one_lane(2048), now=5.001) <= 5.001
     assert coalescer.due(one_lane(9999), now=5.001) <= 5.001
 
 
 def test_the_first_small_flush_ends_the_busy_time() -> None:
-    coalescer = Coalescer(PLENTY)
+    coalescer = Linger(PLENTY)
     coalescer.flushed(2048, now=5.0)
     coalescer.flushed(3, now=5.004)
     assert coalescer.due(one_lane(1), now=5.0041) <= 5.0041
@@ -53,14 +53,14 @@ def test_the_first_small_flush_ends_the_busy_time() -> None:
 def test_enough_is_a_fair_frame_for_each_lane_that_has_events_within_the_queue(
     lanes: int, most: int, enough: int
 ) -> None:
-    coalescer = Coalescer(most)
+    coalescer = Linger(most)
     coalescer.flushed(2048, now=5.0)
     assert coalescer.due(Sendable(enough, lanes, PLENTY), now=5.001) <= 5.001
     assert 5.002 <= coalescer.due(Sendable(enough - 1, lanes, PLENTY), now=5.001) <= 5.01
 
 
 def test_what_all_credit_is_used_up_by_waits_for_nothing_more() -> None:
-    coalescer = Coalescer(PLENTY)
+    coalescer = Linger(PLENTY)
     coalescer.flushed(1000, now=5.0)
     assert coalescer.due(Sendable(1000, 4, 1000), now=5.001) <= 5.001
     assert coalescer.due(Sendable(999, 4, 1000), now=5.001) > 5.001
@@ -87,7 +87,7 @@ def test_nothing_waits_longer_than_linger_after_the_last_flush(
     more_room: int,
     later: float,
 ) -> None:
-    coalescer = Coalescer(most)
+    coalescer = Linger(most)
     now = 0.0
     for left, pause in flushes:
         now += pause

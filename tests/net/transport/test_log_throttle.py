@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from s4node.net.transport.log_throttle import Seldom
+from s4node.net.transport.log_throttle import LogThrottle
 
 
 def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out() -> None:
-    seldom = Seldom(60)
+    seldom = LogThrottle(60)
     assert [seldom.left_out("a", now) for now in (0, 1, 59.9)] == [0, None, None]
     assert seldom.left_out("b", 30) == 0
     assert seldom.left_out("a", 60) == 2
@@ -15,7 +15,7 @@ def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out
 
 
 def test_of_a_thousand_kinds_the_oldest_is_forgotten() -> None:
-    seldom = Seldom(60)
+    seldom = LogThrottle(60)
     for n in range(1001):
         assert seldom.left_out(n, n / 1000) == 0
     assert seldom.left_out(1, 2) is None

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.net.transport.number_ranges import Excepted
+from s4node.net.transport.number_ranges import NumberRanges
 
 
-def of(*ranges: tuple[int, int]) -> Excepted:
-    found = Excepted()
+def of(*ranges: tuple[int, int]) -> NumberRanges:
+    found = NumberRanges()
     for first, end in ranges:
         found.add(first, end)
     return found
@@ -54,7 +54,7 @@ def test_what_is_settled_is_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30))
 def test_it_is_a_set_of_numbers(pairs: list[tuple[int, int]]) -> None:
-    found, numbers = Excepted(), set[int]()
+    found, numbers = NumberRanges(), set[int]()
     for first, end in pairs:
         new = {n for a, b in found.add(first, end) for n in range(a, b)}
         assert new == set(range(first, end)) - numbers

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from s4node.net.transport.peer_answers import Answers
+from s4node.net.transport.peer_answers import PeerAnswers
 
 
 def test_who_only_sends_what_cannot_be_read_is_a_stranger_until_a_frame_can() -> None:
-    answers = Answers()
+    answers = PeerAnswers()
     assert answers.stranger == ""
     answers.bad("no magic")
     assert "with no frame of s4node (no magic); its port may be another program's" in (
@@ -24,13 +24,13 @@ def test_who_only_sends_what_cannot_be_read_is_a_stranger_until_a_frame_can() ->
 
 
 def test_a_peer_that_comes_and_goes_without_a_good_answer_is_told_of_once() -> None:
-    answers = Answers()
+    answers = PeerAnswers()
     told = [(answers.bad(f"rubbish {n}"), answers.ended()) for n in range(100)]
     assert told == [(True, True)] + [(False, False)] * 99
 
 
 def test_after_a_good_answer_on_a_later_connection_it_is_told_again() -> None:
-    answers = Answers()
+    answers = PeerAnswers()
     answers.good()
     assert answers.bad("one")
     answers.good()

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from s4node import App, Client, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
 from s4node.events.schema import JsonText
-from s4node.offsets.task_claims import ProgressStore
+from s4node.offsets.task_claims import TaskClaims
 from s4node.state.task_state import TaskState
 
 
@@ -717,7 +717,7 @@ async def test_troubles_of_commits_that_pass_do_not_add_up(
     fails: list[str] = []
 
     def failing(name: str) -> None:
-        call = getattr(ProgressStore, name)
+        call = getattr(TaskClaims, name)
 
         def once(*arguments: Any, **more: Any) -> None:
             if name in fails:
@@ -725,7 +725,7 @@ async def test_troubles_of_commits_that_pass_do_not_add_up(
                 raise ProgressUnwritten("it is locked")
             call(*arguments, **more)
 
-        monkeypatch.setattr(ProgressStore, name, once)
+        monkeypatch.setattr(TaskClaims, name, once)
 
     failing("check")  # behind a commit
     failing("renew")  # before one

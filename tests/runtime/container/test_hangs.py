@@ -11,7 +11,7 @@ from s4node import App, Client, Event, ProcessingElement
 from s4node.cluster.coordination.topology import Topology
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StageBroken
-from s4node.runtime.loop.run_loop import EventLoop
+from s4node.runtime.loop.run_loop import RunLoop
 
 
 class Note(Event):
@@ -107,7 +107,7 @@ async def test_what_is_told_behind_a_turn_that_a_sleeping_loop_took_at_once_has_
             told = False
             loop.nudge()
 
-    loop = EventLoop(max_events=1, max_seconds=1, after_turn=after_turn)
+    loop = RunLoop(max_events=1, max_seconds=1, after_turn=after_turn)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         await trio.testing.wait_all_tasks_blocked()

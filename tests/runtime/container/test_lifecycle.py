@@ -239,7 +239,7 @@ async def test_a_listener_that_raises_fails_the_container_and_all_are_told(
     with pytest.raises(LifecycleError) as caught:
         await run()
     assert str(caught.value) == (
-        f"{method} of listener Diary raised RuntimeError: not me; the container cannot run: mend "
+        f"{method} of listener Diary raised RuntimeError: not me; the container cannot run: fix "
         f"it, or take it out of container.lifecycle.listeners"
     )
     for diary in (first, second):
@@ -255,7 +255,7 @@ async def test_a_listener_that_raises_at_the_end_keeps_no_other_from_being_told(
             pass
     assert str(caught.value) == (
         "after_stop of listener Diary raised RuntimeError: not me; the container had stopped in "
-        "order: mend it, or take it out of container.lifecycle.listeners"
+        "order: fix it, or take it out of container.lifecycle.listeners"
     )
     assert first.told == second.told == ["before start", "after stop"]
 
@@ -453,13 +453,13 @@ class Failing(ProcessingElement):
         raise RuntimeError("not me")
 
 
-class Elements(App):
+class PeProcessor(App):
     def on_init(self) -> None:
         self.create_input_stream("numbers", self.create_pe(Failing), key="number")
 
 
 async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_raises() -> None:
-    made = container(Elements(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
+    made = container(PeProcessor(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
 
     async def run() -> None:
         with plain_errors(), trio.fail_after(10):

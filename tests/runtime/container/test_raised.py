@@ -286,7 +286,7 @@ async def test_a_source_that_fails_is_told_in_a_sentence_behind_its_own_lines(
     assert 'fails.py", line 4, in feed' in done.stderr
     assert told[-1] == (
         "s4: source feed of app 'Fails' raised ZeroDivisionError: division by zero; the app stops "
-        "here: mend the source, or catch the exception in it"
+        "here: fix the source, or catch the exception in it"
     )
 
 

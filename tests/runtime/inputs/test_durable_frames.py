@@ -24,7 +24,7 @@ from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.isolation import is_covered
-from s4node.runtime.task.poison.poison_events import Culprits, Fault, LeftOut, Place
+from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, PoisonEvents
 from s4node.runtime.task.processor import Mode
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
@@ -34,8 +34,8 @@ from s4node.stages.stage import Stage
 PEER = object()
 
 GOOD, STRAY = "good", "stray"
-UNDECODABLE, RAISES, NONE, CULPRIT = "undecodable", "raises", "none", "culprit"
-REFUSED = (UNDECODABLE, RAISES, NONE, CULPRIT)
+UNDECODABLE, RAISES, NONE, POISON = "undecodable", "raises", "none", "poison"
+REFUSED = (UNDECODABLE, RAISES, NONE, POISON)
 
 
 class Click(Event):
@@ -80,7 +80,7 @@ class Node:
         self.processed: set[int] = set()
         self.sent_on: set[int] = set()
         self.told: dict[int, str] = {}
-        self.culprits = Culprits()
+        self.poison_events = PoisonEvents()
         self.left_out: list[tuple[EventBatch, LeftOut]] = []
         chosen = TaskSettings(concurrency)
         processor = StreamTaskProcessor(
@@ -118,8 +118,8 @@ class Node:
         rows: list[Any] = []
         for number, kind in enumerate(kinds, first):
             rows.append([5] if kind == UNDECODABLE else [kind, number])
-            if kind == CULPRIT:
-                self.culprits.add(Place(self.lane.origin, number), Fault("it fails"))
+            if kind == POISON:
+                self.poison_events.add(Place(self.lane.origin, number), Fault("it fails"))
         body = msgspec.msgpack.encode(rows)
         sections = (wire.Section(CLICK.fingerprint, len(rows), len(body)),)
         routing = "" if self.mixed else wire.ROUTED
@@ -134,7 +134,7 @@ class Node:
         return lane
 
     def _loaded(self, batch: EventBatch) -> None:
-        self.left_out += [(batch, one) for one in self.culprits.leave_out(batch)]
+        self.left_out += [(batch, one) for one in self.poison_events.leave_out(batch)]
 
     def _pass_on(self, _from: int, to: int, events: list[Click]) -> None:
         assert to == 1
@@ -166,7 +166,7 @@ class Node:
         self.check_letters()
         return True
 
-    # -- flights
+    # -- entries
 
     def step(self) -> bool:
         """Take one step, as the loop does; whether there was one."""
@@ -175,9 +175,9 @@ class Node:
             return False
         if self.task.mode(op) is Mode.TOGETHER:
             assert self.task.in_flight is not None
-            flight = self.task.in_flight.begin()
-            assert flight is not None
-            self.processor.begin_one(flight, self.task.in_flight.end_soon)
+            entry = self.task.in_flight.begin()
+            assert entry is not None
+            self.processor.begin_one(entry, self.task.in_flight.end_soon)
         else:
             self.task.begin(op, Mode.LOOP)
             self.task.finish(op, self.task.run(op, 100))
@@ -240,7 +240,7 @@ def test_a_commit_behind_an_event_that_does_not_decode_has_its_producer_go_on_be
     node.end()
 
 
-@pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, CULPRIT])
+@pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, POISON])
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_whatever_is_wrong_with_an_event_of_a_frame_that_is_taken_apart(
     kind: str, limit: int
@@ -277,7 +277,7 @@ def test_wherever_a_slice_ends_a_commit_covers_exactly_what_is_done(
     ),
     st.booleans(),
 )
-def test_whenever_a_flight_lands_a_commit_covers_exactly_what_is_done(
+def test_whenever_an_event_is_done_a_commit_covers_exactly_what_is_done(
     frames: list[list[str]], concurrency: int, moves: list[tuple[str, int]], mixed: bool
 ) -> None:
     node = Node(concurrency, mixed=mixed)

@@ -416,7 +416,7 @@ async def test_events_that_do_not_decode_are_dropped_and_counted_where_the_setti
     settings["task.drop.deserialization.errors"] = "true"
     async with running(app, settings, partitions=partitions) as container:
         await until(lambda: safe(container) == 5)
-        assert container.replay.rejects.counts == {"memory.clicks": 2}
+        assert container.replay.dead_letters.counts == {"memory.clicks": 2}
     assert sorted(app.seen) == [("ada", 0), ("ada", 4), ("bob", 2)]
     again = Clicks()
     async with running(again, settings, partitions=partitions):
@@ -497,7 +497,7 @@ async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_no
         async with running(app, settings | more, partitions=partitions) as container:
             progress = container.replay.consumers.progress[0]
             await until(lambda: ssp(0) in progress and progress[ssp(0)].safe == 3)  # noqa: B023
-            assert container.replay.rejects.counts == {"memory.clicks": 1}
+            assert container.replay.dead_letters.counts == {"memory.clicks": 1}
         assert app.seen == [("ada", 0), ("ada", 2)]
     with dies(DecodeError, match=r"offset 1: .*KeyFinder returned nothing"):
         async with running(Guests(), settings):

@@ -1,4 +1,4 @@
-"""The promises of an input port: it admits by the header, and only culprits are refused."""
+"""The promises of an input port: it admits by the header, and only poison events are refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_older_version_of_a_type_is_read_with_defaults() -> None:
     assert node.process() == [(0, [Click("joe", 0)], [0])]
 
 
-def test_only_the_culprits_of_a_frame_are_refused() -> None:
+def test_only_the_poison_events_of_a_frame_are_refused() -> None:
     node = Node()
     node.hello(CLICK.declaration)
     node.data(body_of(["a"], [5], ["b"], ["c", -1], ["d", 1]), 5, first=0)
@@ -212,7 +212,7 @@ def test_json_events_are_read_as_the_node_s_type() -> None:
     assert [number for number, _ in node.refused()] == [1]
 
 
-def test_sections_are_put_back_in_their_order_culprits_left_out() -> None:
+def test_sections_are_put_back_in_their_order_without_poison_events() -> None:
     node = Node(types=(Click, Order))
     node.hello(CLICK.declaration, ORDER.declaration)
     clicks, orders = body_of(["a"], [1], ["c"]), body_of(["x"], ["y"])

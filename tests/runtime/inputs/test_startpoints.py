@@ -24,7 +24,7 @@ from s4node import Container, GenericEvent
 from s4node.app.stream_task import TaskApp
 from s4node.errors import JobRuns, StartpointError
 from s4node.net.wire import frame as wire
-from s4node.offsets.job_lock import Presence, runs, stopped
+from s4node.offsets.job_lock import JobLock, runs, stopped
 from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request
 from s4node.offsets.startpoint_store import FILE, StartpointStore
@@ -173,7 +173,7 @@ def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path)
 
 def test_a_job_starts_with_its_first_container_and_ends_with_its_last(tmp_path: Path) -> None:
     starts: list[str] = []
-    one, other = Presence(tmp_path), Presence(tmp_path)
+    one, other = JobLock(tmp_path), JobLock(tmp_path)
     assert not runs(tmp_path)
     assert not list(tmp_path.iterdir())
     one.enter(lambda: starts.append("one"))
@@ -192,14 +192,14 @@ def test_a_job_starts_with_its_first_container_and_ends_with_its_last(tmp_path: 
 
 
 async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
-    before = Presence(tmp_path)
+    before = JobLock(tmp_path)
     before.enter(lambda: None)
     before.leave()
     order: list[str] = []
     async with trio.open_nursery() as nursery:
         with stopped(tmp_path):
             nursery.start_soon(
-                trio.to_thread.run_sync, Presence(tmp_path).enter, lambda: order.append("started")
+                trio.to_thread.run_sync, JobLock(tmp_path).enter, lambda: order.append("started")
             )
             await trio.testing.wait_all_tasks_blocked(0.05)
             order.append("let go")

@@ -23,7 +23,7 @@ from s4node.events.event import EventBatch
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.container import Container
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.spill_file import Spill
+from s4node.runtime.loop.spill_file import SpillFile
 from s4node.runtime.task.statistics import InputStatistics
 from s4node.stages.stage import StageStatistics
 
@@ -989,12 +989,12 @@ async def test_what_parallel_handlers_put_and_refuse_is_accounted_for() -> None:
 # --- the spill -----------------------------------------------------------------------------------
 
 
-def spill_of(folder: Path | None, types: Any = Click) -> Spill:
+def spill_of(folder: Path | None, types: Any = Click) -> SpillFile:
     app = App("app")
-    return Spill(app.name, app.create_input_stream("clicks", key="user", types=types), folder)
+    return SpillFile(app.name, app.create_input_stream("clicks", key="user", types=types), folder)
 
 
-def drained(spill: Spill) -> dict[int, list[Any]]:
+def drained(spill: SpillFile) -> dict[int, list[Any]]:
     found = defaultdict[int, list[Any]](list)
     while (batch := spill.pop()) is not None:
         assert batch.size == len(batch.events)
@@ -1100,11 +1100,11 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
 def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_nearest_name(
     tmp_path: Path,
 ) -> None:
-    class Look(ProcessingElement):
+    class StateReader(ProcessingElement):
         def on_event(self, event: Click) -> None: ...
 
     app = App("looks")
-    app.create_input_stream("names", app.create_pe(Look), key="user")
+    app.create_input_stream("names", app.create_pe(StateReader), key="user")
     (tmp_path / "shared.properties").write_text(
         "s4.stream.names.workQueueSize = 100\ns4.deserializer.orders.executor = shed\n"
     )

@@ -21,7 +21,7 @@ from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import ways_of
 from s4node.runtime.outputs import exchange
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
@@ -74,7 +74,9 @@ def counted(app: Path, pe: str) -> Counter[str]:
     for folder in [each for each in app.glob("tasks/*") if epochs.epochs_of(each)]:
         with epochs.copied(folder) as database:
             state = TaskState(database, crc32m)
-            for key, attributes in Look(state).instances(pe) if f"pe {pe}" in state.tables else ():
+            for key, attributes in (
+                StateReader(state).instances(pe) if f"pe {pe}" in state.tables else ()
+            ):
                 found[str(key)] += attributes["count"]
     return found
 

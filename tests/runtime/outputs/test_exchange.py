@@ -18,7 +18,7 @@ from harness import ANY_PORT, NodeProcess, free_port, plain_errors, s4_process, 
 from s4node import Client, Event, Oldest
 from s4node.events.keys import crc32m
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
@@ -209,7 +209,7 @@ def counted(app: Path, pe: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for folder in sorted(app.glob("tasks/*")):
         with epochs.copied(folder) as database:
-            for key, attributes in Look(TaskState(database, crc32m)).instances(pe):
+            for key, attributes in StateReader(TaskState(database, crc32m)).instances(pe):
                 found[str(key)] += attributes["count"]
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from s4node import App, Event, ProcessingElement
 from s4node.events.event import EventBatch
-from s4node.runtime.task.pe_processor import Elements
+from s4node.runtime.task.pe_processor import PeProcessor
 
 
 class Click(Event):
@@ -77,7 +77,7 @@ class Life:
         app.create_input_stream("clicks", pe, key="user", types=[Click, Other])
         app.freeze()
         self.memory, self.clock = memory, clock
-        self.elements = Elements(app, 0, lambda: self.clock)
+        self.elements = PeProcessor(app, 0, lambda: self.clock)
         self.elements.keep(memory)
         self.instances = self.elements.instances["Fires"]
 

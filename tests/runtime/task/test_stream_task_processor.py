@@ -252,7 +252,7 @@ async def test_async_events_of_one_key_never_overlap_and_those_of_others_do(
     most = 0
     done = 0
 
-    class Look:
+    class StateReader:
         async def process(self, envelope: Envelope, *_: Any) -> None:
             nonlocal most, done
             assert envelope.key not in inside
@@ -262,7 +262,7 @@ async def test_async_events_of_one_key_never_overlap_and_those_of_others_do(
             inside.remove(envelope.key)
             done += 1
 
-    async with running(Job(Look, key="user"), settings | BY_KEY):
+    async with running(Job(StateReader, key="user"), settings | BY_KEY):
         await until(lambda: done == 100)
     assert most == 5
 
@@ -1183,7 +1183,7 @@ async def test_async_tasks_that_cannot_work_are_told_what_to_write(
     fill(system, 1, 1)
     with pytest.raises(GraphError, match="process_async of AsyncBegin is an async def"):
         await run_to_end(Job(AsyncBegin), settings)
-    told = r"no running event loop.*mend the task \(a node's loop is trio's"
+    told = r"no running event loop.*fix the task \(a node's loop is trio's"
     with pytest.raises(ProcessingError, match=told):
         await run_to_end(Job(Aio), settings)
 

@@ -13,9 +13,9 @@ from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, T
 from s4node.events.event import Event, EventBatch
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
-from s4node.runtime.task.coordinator_requests import Asked, Requests
+from s4node.runtime.task.coordinator_requests import Asked, CoordinatorRequests
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.in_flight import Flights
+from s4node.runtime.task.in_flight import InFlightEvents
 from s4node.runtime.task.poison.isolation import Isolation
 from s4node.runtime.task.poison.poison_events import LeftOut
 from s4node.runtime.task.poison.suspects import Suspect
@@ -107,7 +107,7 @@ class Machine:
         )
         self.shutdowns = 0
         self.over = False  # a shutdown was asked for
-        self.requests = Requests(self._shut_down, lambda _: None)
+        self.requests = CoordinatorRequests(self._shut_down, lambda _: None)
         self.requests.add(self.task)
         self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
         self.offered = [0, 0]
@@ -175,9 +175,9 @@ class Machine:
             return False
         if task.mode(op) is Mode.TOGETHER:
             assert task.in_flight is not None
-            flight = task.in_flight.begin()
-            assert flight is not None
-            self.processor.begin_one(flight, task.in_flight.end_soon)
+            entry = task.in_flight.begin()
+            assert entry is not None
+            self.processor.begin_one(entry, task.in_flight.end_soon)
         else:
             self.in_window = op is Op.WINDOW and self.slow
             task.begin(op, Mode.AWAIT if self.in_window else Mode.LOOP)
@@ -360,14 +360,14 @@ def test_a_commit_that_waits_for_events_begins_none_during_a_window() -> None:
 
 @pytest.mark.parametrize("held", ["clicks", "views"])
 def test_a_batch_that_was_put_aside_is_done_when_all_of_it_has_ended(held: str) -> None:
-    flights = Flights(4, 0)
+    entries = InFlightEvents(4, 0)
     batches = {name: EventBatch(name, 0, [Click(0), Click(1)]) for name in ("clicks", "views")}
-    first = {name: flights.look(batch, in_order=False) for name, batch in batches.items()}
+    first = {name: entries.look(batch, in_order=False) for name, batch in batches.items()}
     for name in (held, *(batches.keys() - {held})):
         batches[name].at += 1
-        flight = flights.look(batches[name], in_order=False)
-        assert flight.load is first[name].load
-        assert flight.load.left == 2
+        entry = entries.look(batches[name], in_order=False)
+        assert entry.load is first[name].load
+        assert entry.load.left == 2
 
 
 class Turns:

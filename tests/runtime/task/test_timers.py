@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.runtime.task.gate import Gate, Op
-from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Tick, Timetable
+from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Tick, Timers
 
 
 def test_a_tick_comes_every_interval() -> None:
@@ -50,7 +50,7 @@ def test_the_next_tick_is_always_ahead_by_an_interval_at_most(
         assert not (came and step == 0 and now == 0)
 
 
-def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timetable, Gate]:
+def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timers, Gate]:
     """That of a task with timers that are always due: whether an event may begin, or is held."""
     its = Gate()
     for name, value in gate.items():
@@ -64,7 +64,7 @@ def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timeta
         backlog=SimpleNamespace(waiting=held),
         interrupt=lambda: None,
     )
-    return Timetable(task, 0.0), its
+    return Timers(task, 0.0), its
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -178,7 +178,7 @@ def test_where_the_process_is_busy_less_of_its_time_goes_to_commits(
     assert budget.part == OF_CONTAINER
 
 
-def commits(shared: CommitBudget | None = None) -> tuple[Timetable, Gate]:
+def commits(shared: CommitBudget | None = None) -> tuple[Timers, Gate]:
     """The timetable of a task that has no timers."""
     its = Gate(100)
     task: Any = SimpleNamespace(
@@ -188,10 +188,10 @@ def commits(shared: CommitBudget | None = None) -> tuple[Timetable, Gate]:
         on_commit=lambda _: True,
         interrupt=lambda: None,
     )
-    return Timetable(task, 0.0, shared), its
+    return Timers(task, 0.0, shared), its
 
 
-def commit(timetable: Timetable, gate: Gate, now: float, seconds: float = 0.0) -> None:
+def commit(timetable: Timers, gate: Gate, now: float, seconds: float = 0.0) -> None:
     """A commit that is due begins now, and takes so long."""
     assert gate.commit_due
     gate.begin(gate.next_op(waiting=False))

@@ -1,8 +1,9 @@
-"""Dead letters: events that could not be processed, as they stand in the dead letter stream. Pure.
+"""Dead letters: events that could not be processed, as they stand in the dead letter stream.
+Pure.
 
 Rules
-- A letter says where the event was (``system``, ``stream``, ``partition``, ``offset``, and by name
-  what that counts in: ``origin``), why it is here (``reason``), and has its bytes (``raw``).
+- A dead letter says where the event was (``system``, ``stream``, ``partition``, ``offset``, and by
+  name what that counts in: ``origin``), why it is here (``reason``), and has its bytes (``raw``).
 - Where the event was decoded ``raw`` is an array of one, and ``type`` and ``fields`` say how it is
   to be read, so that it can be shown and sent again by who does not have the app's classes.
 - Where a handler has failed there are the ``pe`` (or task), the ``key`` and the ``trace``.
@@ -20,7 +21,7 @@ Home = tuple[str, str, int]
 """System, stream and partition that an event came from."""
 
 
-def letter(
+def dead_letter(
     home: Home,
     origin: str,
     offset: int,
@@ -28,7 +29,7 @@ def letter(
     event: Any,
     more: Mapping[str, Any] | None = None,
 ) -> GenericEvent:
-    """The letter of an event; ``event`` is its bytes where it does not decode."""
+    """The dead letter of an event; ``event`` is its bytes where it does not decode."""
     system, stream, partition = home
     place = {
         "system": system, "stream": stream, "partition": partition, "offset": offset,

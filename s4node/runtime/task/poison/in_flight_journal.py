@@ -35,7 +35,7 @@ _FILE, _SUSPECTS = "under-way-", "suspects-"
 _decode = msgspec.json.Decoder(list[Suspect]).decode
 
 
-class UnderWay:
+class InFlightJournal:
     """The slots of one task. ``suspects`` are those that its earlier owners left."""
 
     def __init__(self, folder: Path, epoch: int, suspects: list[Suspect]) -> None:
@@ -98,7 +98,7 @@ class UnderWay:
         self._map.close()
 
 
-def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> UnderWay:
+def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> InFlightJournal:
     """Become the owner under ``epoch`` of a task whose ``positions`` are committed; raises
     StateError where the folder cannot be written."""
     try:
@@ -110,7 +110,7 @@ def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> UnderWay:
                 under_way = _under_way(folder / f"{_FILE}{before}")
                 if under_way:
                     known = after_death(known, under_way, positions)
-        found = UnderWay(folder, epoch, after_death(known, (), positions))
+        found = InFlightJournal(folder, epoch, after_death(known, (), positions))
         for before in _epochs(folder):
             if before < epoch:
                 for name in (_FILE, _SUSPECTS):

@@ -1,7 +1,8 @@
 """The isolation of one task: keeps what its failures and deaths are due to apart. Pure.
 
 Rules
-- Culprits are left out when their batch is loaded. Behind a failure the task is on a leash.
+- Poison events are skipped when their batch is loaded. After a failure the task commits after
+  1, 2, 4 ... events, so that a second failure replays little.
 - What cannot be saved is due to an event before the commit that finds it; see
   ``unsaveable_search``.
 - What is under way is told for the case that it kills the process. Suspects of earlier deaths are
@@ -17,19 +18,19 @@ from s4node.events.event import EventBatch
 from s4node.net.ingress.rerouted_batch import MixedPart
 from s4node.runtime.task.poison.poison_events import (
     KILLS,
-    Culprits,
-    Leash,
+    CommitBackoff,
     LeftOut,
     Place,
+    PoisonEvents,
     origin_of,
     place_of,
 )
 from s4node.runtime.task.poison.suspects import ALL, Suspect, Suspects
-from s4node.runtime.task.poison.unsaveable_search import Examination
+from s4node.runtime.task.poison.unsaveable_search import UnsaveableSearch
 
 if TYPE_CHECKING:
     from s4node.app.stream import Stream
-    from s4node.runtime.task.poison.in_flight_journal import UnderWay
+    from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 
 
 class IsolatedGate(Protocol):
@@ -82,47 +83,47 @@ class Isolation(Generic[T]):
     """That of ``task``, by a ``policy``."""
 
     __slots__ = (
+        "_backoff",
         "_end_taken",
-        "_leash",
         "_most",
         "_policy",
         "_suspects",
         "_task",
         "_under_way",
         "_untold",
-        "culprits",
         "end_written",
         "examination",
+        "poison_events",
     )
 
     def __init__(self, task: T, policy: IsolationPolicy[T]) -> None:
-        self.culprits = Culprits()
-        self.examination = Examination()
+        self.poison_events = PoisonEvents()
+        self.examination = UnsaveableSearch()
         self.end_written = False  # a commit has what the task has done at the end of its inputs
         self._end_taken = False
         self._task = task
         self._policy = policy
         self._most = task.gate.max_concurrency
-        self._leash: Leash | None = None
-        self._under_way: UnderWay | None = None
+        self._backoff: CommitBackoff | None = None
+        self._under_way: InFlightJournal | None = None
         self._suspects: Suspects | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
 
     # -- life --------------------------------------------------------------------------------
 
-    def watch(self, under_way: UnderWay) -> None:
+    def watch(self, under_way: InFlightJournal) -> None:
         """Tell what is under way, and be careful with those who may have killed its owners."""
         self._under_way = under_way
         for one in under_way.suspects:
             if one.convicted:
-                self.culprits.add(Place(one.origin, one.first), KILLS)
+                self.poison_events.add(Place(one.origin, one.first), KILLS)
         self._suspect(under_way.suspects)
 
     def succeeds(self, before: Isolation[T]) -> None:
         """This is of the task that takes the place of one that has failed."""
-        self.culprits = before.culprits
+        self.poison_events = before.poison_events
         self.end_written = before.end_written
-        self._leash = Leash()
+        self._backoff = CommitBackoff()
         self._under_way = before._under_way
         self._suspect(before.suspects)
         self.examination.succeeds(before.examination)
@@ -141,7 +142,7 @@ class Isolation(Generic[T]):
 
     def loaded(self, batch: EventBatch) -> None:
         """A batch is about to be processed."""
-        found = self.culprits.leave_out(batch)
+        found = self.poison_events.leave_out(batch)
         if found:
             if self._suspects is not None:
                 for one in found:
@@ -150,7 +151,7 @@ class Isolation(Generic[T]):
             self._policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
-        """Have the letter of an event of ``batch`` put on a stream with the first commit that
+        """Have the dead letter of an event of ``batch`` put on a stream with the first commit that
         covers the event; neither before, nor behind it."""
         self._untold.append((batch, left, stream))
 
@@ -163,7 +164,7 @@ class Isolation(Generic[T]):
         for untold in self._untold:
             batch, one, stream = untold
             if is_covered(batch, one):
-                self._task.tell(stream, one.letter)
+                self._task.tell(stream, one.dead_letter)
             else:
                 left.append(untold)
         self._untold = left
@@ -177,8 +178,8 @@ class Isolation(Generic[T]):
         """How many events of a batch may be processed together, of so many."""
         if self.examination.looks:
             return 1
-        if self._leash is not None:
-            limit = min(limit, self._leash.left)
+        if self._backoff is not None:
+            limit = min(limit, self._backoff.left)
         if self._suspects is not None:
             numbers: Any = (0,)
             if batch.receipt is not None:
@@ -238,18 +239,18 @@ class Isolation(Generic[T]):
 
     def pulls(self, count: int) -> bool:
         """Events are done; whether to commit now."""
-        return self._leash is not None and self._leash.pulls(count)
+        return self._backoff is not None and self._backoff.pulls(count)
 
     def committed(self) -> None:
         """A commit is taken."""
-        self.culprits.taken()
+        self.poison_events.taken()
         self.examination.taken()
-        if self._leash is not None and self._leash.committed():
-            self._leash = None
+        if self._backoff is not None and self._backoff.committed():
+            self._backoff = None
 
     def written(self) -> None:
         """The commit is written."""
-        self.culprits.written()
+        self.poison_events.written()
         self.end_written = self._end_taken
         if self._suspects is None:
             return

@@ -1,12 +1,12 @@
-"""Culprits: events at which a task has failed, and which it leaves out when it comes to them. Pure.
+"""Poison events: events at which a task has failed, and which it skips from then on. Pure.
 
 Rules
 - An event is known by where it came from and its number there. One that the task itself has put has
   no number: its bytes stand for it, and of equal ones as many are left out as have failed.
-- A culprit is left out when its batch is loaded, before anything of the batch is processed. Its
-  number counts as done.
+- A poison event is left out when its batch is loaded, before anything of the batch is processed.
+  Its number counts as done.
 - What was left out is forgotten when no going back can come to it any more.
-- Behind a culprit a task is kept on a leash, so that many of them do not take it back far each
+- After a poison event a task commits often, so that many of them do not take it back far each
   time.
 """
 
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 from s4node.errors import EventError, EventTimeout, NotSaveable, ProcessingError, described
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
-from s4node.runtime.task.poison.dead_letter import letter, raw_of
+from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
 from s4node.runtime.task.poison.suspects import DEATHS, OWN
 
 MAX_TRACE = 2000
 """Characters of a traceback in a dead letter; its end says most."""
 
 MAX_PLACES = 10_000
-"""Culprits of one origin that are remembered; of more, the oldest are found again."""
+"""Poison events of one origin that are remembered; of more, the oldest are found again."""
 
 
 LONGEST_LEASH = 16_384
-"""Events between two commits from which on a task needs no leash any more."""
+"""Events between two commits from which on a task commits as usual again."""
 
 
 class Place(NamedTuple):
@@ -70,7 +70,7 @@ class LeftOut(NamedTuple):
     at: int
     stream: str
     reason: str
-    letter: GenericEvent
+    dead_letter: GenericEvent
 
 
 def place_of(batch: EventBatch, index: int) -> Place:
@@ -107,11 +107,11 @@ def fault_of(error: ProcessingError) -> Fault:
     return Fault(reason, error.pe, shortened(key), trace)
 
 
-class Culprits:
-    """The culprits of one task."""
+class PoisonEvents:
+    """The poison events of one task."""
 
     def __init__(self) -> None:
-        self.unsafe = 0  # letters of what was left out that are not safe yet
+        self.unsafe = 0  # dead letters of what was left out that are not safe yet
         self._numbered: dict[str, dict[int, Fault]] = {}
         self._own: dict[str, dict[int, list[Fault]]] = {}  # one for each of those that are equal
         self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
@@ -128,7 +128,8 @@ class Culprits:
             del numbers[next(iter(numbers))]
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
-        """Take culprits out of a batch that has just been loaded; returns those that were in it."""
+        """Take poison events out of a batch that has just been loaded; returns those that were in
+        it."""
         faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
@@ -136,9 +137,9 @@ class Culprits:
         for index in faults:
             place = place_of(batch, index)
             fault = faults[index]
-            letter = _letter(batch, index, fault)
+            dead_letter = _dead_letter(batch, index, fault)
             behind = index - len(found)
-            found.append(LeftOut(place, behind, batch.stream, fault.reason, letter))
+            found.append(LeftOut(place, behind, batch.stream, fault.reason, dead_letter))
             if place.own:
                 self._gone.append((place, fault))
         left = [index for index in range(len(batch.events)) if index not in faults]
@@ -192,7 +193,7 @@ class Culprits:
                 self._numbered[origin] = {n: f for n, f in numbers.items() if n >= position}
 
 
-class Leash:
+class CommitBackoff:
     """How many events a task processes before it commits: 1, then 2, 4 and so on."""
 
     __slots__ = ("_done", "_length")
@@ -220,11 +221,11 @@ class Leash:
         return self._length > LONGEST_LEASH
 
 
-def _letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
+def _dead_letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
     receipt, event = batch.receipt, batch.events[index]
     if receipt is None:
         home, offset = (LIVE, batch.stream, batch.partition), -1
     else:
         home, offset = receipt.home, batch.number(index)
     more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
-    return letter(home, origin_of(batch), offset, fault.reason, event, more)
+    return dead_letter(home, origin_of(batch), offset, fault.reason, event, more)

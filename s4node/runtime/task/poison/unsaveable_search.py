@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 
-class Examination:
+class UnsaveableSearch:
     """Which of a task's events are looked at."""
 
     __slots__ = ("_done", "_left", "_length", "_taken", "_tries", "_unseen")
@@ -60,7 +60,7 @@ class Examination:
         """An event is to blame."""
         self._tries = 0
 
-    def succeeds(self, before: Examination) -> None:
+    def succeeds(self, before: UnsaveableSearch) -> None:
         """This is of the task that takes the place of one that goes back."""
         self._tries = before._tries
         self._length = self._left = before._length

@@ -23,7 +23,7 @@ from s4node.events.keys import Partitioner, crc32m
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.task.poison.dead_letter import letter
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -244,7 +244,7 @@ class Bench:
         for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
             if epochs.epochs_of(folder):
                 with epochs.copied(folder) as database:
-                    look = Look(TaskState(database, crc32m))
+                    look = StateReader(TaskState(database, crc32m))
                     tables = [look.instances(name) for name in look.elements]
                     tables += [look.store(name) for name in look.stores]
                     for key, value in (row for table in tables for row in table):

@@ -401,7 +401,7 @@ async def test_a_dead_letter_has_the_event_its_place_and_what_was_wrong(
 
 
 @pytest.mark.parametrize("where", ["some", "many in a row"])
-async def test_each_culprit_is_a_dead_letter_once(
+async def test_each_poison_event_is_a_dead_letter_once(
     system: MemorySystem, settings: dict[str, str], where: str
 ) -> None:
     clicks = fill(system, 500, PLACES[where])
@@ -430,7 +430,7 @@ async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
     }
     async with running(Counts(), settings) as container:
         graveyard.go_away()
-        await until(lambda: container.tasks[0].failures.letters_wait)
+        await until(lambda: container.tasks[0].failures.dead_letters_wait)
         progress = container.replay.consumers.progress[0][ssp(0)]
         await trio.sleep(0.05)  # in which it could commit many times
         assert progress.committed in (None, 0)  # where it begins, and nothing beyond
@@ -460,7 +460,7 @@ async def test_so_does_the_commit_before_the_end_of_the_inputs(
         graveyard.go_away()
         system.put("clicks", 0, Click("joe", 1, True))
         system.end("clicks", 0)
-        await until(lambda: container.tasks[0].failures.letters_wait)
+        await until(lambda: container.tasks[0].failures.dead_letters_wait)
         await trio.sleep(0.05)  # in which it could commit many times
         assert progress[0][ssp(0)].committed == 1
         assert not container.tasks[0].gate.end_told

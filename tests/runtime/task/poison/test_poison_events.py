@@ -1,4 +1,4 @@
-"""Culprits are left out of their batches, and the leash behind them grows."""
+"""PoisonEvents are left out of their batches, and the leash behind them grows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.task.poison.poison_events import (
     LONGEST_LEASH,
-    Culprits,
+    CommitBackoff,
     Fault,
-    Leash,
     Place,
+    PoisonEvents,
     fault_of,
     place_of,
 )
@@ -44,15 +44,15 @@ def progress() -> InputProgress:
     bad=st.sets(st.integers(0, 30)), sizes=st.lists(st.integers(1, 9), max_size=5),
     slices=st.lists(st.integers(1, 4)),
 )  # fmt: skip
-def test_culprits_count_as_done_and_all_others_come_once(
+def test_poison_events_count_as_done_and_all_others_come_once(
     bad: set[int], sizes: list[int], slices: list[int]
 ) -> None:
-    culprits, mine, seen, at = Culprits(), progress(), [], 0
+    poison_events, mine, seen, at = PoisonEvents(), progress(), [], 0
     for number in bad:
-        culprits.add(Place(str(SSP), number), FAULT)
+        poison_events.add(Place(str(SSP), number), FAULT)
     for size in sizes:
         batch = read(mine, at, size)
-        found = culprits.leave_out(batch)
+        found = poison_events.leave_out(batch)
         assert [one.place.number for one in found] == [n for n in range(at, at + size) if n in bad]
         assert all(place_of(batch, i).number == e.number for i, e in enumerate(batch.events))
         at += size
@@ -70,57 +70,57 @@ def test_culprits_count_as_done_and_all_others_come_once(
 
 
 def test_what_is_in_no_batch_stays_as_it_is() -> None:
-    culprits, mine = Culprits(), progress()
-    culprits.add(Place(str(SSP), 100), FAULT)
-    culprits.add(Place("log.views[0]", 1), FAULT)
+    poison_events, mine = PoisonEvents(), progress()
+    poison_events.add(Place(str(SSP), 100), FAULT)
+    poison_events.add(Place("log.views[0]", 1), FAULT)
     batch = read(mine, 0, 5)
     receipt = batch.receipt
-    assert culprits.leave_out(batch) == []
+    assert poison_events.leave_out(batch) == []
     assert batch.receipt is receipt
     assert batch.numbers is None
 
 
 def test_an_event_of_the_task_s_own_is_left_out_once_until_that_is_taken_back() -> None:
-    culprits = Culprits()
+    poison_events = PoisonEvents()
 
     def left(*numbers: int) -> list[int]:
         batch = EventBatch("hops", 0, [Click(n) for n in numbers])
-        culprits.leave_out(batch)
+        poison_events.leave_out(batch)
         return [event.number for event in batch.events]
 
     failed = EventBatch("hops", 0, [Click(7)])
-    culprits.add(place_of(failed, 0), FAULT)
+    poison_events.add(place_of(failed, 0), FAULT)
     assert left(1, 7, 7, 2) == [1, 7, 2]
     assert left(7) == [7]
-    culprits.going_back({})
+    poison_events.going_back({})
     assert left(1, 7, 7, 2) == [1, 7, 2]
-    culprits.taken()
-    culprits.going_back({})  # for the commit has failed
+    poison_events.taken()
+    poison_events.going_back({})  # for the commit has failed
     assert left(1, 7, 7, 2) == [1, 7, 2]
-    culprits.taken()
-    culprits.written()
-    culprits.going_back({})
+    poison_events.taken()
+    poison_events.written()
+    poison_events.going_back({})
     assert left(7) == [7]
 
 
 def test_of_equal_events_of_the_task_s_own_as_many_are_left_out_as_have_failed() -> None:
-    culprits = Culprits()
+    poison_events = PoisonEvents()
     hops = EventBatch("hops", 0, [Click(7), Click(7), Click(7)])
     for left in (2, 1, 0):  # one after the other fails, with no commit in between
-        culprits.add(place_of(hops, 0), FAULT)
-        culprits.going_back({})
+        poison_events.add(place_of(hops, 0), FAULT)
+        poison_events.going_back({})
         batch = EventBatch("hops", 0, list(hops.events))
-        assert len(culprits.leave_out(batch)) == 3 - left
+        assert len(poison_events.leave_out(batch)) == 3 - left
         assert batch.events == hops.events[:left]
 
 
-def test_culprits_below_the_last_commit_are_forgotten() -> None:
-    culprits = Culprits()
+def test_poison_events_below_the_last_commit_are_forgotten() -> None:
+    poison_events = PoisonEvents()
     for number in (3, 5):
-        culprits.add(Place(str(SSP), number), FAULT)
-    culprits.going_back({str(SSP): 5})
+        poison_events.add(Place(str(SSP), number), FAULT)
+    poison_events.going_back({str(SSP): 5})
     batch = read(progress(), 0, 9)
-    assert [one.place.number for one in culprits.leave_out(batch)] == [5]
+    assert [one.place.number for one in poison_events.leave_out(batch)] == [5]
 
 
 def test_a_fault_says_what_was_raised_where_with_the_end_of_a_long_trace() -> None:
@@ -135,7 +135,7 @@ def test_a_fault_says_what_was_raised_where_with_the_end_of_a_long_trace() -> No
 
 
 def test_the_leash_is_a_commit_after_one_event_two_four_and_so_on() -> None:
-    leash, lengths, length = Leash(), [], 0
+    leash, lengths, length = CommitBackoff(), [], 0
     while True:
         length += leash.left
         if leash.pulls(leash.left):

@@ -12,7 +12,7 @@ from log_bench import separate_log
 from s4node import Client, Event
 from s4node.events.keys import crc32m
 from s4node.state import epochs
-from s4node.state.browse import Look
+from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 
 APP = """
@@ -66,7 +66,7 @@ def counted(folder: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
         with epochs.copied(task) as database:
-            rows = Look(TaskState(database, crc32m)).instances("Count")
+            rows = StateReader(TaskState(database, crc32m)).instances("Count")
             found |= {key: value["numbers"] for key, value in rows}
     return found
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.poison.unsaveable_search import Examination
+from s4node.runtime.task.poison.unsaveable_search import UnsaveableSearch
 
 
-def successor(before: Examination) -> Examination:
-    after = Examination()
+def successor(before: UnsaveableSearch) -> UnsaveableSearch:
+    after = UnsaveableSearch()
     after.succeeds(before)
     return after
 
 
 def test_nothing_is_looked_at_before_a_commit_fails() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(1000)
     examination.taken()
     assert not examination.looks
@@ -23,7 +23,7 @@ def test_nothing_is_looked_at_before_a_commit_fails() -> None:
 
 
 def test_behind_a_commit_that_fails_all_is_looked_at_that_is_done_again() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
     examination.did(5)
@@ -38,7 +38,7 @@ def test_behind_a_commit_that_fails_all_is_looked_at_that_is_done_again() -> Non
 
 
 def test_where_all_was_looked_at_no_event_is_to_blame() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
     assert examination.begins(of_commit=True)
@@ -49,7 +49,7 @@ def test_where_all_was_looked_at_no_event_is_to_blame() -> None:
 
 
 def test_a_commit_of_no_events_has_none_to_blame() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
     examination.taken()
@@ -57,7 +57,7 @@ def test_a_commit_of_no_events_has_none_to_blame() -> None:
 
 
 def test_behind_an_event_that_was_found_the_search_goes_on_and_comes_to_its_end() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
     assert examination.begins(of_commit=True)
@@ -72,7 +72,7 @@ def test_behind_an_event_that_was_found_the_search_goes_on_and_comes_to_its_end(
 
 def test_what_comes_again_by_time_is_looked_for_ever_longer_until_none_is_to_blame() -> None:
     """Something spoils what is saved each 1,000 events, whatever they are; commits are of 10."""
-    examination, goings_back = Examination(), 0
+    examination, goings_back = UnsaveableSearch(), 0
     while True:
         for at in range(10, 1001, 10):
             examination.did(10)
@@ -87,7 +87,7 @@ def test_what_comes_again_by_time_is_looked_for_ever_longer_until_none_is_to_bla
 
 
 def test_what_was_done_since_the_last_commit_is_to_blame_for_what_leaves_before_the_next() -> None:
-    examination = Examination()
+    examination = UnsaveableSearch()
     examination.did(5)
     assert not examination.begins(of_commit=True)
     assert examination.begins(of_commit=False)
@@ -95,17 +95,17 @@ def test_what_was_done_since_the_last_commit_is_to_blame_for_what_leaves_before_
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(0, 400))
 def test_a_search_finds_the_event_or_says_that_there_is_none(
-    slices: list[int], culprit: int
+    slices: list[int], poison: int
 ) -> None:
-    """A task commits where it likes; the event at ``culprit`` (none if that is beyond the end)
+    """A task commits where it likes; the event at ``poison`` (none if that is beyond the end)
     spoils what is saved from then on."""
-    examination, at, goings_back = Examination(), 0, 0
+    examination, at, goings_back = UnsaveableSearch(), 0, 0
     while True:
         spoiled = found = False
         position = at
         for count in slices:
             for _ in range(count):
-                here = position == culprit
+                here = position == poison
                 found |= here and examination.looks
                 spoiled |= here
                 examination.did(1)
@@ -117,7 +117,7 @@ def test_a_search_finds_the_event_or_says_that_there_is_none(
                 break
             at = position
         if not spoiled:
-            assert culprit >= sum(slices) or culprit < at
+            assert poison >= sum(slices) or poison < at
             return
         assert examination.begins(of_commit=True)
         examination = successor(examination)
