@@ -140,8 +140,8 @@ def rows_of(told: Iterable[Told]) -> list[Row]:
     """The rows of what containers told: app, levels of its streams and statistics of each."""
     rows: dict[tuple[str, str, str], Row] = {}
     for app, levels, statistics in told:
-        for stage in _stages_of(statistics):
-            key = app, str(stage.get("stage", "stream")), str(stage["stream"])
+        for stage in statistics.get("stages", ()):
+            key = app, stage["stage"], stage["stream"]
             row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
             row.grade = statistics.get("grades", {}).get(key[2], row.grade)
             _add(row, stage)
@@ -191,15 +191,6 @@ def outboxes_of(told: Iterable[Told]) -> list[OutboxRow]:
             row.depth += each["depth"]
             row.bytes += each["bytes"]
     return [row for _, row in sorted(rows.items()) if row.depth]
-
-
-def _stages_of(statistics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    if "stages" in statistics:
-        yield from statistics["stages"]
-        return
-    for task in statistics.get("tasks", ()):
-        for stream, stage in task["stages"].items():
-            yield {"stream": stream, **stage}
 
 
 def _add(row: Row, stage: Mapping[str, Any]) -> None:

@@ -79,12 +79,6 @@ def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_wait
     assert rows == [OutboxRow("a", "copies", "shop", 1, 10), OutboxRow("a", "words", "", 7, 70)]
 
 
-def test_stages_that_only_tasks_tell_of_are_rows_too() -> None:
-    tasks = [{"stages": {"clicks": {"depth": n, "capacity": 10, "admitted": n}}} for n in (1, 2)]
-    (row,) = rows_of([("shop", {}, {"tasks": tasks})])
-    assert (row.stage, row.depth, row.admitted, row.fullest) == ("stream", 3, 3, 0.2)
-
-
 def test_an_event_that_one_container_passes_on_to_another_has_come_in_once() -> None:
     def container(came: int, forwarded: int) -> tuple[str, dict[str, int], dict[str, Any]]:
         inputs = {"clicks": {"admitted": came, "forwarded": forwarded}}
