@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -29,16 +30,14 @@ _TURN_BYTES = 262_144
 _ENVELOPE_BYTES = 131_072
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Cursor:
     """Where a reading is in one partition: it is sent what lies from ``at`` to ``limit``."""
 
-    __slots__ = ("at", "limit", "lost", "partition")
-
-    def __init__(self, partition: LogPartition, at: int, limit: int) -> None:
-        self.partition = partition
-        self.at = at
-        self.limit = limit
-        self.lost = False
+    partition: LogPartition
+    at: int
+    limit: int
+    lost: bool = False
 
     @property
     def ready(self) -> bool:

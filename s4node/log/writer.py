@@ -32,6 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
@@ -119,19 +120,20 @@ class Waiting(NamedTuple):
         return len(self.frame.body) + len(self.frame.order) + FRAME_BYTES
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """One partition as the writer has it; ``told`` is called in trio's thread."""
 
-    def __init__(self, file: PartitionFile, keep: Keep, told: Callable[[Standing], None]) -> None:
-        self.file = file
-        self.keep = keep
-        self.told = told
-        self.queues: dict[str, deque[Waiting]] = {}  # by producer, the next one first
-        self.asked: list[Done] = []  # who waits for a trim
-        self.broken: S4Error | None = None  # why there is no housekeeping: a damaged file
-        self.doubtful = False  # what is in the file may be more than its book says
-        self.resume_at = 0.0
-        self.trouble = ""
+    file: PartitionFile
+    keep: Keep
+    told: Callable[[Standing], None]
+    queues: dict[str, deque[Waiting]] = field(default_factory=dict)
+    """By producer, the next one first."""
+    asked: list[Done] = field(default_factory=list)  # who waits for a trim
+    broken: S4Error | None = None  # why there is no housekeeping: a damaged file
+    doubtful: bool = False  # what is in the file may be more than its book says
+    resume_at: float = 0.0
+    trouble: str = ""
 
     def certain(self) -> PartitionFile:
         """The file with a book that is as the file says."""

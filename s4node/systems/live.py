@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from s4node.errors import StartpointError, UnknownStream
 from s4node.events.event import LIVE
@@ -16,14 +17,14 @@ from s4node.offsets.startpoint import Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
 
 
+@dataclass(eq=False, repr=False)
 class LiveSource:
     """The input ``streams`` of an app of ``partitions`` tasks that come over its sockets."""
 
     name = LIVE
 
-    def __init__(self, streams: Collection[str], partitions: int) -> None:
-        self._streams = streams
-        self._partitions = partitions
+    _streams: Collection[str]
+    _partitions: int
 
     async def partitions(self, stream: str) -> int:
         """As many as there are tasks."""

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from s4node.cluster.coordination.folder import has_sessions
@@ -74,13 +75,13 @@ def lives(folder: Path) -> bool:
     return False
 
 
+@dataclass(eq=False, repr=False)
 class ProcessFolder:
     """A process's folder: its ``path``, and where its ``admin`` socket goes; see
     :func:`process_folder`."""
 
-    def __init__(self, path: Path, admin: Path) -> None:
-        self.path = path
-        self.admin = admin
+    path: Path
+    admin: Path
 
 
 @contextmanager

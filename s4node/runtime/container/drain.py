@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import trio
 
@@ -29,30 +30,21 @@ _SILENCE_SECONDS = 2.0
 """How long a stop may take before it says what it waits for."""
 
 
+@dataclass(eq=False, repr=False)
 class Drain:
     """That of ``app``: of its ``tasks``, which change, and of all that they send to others.
 
-    ``dead letters`` is the output stream for dead letters; empty if there is none. ``inner`` are
+    ``dead_letters`` is the output stream for dead letters; empty if there is none. ``inner`` are
     the app's own streams of which tasks keep nothing.
     """
 
-    def __init__(
-        self,
-        app: str,
-        tasks: Mapping[int, Task],
-        outputs: OutputStreams,
-        members: Members | None,
-        exchange: Exchange | None,
-        dead_letters: str,
-        inner: Collection[str],
-    ) -> None:
-        self._app = app
-        self._tasks = tasks
-        self._outputs = outputs
-        self._members = members
-        self._exchange = exchange
-        self._dead_letters = dead_letters
-        self._inner = inner
+    _app: str
+    _tasks: Mapping[int, Task]
+    _outputs: OutputStreams
+    _members: Members | None
+    _exchange: Exchange | None
+    _dead_letters: str
+    _inner: Collection[str]
 
     async def tell(self, seconds: float) -> None:
         """Say what is waited for if it takes long; ``seconds`` is the longest that it may."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -103,13 +104,13 @@ def listeners_of(config: Config) -> list[object]:
     return found
 
 
+@dataclass(eq=False, repr=False)
 class Closing:
     """Something that is to be closed once; it may be awaited before the end."""
 
-    def __init__(self, name: str, function: Callable[[], Any]) -> None:
-        self.name = name
-        self._function = function
-        self._closed = False
+    name: str
+    _function: Callable[[], Any]
+    _closed: bool = False
 
     async def __call__(self) -> None:
         """Close it, unless that has been begun before."""
@@ -120,14 +121,14 @@ class Closing:
                 await result
 
 
+@dataclass(eq=False, repr=False)
 class Lifecycle:
     """Tells ``listeners``; closing one thing takes at most ``limit`` seconds."""
 
-    def __init__(self, listeners: Sequence[object], limit: float) -> None:
-        self._listeners = listeners
-        self._limit = limit
-        self._told = 0
-        self._closings: list[Closing] = []
+    _listeners: Sequence[object]
+    _limit: float
+    _told: int = 0
+    _closings: list[Closing] = field(default_factory=list)
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:

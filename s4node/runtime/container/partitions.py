@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -316,13 +317,13 @@ class Partitions:
         return dropped
 
 
+@dataclass(eq=False, repr=False)
 class _Inner:
     """Carries events of sources into a stream of the app itself."""
 
-    def __init__(self, partitions: Partitions, stream: Stream) -> None:
-        self._partitions = partitions
-        self._stream = stream
-        self._turn = 0
+    _partitions: Partitions
+    _stream: Stream
+    _turn: int = 0
 
     @property
     def pressure(self) -> float:

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import trio
 
@@ -20,24 +21,16 @@ from s4node.runtime.task.task import Task
 _LOOK_SECONDS = 0.005
 
 
+@dataclass(eq=False, repr=False)
 class Quiescence:
     """Of these ``tasks``, which change; only what is durable is waited for. ``undoes`` is whether
     tasks may go back."""
 
-    def __init__(
-        self,
-        loop: RunLoop,
-        tasks: Mapping[int, Task],
-        committer: Committer,
-        exchange: Exchange,
-        *,
-        undoes: bool,
-    ) -> None:
-        self._loop = loop
-        self._tasks = tasks
-        self._committer = committer
-        self._exchange = exchange
-        self._undoes = undoes
+    _loop: RunLoop
+    _tasks: Mapping[int, Task]
+    _committer: Committer
+    _exchange: Exchange
+    _undoes: bool
 
     async def wait(self) -> None:
         """Return when no task has anything to do, and all that they have sent each other is

@@ -198,7 +198,7 @@ class Parts:
                 self._tasks,
                 replay.committer,
                 replay.exchange,
-                undoes=replay.recovery.undoes,
+                replay.recovery.undoes,
             )
         self.ownership = Ownership(
             app,

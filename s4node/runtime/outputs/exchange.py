@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -87,16 +88,14 @@ class Unclaimed(NamedTuple):
     bytes: int
 
 
+@dataclass(eq=False, repr=False)
 class Way:
     """What a task has put on a stream for others; tasks wait where it is full."""
 
-    def __init__(
-        self, dispatches: TransactionalOutbox, routes: Routes, bound: int, emitter: Emitter
-    ) -> None:
-        self.dispatches = dispatches
-        self.routes = routes
-        self.emitter = emitter
-        self._bound = bound
+    dispatches: TransactionalOutbox
+    routes: Routes
+    _bound: int
+    emitter: Emitter
 
     @property
     def holds(self) -> bool:
@@ -104,23 +103,17 @@ class Way:
         return self.dispatches.size >= self._bound
 
 
+@dataclass(eq=False, repr=False)
 class _Spilled:
     """What finds no room in a task's own stage, as rows of the task.
 
     ``way`` makes the way that has them, ``known`` is that one if there is any.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        partition: int,
-        way: Callable[[], TransactionalOutbox],
-        known: Callable[[], TransactionalOutbox | None],
-    ) -> None:
-        self._stream = stream
-        self._partition = partition
-        self._way = way
-        self._known = known
+    _stream: str
+    _partition: int
+    _way: Callable[[], TransactionalOutbox]
+    _known: Callable[[], TransactionalOutbox | None]
 
     def append(self, batch: EventBatch) -> None:
         """Put a batch behind the others."""

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -199,14 +200,12 @@ class OutputStreams:
             await emitter.wait_quiet()
 
 
+@dataclass(eq=False, repr=False)
 class Sent:
     """What had been put on output streams at some moment."""
 
-    def __init__(
-        self, outputs: OutputStreams, marks: Sequence[tuple[RemoteSender, str, Mark]]
-    ) -> None:
-        self._outputs = outputs
-        self._marks = marks
+    _outputs: OutputStreams
+    _marks: Sequence[tuple[RemoteSender, str, Mark]]
 
     async def wait_settled(self) -> None:
         """Return when all of it has its verdict; who consumes a stream no longer owes none."""
