@@ -23,7 +23,7 @@ APPS = ROOT / "apps"
 
 # From the ground up. A room may import from those before it in this list, and from itself.
 ROOMS = [
-    "version", "errors", "config", "logger", "failpoints", "sqlite", "metrics",
+    "version", "errors", "clocks", "threads", "config", "logger", "failpoints", "sqlite", "metrics",
     "events", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log",
@@ -107,8 +107,12 @@ EXCEPTIONS = {
     ("runtime.task.poison.poison_events", "traceback"),  # a dead letter has the lines of an error
     ("app.app", "time"),  # the default clock of an app
 }
-SHELLS = {"metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing", "deploy",
-          "process", "cli", "bench", "spark"}  # fmt: skip
+# What reads the time of the machine, or calls in threads of its own, by itself: what runs in no
+# container, and what a module of the world needs.
+BY_ITSELF = {"clocks", "threads", "bench", "cli", "deploy", "process", "cluster.node", "testing",
+             "net.transport.probe", "metrics.registry", "app.app"}  # fmt: skip
+SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
+          "deploy", "process", "cli", "bench", "spark"}  # fmt: skip
 LIBRARIES = {
     "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
     "structlog": {"logger", "process.log_setup"},
@@ -365,6 +369,19 @@ def test_trio_is_known_to_shells_only() -> None:
         if found.target.split(".")[0] == "trio" or ours(found) == "logger"
     }
     assert users <= SHELLS
+
+
+def test_what_runs_in_containers_reads_the_time_and_calls_in_threads_by_the_contracts() -> None:
+    read = {"time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter",
+            "trio.to_thread"}  # fmt: skip
+    found = {
+        module
+        for module in INNER
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in read
+    }
+    ends = {module: {module, room(module), module.split(".")[0]} for module in found}
+    assert {module for module in found if not ends[module] & BY_ITSELF} == set()
 
 
 def test_every_library_is_declared_or_comes_with_python() -> None:

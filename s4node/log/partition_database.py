@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from s4node import clocks
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
 from s4node.log.partition_rows import FRAMES_TABLE
@@ -75,7 +75,7 @@ def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
     lost = path.with_suffix(".lost")
     if path.exists() or not lost.exists():
         return None
-    oldest = time.time_ns() // 1000  # nobody appends a million events a second for ever
+    oldest = int(clocks.wall() * 1_000_000)  # nobody appends a million events a second for ever
     kept = path.with_suffix(f".lost-{oldest}")
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ import fcntl
 import math
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import trio
 
+from s4node import threads
 from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.config.settings import (
@@ -89,7 +89,7 @@ class LogSettings:
 class LogStore:
     """The streams of one folder; see :func:`open_log`."""
 
-    def __init__(self, settings: LogSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: LogSettings, clock: Callable[[], float] | None) -> None:
         self.settings = settings
         self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry, clock)
         self._files = Files(settings.keep, self._writer, trio.CapacityLimiter(READING_THREADS))
@@ -149,7 +149,7 @@ class LogStore:
             if there is None:
                 self._check_quota(wanted)
                 make = partial(create_stream, self.settings.folder, wanted)
-                await trio.to_thread.run_sync(make)
+                await threads.run_sync(make)
                 await self._add(self.settings.folder / name)
             elif there.settings != wanted:
                 raise StoreError(
@@ -170,12 +170,12 @@ class LogStore:
             )
 
     async def _add(self, folder: Path) -> None:
-        opened = await trio.to_thread.run_sync(open_stream, folder, self.settings.sync)
+        opened = await threads.run_sync(open_stream, folder, self.settings.sync)
         self._streams[opened[0].name] = LogStream(*opened, self._files)
 
     async def open(self) -> None:
         """Open all streams of the folder."""
-        for folder in await trio.to_thread.run_sync(stream_folders, self.settings.folder):
+        for folder in await threads.run_sync(stream_folders, self.settings.folder):
             await self._add(folder)
 
     async def aclose(self) -> None:
@@ -189,7 +189,7 @@ class LogStore:
 
 @asynccontextmanager
 async def open_log(
-    settings: LogSettings, clock: Callable[[], float] = time.time
+    settings: LogSettings, clock: Callable[[], float] | None = None
 ) -> AsyncIterator[LogStore]:
     """Open the folder's streams, which is made if it is missing, and close them at the end.
 
@@ -198,7 +198,7 @@ async def open_log(
     Raises StoreError where another process has the folder or its files are not usable; one that
     is damaged keeps nobody from the others.
     """
-    lock = await trio.to_thread.run_sync(_lock, settings.folder)
+    lock = await threads.run_sync(_lock, settings.folder)
     try:
         log = LogStore(settings, clock)
         try:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import trio
 
+from s4node import threads
 from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
 from s4node.events.schema import TypeDecl
 from s4node.log.ledger import Incoming, part_of
@@ -143,7 +144,7 @@ class LogPartition:
         self._lane.file.close()
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(call, limiter=self._threads)
+        return await threads.run_sync(call, limiter=self._threads)
 
     def _check(self, offset: int) -> None:
         if offset < self._bounds.oldest:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from typing import NamedTuple, TypeAlias
 
 import trio
 
+from s4node import clocks, threads
 from s4node.errors import S4Error, StoreCorrupt, StoreError
 from s4node.events.schema import TypeDecl
 from s4node.failpoints import passing
@@ -163,13 +163,13 @@ class LogWriter:
         self,
         quota: int = 0,
         producer_expiry: float = 3600.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.trouble = ""
         """Why appending waits; empty where it does not."""
         self._quota = quota
         self._expiry = producer_expiry
-        self._clock = clock
+        self._clock = clock or clocks.wall
         self._token = trio.lowlevel.current_trio_token()
         self._parked = trio.lowlevel.ParkingLot()
         self._queued = 0
@@ -179,7 +179,7 @@ class LogWriter:
         self._lanes: list[Lane] = []
         self._closing = False
         self._failed: S4Error | None = None
-        self._w_kept_at = self._w_forgot_at = time.monotonic()
+        self._w_kept_at = self._w_forgot_at = clocks.steady()
         self._w_used = 0  # bytes of all files, where there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # there is more of it to do
@@ -239,7 +239,7 @@ class LogWriter:
             self._closing = True
             self._wake.notify()
         for thread in self._threads:
-            await trio.to_thread.run_sync(thread.join)
+            await threads.run_sync(thread.join)
 
     # --- the thread's side ------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class LogWriter:
 
     def _due(self) -> list[Lane]:
         """The partitions that have frames and may be tried."""
-        now = time.monotonic()
+        now = clocks.steady()
         return [lane for lane in self._ready if lane.resume_at <= now]
 
     def _take(self, lanes: Sequence[Lane]) -> dict[Lane, list[Waiting]]:
@@ -368,7 +368,7 @@ class LogWriter:
 
     def _blocked(self, lane: Lane, frames: Sequence[Waiting], trouble: str) -> None:
         self._put_back(lane, frames)
-        lane.resume_at = time.monotonic() + RETRY_SECONDS
+        lane.resume_at = clocks.steady() + RETRY_SECONDS
         lane.trouble = trouble
 
     def _measure(self) -> None:
@@ -399,7 +399,7 @@ class LogWriter:
 
     def _keep_house(self, delivery: Delivery, busy: bool) -> None:
         """Some steps of housekeeping."""
-        began = time.monotonic()
+        began = clocks.steady()
         self._w_more = busy and began - self._w_kept_at < HOUSEKEEPING_SECONDS
         if self._w_more:  # frames go first
             return
@@ -418,7 +418,7 @@ class LogWriter:
                 lane.resume_at = 0.0  # there may be room: what waits is tried before it is told
         else:
             self._tell_trouble(trouble)
-        self._w_kept_at = time.monotonic()
+        self._w_kept_at = clocks.steady()
 
     def _make_room(
         self, lanes: Sequence[Lane], now_ms: int, until: float, blocked: bool, delivery: Delivery
@@ -443,7 +443,7 @@ class LogWriter:
                 break  # it is not taken, or somebody reads: the next tick will do
             changed[lane] = None
             freed = freed or step.work is not Work.CUT_WAL
-            if time.monotonic() > until:
+            if clocks.steady() > until:
                 self._w_more = True
                 break
         delivery.standings += [(lane, Standing.of(lane.file)) for lane in changed]

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from s4node import clocks
 from s4node.metrics.snapshot import Value
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -15,12 +16,12 @@ class ProcessUse:
     """Memory and CPU time of this process; ``take`` gives the CPU use since the last time."""
 
     def __init__(self) -> None:
-        self._at = time.monotonic()
+        self._at = clocks.steady()
         self._cpu = time.process_time()
 
     def take(self) -> dict[str, Value]:
         """Megabytes of memory, and percent of one core."""
-        now, cpu = time.monotonic(), time.process_time()
+        now, cpu = clocks.steady(), time.process_time()
         percent = (cpu - self._cpu) / max(now - self._at, 1e-3) * 100
         self._at, self._cpu = now, cpu
         return {

@@ -9,12 +9,12 @@ Rules
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
 
+from s4node import clocks, threads
 from s4node.errors import described, is_signal
 from s4node.logger import get_logger
 from s4node.metrics.reporter import MetricsReporter
@@ -93,7 +93,7 @@ class Reporting:
 
     async def _call(self, name: str, method: Callable[..., Any], *arguments: Any) -> bool:
         try:
-            await trio.to_thread.run_sync(method, *arguments, abandon_on_cancel=True)
+            await threads.run_sync(method, *arguments, abandon_on_cancel=True)
         except BaseException as error:
             if is_signal(error):
                 raise
@@ -110,4 +110,4 @@ class Reporting:
 
 
 def _now_ms() -> int:
-    return int(time.time() * 1000)
+    return int(clocks.wall() * 1000)

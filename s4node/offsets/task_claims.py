@@ -16,13 +16,13 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from s4node import clocks
 from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.sqlite_file import Form, SqliteFile
@@ -185,4 +185,4 @@ def _taken_over(claim: Claim) -> TaskFenced:
 
 def now_ms() -> int:
     """Unix time, for checkpoints."""
-    return int(time.time() * 1000)
+    return int(clocks.wall() * 1000)

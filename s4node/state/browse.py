@@ -5,12 +5,12 @@ A store has what the task itself would find in it: what is over its time to live
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from s4node import clocks
 from s4node.events.keys import Key
 from s4node.state import key_encoding
 from s4node.state.key_value_store import in_time
@@ -26,9 +26,9 @@ class StateReader:
     ``now`` gives Unix time in seconds.
     """
 
-    def __init__(self, state: TaskState, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: TaskState, now: Callable[[], float] | None = None) -> None:
         self._state = state
-        self._now = now
+        self._now = now or clocks.wall
         self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
         self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
 

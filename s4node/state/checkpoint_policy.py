@@ -8,12 +8,12 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from s4node import clocks
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -41,15 +41,15 @@ class CheckpointRetention:
         epoch: int,
         policy: Policy,
         shipment: RemoteTask | None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self._folder = folder
         self._epoch = epoch
         self._policy = policy
-        self._clock = clock
-        self._now = now
-        self._last = clock()
+        self._clock = clock or clocks.steady
+        self._now = now or clocks.wall
+        self._last = self._clock()
         self._shipment = shipment
 
     @property

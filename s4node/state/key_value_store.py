@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import heapq
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, get_origin
 
 import msgspec
 
+from s4node import clocks
 from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
@@ -88,7 +88,7 @@ class KeyValueStore(Generic[K, V]):
         changes: Changes,
         hasher: Hasher,
         groups: range = range(KEY_GROUPS),
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
         ended: float | None = None,
     ) -> None:
         self.spec = spec
@@ -97,7 +97,7 @@ class KeyValueStore(Generic[K, V]):
         self._changes = changes
         self._hasher = hasher
         self._groups = groups
-        self._now = now
+        self._now = now = now or clocks.wall
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
         # what is of one of these types comes back as it is; anything else is tried when it is put

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from typing import Protocol
 
 import msgspec
 
+from s4node import clocks
 from s4node.errors import ConfigError, StateError, StoreCorrupt, TaskFenced
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -367,7 +367,7 @@ class RemoteTask:
     def _manifest(
         self, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
     ) -> Manifest:
-        now = int(time.time() * 1000)
+        now = int(clocks.wall() * 1000)
         return Manifest(
             remote_manifest.FORMAT, self._fence, last[1], base, files, batches, now, self._owners
         )

@@ -13,12 +13,12 @@ Rules
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from s4node import clocks
 from s4node.events.keys import KEY_GROUPS, Hasher
 from s4node.offsets.producer_offsets import (
     KeptProducer,
@@ -78,7 +78,7 @@ class TaskState:
         database: Database,
         hasher: Hasher,
         groups: range = range(KEY_GROUPS),
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
         fence: int = 0,
         ship: Ship | None = None,
         name: str = "",
@@ -96,7 +96,7 @@ class TaskState:
         self.changes = Changes()
         self._hasher = hasher
         self._groups = groups
-        self.now = now
+        self.now = now or clocks.wall
         self.tables = {
             row[len(task_row(META, _TABLE)) :].decode(): _decode(value)
             for row, value in self._task_rows(META)
@@ -247,11 +247,11 @@ class TaskState:
             rows += [OWNERS_ROW, SHIPPED_ROW]
             values += [_encode(self.owners), _encode(place)]
         if self.ship is not None:
-            began = time.perf_counter()
+            began = clocks.steady()
             try:
                 self.ship.commit(last[1], list(zip(rows, values, strict=True)))
             finally:
-                self.shipping = time.perf_counter() - began
+                self.shipping = clocks.steady() - began
         self.bytes_written += self.database.write(rows, values)
         self.last = last
         self._said = True

@@ -9,12 +9,12 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
+from s4node import clocks
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeDecl, TypeReader, reader_of
@@ -84,7 +84,7 @@ class MemorySystem:
         home = self._streams[stream][partition]
         if home.end is not None:
             raise StartpointError(f"{self.name}.{stream}[{partition}] has ended at {home.end}")
-        now = int(time.time() * 1000) if created_ms is None else created_ms
+        now = int(clocks.wall() * 1000) if created_ms is None else created_ms
         first = home.upcoming
         for event in events:
             kind = self._kind(type(event))
@@ -95,7 +95,7 @@ class MemorySystem:
     def put_raw(self, stream: str, partition: int, raw: bytes, like: type = GenericEvent) -> int:
         """Append bytes that claim to be an event of type ``like``."""
         home = self._streams[stream][partition]
-        home.kept.append(_Kept(self._kind(like).declaration, int(time.time() * 1000), raw))
+        home.kept.append(_Kept(self._kind(like).declaration, int(clocks.wall() * 1000), raw))
         self._changed.unpark_all()
         return home.upcoming - 1
 

@@ -25,7 +25,6 @@ import contextlib
 import fcntl
 import os
 import stat
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -35,6 +34,7 @@ from typing import TypeVar
 
 import trio
 
+from s4node import clocks, threads
 from s4node.cluster.coordination.contract import Entry, check_data, check_path
 from s4node.cluster.coordination.session_file import SeenFile, SessionFile
 from s4node.cluster.coordination.tree import (
@@ -116,9 +116,7 @@ class FolderCoordination:
         deadline = trio.current_time() + self.session_timeout
         while True:
             try:
-                return await trio.to_thread.run_sync(
-                    _open_session, self.folder, row, limiter=thread
-                )
+                return await threads.run_sync(_open_session, self.folder, row, limiter=thread)
             except TreeBusy as busy:
                 if trio.current_time() > deadline:
                     raise _stuck(self.folder, self.session_timeout) from busy
@@ -142,7 +140,7 @@ class FolderSession:
         self.lost = trio.Event()
         self._reason = ""
         self._asleep = False  # until somebody has looked whether the session is still there
-        self._beaten = time.monotonic()
+        self._beaten = clocks.steady()
         self._mute = False  # the disk took no sign of life the last time
         self._folder = folder
         self._tree = tree
@@ -159,7 +157,7 @@ class FolderSession:
     @property
     def doubtful(self) -> bool:
         """See :meth:`coordination.Session.doubtful`."""
-        return self._asleep or time.monotonic() - self._beaten > self.timeout / 2
+        return self._asleep or clocks.steady() - self._beaten > self.timeout / 2
 
     # --- the contract ----------------------------------------------------------------------------
 
@@ -225,7 +223,7 @@ class FolderSession:
             if self.lost.is_set():
                 raise SessionLost(self._reason)
             try:
-                return await trio.to_thread.run_sync(step, limiter=self._thread)
+                return await threads.run_sync(step, limiter=self._thread)
             except SessionLost as lost:
                 self._lose(str(lost))
                 raise SessionLost(self._reason) from None
@@ -257,7 +255,7 @@ class FolderSession:
             self._tell("give signs of life", _unusable(self._file.path, error))
         else:
             self._mute = False
-            self._beaten = time.monotonic()
+            self._beaten = clocks.steady()
             self._tell("give signs of life", "")
 
     def _tell(self, what: str, trouble: str) -> None:
@@ -285,7 +283,7 @@ class FolderSession:
         while not self.lost.is_set():
             try:
                 self._check_folder()
-                await self._look_after_others(time.monotonic())
+                await self._look_after_others(clocks.steady())
             except TreeBusy:
                 pass  # then at the next look
             except SessionLost:
@@ -364,7 +362,7 @@ class FolderSession:
             self._lose("it was closed")
             with trio.CancelScope(shield=True):
                 async with self._turn:  # not under somebody's call
-                    await trio.to_thread.run_sync(self._tree.close, limiter=self._thread)
+                    await threads.run_sync(self._tree.close, limiter=self._thread)
 
 
 # --- what happens in threads ---------------------------------------------------------------------

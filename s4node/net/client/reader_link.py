@@ -22,7 +22,7 @@ from s4node.errors import ConnectionRefused, S4Error, StageBroken
 from s4node.logger import get_logger
 from s4node.net.client.reading import Reading, fault_of
 from s4node.net.transport.dialled_peer import DialledPeer
-from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.network import Pipe
 from s4node.net.transport.why_silent import why_silent
 from s4node.net.wire import frame as wire
 
@@ -62,7 +62,7 @@ class ReaderLink:
         self._unanswered: set[int] = set()  # those with the node, also some that nobody asks now
         self._last_id = 0
         self._control: list[bytes] = []
-        self._socket: PairSocket | None = None
+        self._socket: Pipe | None = None
         self._writes = trio.lowlevel.ParkingLot()
 
     @property

@@ -13,18 +13,18 @@ Rules
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import trio
 
+from s4node import clocks
 from s4node.errors import StageBroken
 from s4node.logger import get_logger
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
 from s4node.net.transport.dialled_peer import DialledPeer
 from s4node.net.transport.linger import Linger, together
-from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.network import Pipe
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
@@ -56,8 +56,8 @@ class Link:
         self.answers = self._dialled.answers
         self.on_news = on_news
         self._on_lost = on_lost
-        self._socket: PairSocket | None = None
-        self._away_since = time.monotonic()
+        self._socket: Pipe | None = None
+        self._away_since = clocks.steady()
         self._control: list[bytes] = []
         self._unsent: bytes | None = None
         self._work = trio.lowlevel.ParkingLot()
@@ -79,7 +79,7 @@ class Link:
     @property
     def away(self) -> float:
         """Seconds since the peer was last there; 0 while it is."""
-        return 0.0 if self.connected else time.monotonic() - self._away_since
+        return 0.0 if self.connected else clocks.steady() - self._away_since
 
     def add(self, route: NodeRoute) -> None:
         """Carry this route, too."""
@@ -114,7 +114,7 @@ class Link:
         Sending here saves a lone event the way over trio's scheduler.
         """
         quiet = self._unsent is None and not self._control and not self.held
-        if quiet and self.connected and self._coalescer.rested(time.perf_counter()):
+        if quiet and self.connected and self._coalescer.rested(clocks.steady()):
             self._send()
             if self._unsent is None and not self.pending:
                 return
@@ -170,7 +170,7 @@ class Link:
             self._control += [route.hello() for route in self.routes if not route.outbox.error]
             self.wake()
         else:
-            self._away_since = time.monotonic()
+            self._away_since = clocks.steady()
             if self.answers.ended():
                 log.info("connection lost; dialling again", address=self.address)
         self._sent.unpark_all()
@@ -270,14 +270,14 @@ class Link:
             return None
         if self._hurry:
             return 0
-        now = time.perf_counter()
+        now = clocks.steady()
         return max(0.0, self._coalescer.due(sendable, now) - now)
 
     def _send(self) -> None:
         """Make one envelope of what may leave now, and send it unless the socket is busy."""
         before = self.pending
         frames, self._control = self._control, []
-        now_ms = int(time.time() * 1000)
+        now_ms = int(clocks.wall() * 1000)
         room = _ENVELOPE_BYTES
         for route in self.routes:
             room = min(room, route.budget)
@@ -290,7 +290,7 @@ class Link:
                 self._warn_of_one_lane(route.outbox)
         left = before - self.pending
         if frames:
-            self._coalescer.flushed(left, time.perf_counter())
+            self._coalescer.flushed(left, clocks.steady())
             self._unsent = wire.envelope(frames)
             self._push()
         if left:

@@ -13,8 +13,6 @@ Rules
 from __future__ import annotations
 
 import errno
-import socket as stdlib
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,13 +21,16 @@ from typing import Protocol
 
 import trio
 
+from s4node import clocks
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.transport import network
 from s4node.net.transport.log_throttle import LogThrottle
-from s4node.net.transport.pair_socket import PairSocket, host_and_port
+from s4node.net.transport.network import Caller, Pipe, Place
+from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
@@ -72,7 +73,7 @@ class Connection:
     def __init__(self, listener: Listener, peer: str, serial: int) -> None:
         self.peer = peer
         self.serial = serial  # a peer that comes again has a higher one
-        self.socket: PairSocket | None = None
+        self.socket: Pipe | None = None
         self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}
         self.pressing: dict[ProducerLane, None] = {}
@@ -287,26 +288,26 @@ class Listener:
         """Accept and serve peers until cancelled; ready once the socket listens."""
         host, port = host_and_port(self.address)
         try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
+            places = await network.current.listen(host, port)
         except OSError as error:
             hint = "is another node running there? " if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(
                 f"cannot listen on {self.address}: {error.strerror or error}; {hint}choose another "
                 f"s4.listener.address"
             ) from error
-        actual = listeners[0].socket.getsockname()[1]
+        actual = places[0].port
         host = self._advertise or host
         self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:
                     async with trio.open_nursery() as accepting:
-                        for listener in listeners:
-                            accepting.start_soon(self._accept, listener, nursery)
+                        for place in places:
+                            accepting.start_soon(self._accept, place, nursery)
                         task_status.started()
             finally:
-                for listener in listeners:
-                    listener.socket.close()
+                for place in places:
+                    place.close()
             await trio.sleep_forever()  # the peers stay until they are cancelled with us
 
     def stop_accepting(self) -> None:
@@ -320,7 +321,7 @@ class Listener:
 
     def warn(self, event: str, peer: str = "", **facts: object) -> None:
         """Log what a peer (``host:port``) has brought about, unless its host did so just before."""
-        left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), time.monotonic())
+        left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), clocks.steady())
         if left_out is None:
             return
         if peer:
@@ -376,34 +377,29 @@ class Listener:
             await connection.silent.wait()
             await connection.socket.wait_writable()
 
-    async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+    async def _accept(self, place: Place, nursery: trio.Nursery) -> None:
         while True:
             try:
-                stream = await listener.accept()
+                caller = await place.accept()
             except OSError as error:
                 self.warn("accepting a connection failed", error=str(error))
                 await trio.sleep(0.1)  # out of file descriptors: give others time to go
                 continue
-            raw = stream.socket
-            try:
-                peer = "{}:{}".format(*raw.getpeername()[:2])
-            except OSError:  # gone again, as port scanners are
-                raw.close()
+            if caller is None:
                 continue
             if len(self.connections) >= self._max_connections:
                 self.counts["connections refused"] += 1
-                self.warn("too many connections; refused", peer, limit=self._max_connections)
-                raw.close()
+                self.warn("too many connections; refused", caller.name, limit=self._max_connections)
+                caller.refuse()
                 continue
-            duplicate = stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach())
-            nursery.start_soon(self._serve_peer, duplicate, peer)
+            nursery.start_soon(self._serve_peer, caller)
 
-    async def _serve_peer(self, raw: stdlib.socket, peer: str) -> None:
+    async def _serve_peer(self, caller: Caller) -> None:
+        peer = caller.name
         connection = Connection(self, peer, self.counts["connections"])
         try:
-            connection.socket = PairSocket.accepted(raw, self._max_envelope, connection.changed)
+            connection.socket = caller.take(self._max_envelope, connection.changed)
         except StageBroken as error:
-            raw.close()
             self.counts["connections refused"] += 1
             self.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
@@ -443,8 +439,8 @@ class Listener:
     def _drain(self, connection: Connection) -> None:
         """Handle the envelopes that have arrived, up to a bound."""
         assert connection.socket is not None
-        until = time.perf_counter() + _DRAIN_SECONDS
-        while time.perf_counter() < until:
+        until = clocks.steady() + _DRAIN_SECONDS
+        while clocks.steady() < until:
             data = connection.socket.receive_nowait()
             if data is None:
                 return

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from s4node.errors import RemoteFrameError
-from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport import network
+from s4node.net.transport.network import Pipe
 from s4node.net.transport.peer_answers import PeerAnswers
 from s4node.net.wire import frame as wire
 
@@ -28,11 +29,12 @@ class DialledPeer:
         self.answers = PeerAnswers()
         self._log = log
 
-    def dial(self, on_change: Callable[[bool], None]) -> PairSocket:
-        """A socket that dials until it is closed; see :class:`PairSocket` for ``on_change``."""
-        return PairSocket.dialing(self.address, _MAX_BYTES, on_change)
+    def dial(self, on_change: Callable[[bool], None]) -> Pipe:
+        """A connection that is made again until it is closed; ``on_change(connected)`` is called
+        when the peer comes or goes."""
+        return network.current.dial(self.address, _MAX_BYTES, on_change)
 
-    def frames(self, socket: PairSocket, data: bytes) -> Iterator[wire.Frame]:
+    def frames(self, socket: Pipe, data: bytes) -> Iterator[wire.Frame]:
         """The good frames of an envelope that has come over ``socket``."""
         try:
             for frame in wire.read_envelope(data, _MAX_BYTES):

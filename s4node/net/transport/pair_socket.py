@@ -22,6 +22,7 @@ from contextlib import suppress
 import pynng
 import trio
 
+from s4node import threads
 from s4node.errors import ConfigError, S4Error, StageBroken
 from s4node.net.transport import fork_guard
 
@@ -56,6 +57,53 @@ def need_trio() -> None:
             "a Client needs trio: run it by trio.run. In a loop of asyncio's use SyncClient in a "
             "thread (asyncio.to_thread)"
         )
+
+
+class Accepted:
+    """A peer that has come over TCP; ``name`` is its ``host:port``."""
+
+    def __init__(self, raw: stdlib.socket, name: str) -> None:
+        self.name = name
+        self._raw = raw
+
+    def take(self, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
+        """The connection; raises StageBroken, and closes it, if nng does not take it."""
+        try:
+            return PairSocket.accepted(self._raw, max_bytes, on_change)
+        except StageBroken:
+            self._raw.close()
+            raise
+
+    def refuse(self) -> None:
+        """Close it."""
+        self._raw.close()
+
+
+class Accepting:
+    """A TCP socket that listens."""
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self._listener = listener
+        self.port: int = listener.socket.getsockname()[1]
+
+    async def accept(self) -> Accepted | None:
+        """The next peer, or None for one that has gone again, as port scanners do."""
+        raw = (await self._listener.accept()).socket
+        try:
+            name = "{}:{}".format(*raw.getpeername()[:2])
+        except OSError:
+            raw.close()
+            return None
+        return Accepted(stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach()), name)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._listener.socket.close()
+
+
+async def listen_tcp(host: str, port: int) -> list[Accepting]:
+    """Listen on all addresses of a host; raises OSError."""
+    return [Accepting(each) for each in await trio.open_tcp_listeners(port, host=host)]
 
 
 class PairSocket:
@@ -158,7 +206,7 @@ class PairSocket:
         trio.lowlevel.notify_closing(self._recv_fd)
         trio.lowlevel.notify_closing(self._send_fd)
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
-            await trio.to_thread.run_sync(self._socket.close, abandon_on_cancel=True)
+            await threads.run_sync(self._socket.close, abandon_on_cancel=True)
 
     def _hop(self, connected: bool) -> None:
         with suppress(trio.RunFinishedError):

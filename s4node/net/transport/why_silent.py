@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import trio
 
-from s4node.net.transport.probe import look
+from s4node.net.transport import network
 
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
@@ -24,9 +24,7 @@ async def why_silent(address: str, stranger: str) -> str:
     if stranger:
         return stranger
     try:
-        problem = await trio.to_thread.run_sync(
-            look, address, _PROBE_SECONDS, abandon_on_cancel=True
-        )
+        problem = await network.current.look(address, _PROBE_SECONDS)
     except TimeoutError:
         return "a connection made to see why was not answered either; is the node running?"
     except OSError:

@@ -13,13 +13,13 @@ Rules
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import trio
 
+from s4node import clocks
 from s4node.config.paths import full_path
 from s4node.config.settings import STATE_FOLDER
 from s4node.errors import CheckpointError, NotSaveable
@@ -137,7 +137,7 @@ class Committer:
         kept = self._tasks[task.partition] = TaskCommits(self._context, task, claim, state, keeping)
         _tell_missing(claim, state)
         passing("claim.whole")
-        await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, time.time())
+        await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
         producers = state.producers()
         self._producers.restore(task.partition, producers, kept.checkpoint.written_ms)
         positions = state.positions() | {

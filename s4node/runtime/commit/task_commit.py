@@ -22,12 +22,12 @@ Rules
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import trio
 
+from s4node import clocks, threads
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -114,11 +114,11 @@ class CommitContext:
             with self.claiming:
                 return function(*arguments)
 
-        return await trio.to_thread.run_sync(alone, limiter=self._thread)
+        return await threads.run_sync(alone, limiter=self._thread)
 
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call it beside the loop, as so many others may be at a time."""
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+        return await threads.run_sync(function, *arguments, limiter=self._threads)
 
 
 class TaskCommits:
@@ -234,7 +234,7 @@ class TaskCommits:
 
     def begin(self, what: TaskProgress) -> None:
         """Take the state as it is now, with progress that belongs to it."""
-        began = time.thread_time()
+        began = clocks.cpu()
         if self.task.failures.isolation is not None:
             self.task.failures.isolation.taken()
         self.state.set_meta(WRITTEN, now_ms())
@@ -243,7 +243,7 @@ class TaskCommits:
         self._context.exchange.begin(self.task)
         self.state.begin_commit(*what.rows)
         self.spent = (0.0, 0.0)
-        self._spend(time.thread_time() - began)
+        self._spend(clocks.cpu() - began)
 
     async def save(self, what: TaskProgress) -> bool:
         """Write what was begun; False, after a while, if that failed and may be tried again.
@@ -269,13 +269,13 @@ class TaskCommits:
         One task at a time, for all that they do between two turns of the loop is one pause.
         """
         async with self._context.encoding:
-            began, spent = time.perf_counter(), time.thread_time()
+            began, spent = clocks.steady(), clocks.cpu()
             while self.state.encode(_ENCODED_AT_ONCE) or self._context.exchange.encode(self.task):
-                if time.perf_counter() - began > _ENCODING_SECONDS:
-                    self._spend(time.thread_time() - spent)
+                if clocks.steady() - began > _ENCODING_SECONDS:
+                    self._spend(clocks.cpu() - spent)
                     await trio.lowlevel.checkpoint()
-                    began, spent = time.perf_counter(), time.thread_time()
-            self._spend(time.thread_time() - spent)
+                    began, spent = clocks.steady(), clocks.cpu()
+            self._spend(clocks.cpu() - spent)
 
     def _spend(self, seconds: float, shipping: float = 0.0) -> None:
         took, here = self.spent
@@ -310,7 +310,7 @@ class TaskCommits:
         owner finds it."""
         store, number = self._context.store, self.state.last[1] + 1
         assert store is not None
-        began, spent = time.perf_counter(), time.thread_time()
+        began, spent = clocks.steady(), clocks.cpu()
         try:
             with self._context.claiming:
                 store.renew(self.claim, now_ms(), number, linked=linked, done=done)
@@ -326,9 +326,9 @@ class TaskCommits:
             return None
         finally:
             if self.state.waits:
-                self._spend(time.perf_counter() - began, self.state.shipping)
+                self._spend(clocks.steady() - began, self.state.shipping)
             else:
-                self._spend(time.thread_time() - spent)
+                self._spend(clocks.cpu() - spent)
 
     async def _check(self) -> None:
         """Return when it is sure that what was just written is what the task's next owner finds;

@@ -7,11 +7,11 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import trio
 
+from s4node import clocks
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
@@ -36,7 +36,7 @@ class Accounts:
         self._listener = listener
         self._reporters = reporters_of(config)
         self._process = ProcessUse()
-        self._made_at = time.monotonic()
+        self._made_at = clocks.steady()
         self._started_after = 0.0
         self._parts: Parts
         self._replay: DurableParts | None
@@ -47,7 +47,7 @@ class Accounts:
 
     def started(self) -> None:
         """The container has started."""
-        self._started_after = time.monotonic() - self._made_at
+        self._started_after = clocks.steady() - self._made_at
 
     async def report(self, nursery: trio.Nursery) -> None:
         """Have metrics reported from now on, in a trio task of the nursery; once."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from s4node import threads
 from s4node.app.app import App
 from s4node.app.graph import rule_of
 from s4node.app.stream import InputStream, OutputStream
@@ -163,7 +164,7 @@ class DurableParts:
     async def before(self, name: str) -> JobGuard | None:
         """What the job was like that goes on under ``name``; None for a new one."""
         folder, config = self._folder(name), self._config
-        return await trio.to_thread.run_sync(job_before, folder, depot_of(config, folder))
+        return await threads.run_sync(job_before, folder, depot_of(config, folder))
 
     def _dead_letters(self) -> tuple[str, str] | None:
         """Where dead letters go, where that is a stream of a system; raises ConfigError."""
@@ -270,7 +271,7 @@ class DurableParts:
     ) -> None:
         """Let others see that the job runs, and do what belongs to its start if nobody else has."""
         try:
-            await trio.to_thread.run_sync(self._presence.enter, self._startpoints.fan_out)
+            await threads.run_sync(self._presence.enter, self._startpoints.fan_out)
             task_status.started()
             await trio.sleep_forever()
         finally:

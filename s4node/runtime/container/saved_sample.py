@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from s4node import threads
 from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
@@ -44,7 +45,7 @@ async def check(app: App, folder: Path, tasks: Sequence[TaskModel], hasher: Hash
     clock = trio.lowlevel.current_clock().current_time
     for task in tasks:
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
-        await trio.to_thread.run_sync(_look, app, folder, task.name, elements, hasher)
+        await threads.run_sync(_look, app, folder, task.name, elements, hasher)
 
 
 def _look(app: App, folder: Path, task: str, elements: PeProcessor | None, hasher: Hasher) -> None:

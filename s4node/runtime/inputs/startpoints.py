@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import trio
 
+from s4node import threads
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import StartpointError
@@ -117,7 +118,7 @@ class Startpoints:
             finally:
                 store.close()
 
-        return await trio.to_thread.run_sync(run, limiter=self._thread)
+        return await threads.run_sync(run, limiter=self._thread)
 
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:

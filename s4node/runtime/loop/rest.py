@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 
 import trio
+
+from s4node import clocks
 
 
 class Rest(trio.abc.Instrument):
@@ -21,11 +22,11 @@ class Rest(trio.abc.Instrument):
 
     def before_io_wait(self, _: float) -> None:
         """Trio has nothing to run."""
-        self._began = time.perf_counter()
+        self._began = clocks.steady()
 
     def after_io_wait(self, _: float) -> None:
         """It goes on."""
-        self.seconds += time.perf_counter() - self._began
+        self.seconds += clocks.steady() - self._began
 
     def __enter__(self) -> Rest:
         trio.lowlevel.add_instrument(self)

@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from s4node import clocks
 from s4node.runtime.loop.rest import Rest
 from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.task.coordinator_requests import CoordinatorRequests
@@ -66,7 +66,7 @@ class RunLoop:
         self._on_shutdown = on_shutdown
         self.turns = 0
         self.busy = 0.0  # seconds in turns
-        self._running_since = time.perf_counter()
+        self._running_since = clocks.steady()
         self.step_began = 0.0
         self._max_events = max_events
         self._max_seconds = max_seconds
@@ -165,7 +165,7 @@ class RunLoop:
     @property
     def utilization(self) -> float:
         """Which part of the time since it began the loop was in turns, from 0 to 1."""
-        elapsed = time.perf_counter() - self._running_since
+        elapsed = clocks.steady() - self._running_since
         return min(1.0, self.busy / elapsed) if elapsed > 0 else 0.0
 
     @property
@@ -197,7 +197,7 @@ class RunLoop:
 
     async def _turns(self, nursery: trio.Nursery) -> None:
         due = self._after_turn()
-        self._running_since = time.perf_counter()
+        self._running_since = clocks.steady()
         while not (self._draining and not self._ready and self.done):
             if not self._ready:
                 self._requests.settle()
@@ -232,7 +232,7 @@ class RunLoop:
     def _steps(self, nursery: trio.Nursery) -> None:
         self.turns += 1
         budget = self._max_events
-        began = now = time.perf_counter()
+        began = now = clocks.steady()
         ready = self._ready
         take, spawn = self._steps_of.take, nursery.start_soon
         while ready and budget > 0:
@@ -246,7 +246,7 @@ class RunLoop:
             pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
             count = take(task, op, min(pace.events(kind), budget), spawn)
             budget -= count
-            ended = time.perf_counter()
+            ended = clocks.steady()
             if op is Op.PROCESS:
                 pace.took(kind, count, ended - now)
             now = ended

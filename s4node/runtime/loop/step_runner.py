@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
+from s4node import clocks, threads
 from s4node.app.stream import emitted
 from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
@@ -102,13 +102,13 @@ class StepRunner:
                 return 0
             task.finish(op, done)
             return done
-        began = time.perf_counter()
+        began = clocks.steady()
         task.finish(op, task.run(op, limit))
-        self._took(task, op, limit, time.perf_counter() - began)
+        self._took(task, op, limit, clocks.steady() - began)
         return limit if op is Op.TIMER else 1
 
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
-        began, stream = time.perf_counter(), task.stream
+        began, stream = clocks.steady(), task.stream
         try:
             if mode is Mode.THREAD:
                 threads = self._limiter(None, self._threads)
@@ -120,7 +120,7 @@ class StepRunner:
                 raise
             task.failed(error)
             return
-        seconds = time.perf_counter() - began
+        seconds = clocks.steady() - began
         task.finish(op, result)
         if op is Op.PROCESS:
             task.pace.took(stream, result, seconds)
@@ -243,7 +243,7 @@ class StepRunner:
             if entry is not None:
                 entry.cancel = scope.cancel
             try:
-                return await trio.to_thread.run_sync(
+                return await threads.run_sync(
                     function, *arguments, abandon_on_cancel=True, limiter=limiter
                 )
             finally:

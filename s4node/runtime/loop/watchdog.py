@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 
+from s4node import clocks
 from s4node.logger import get_logger
 from s4node.runtime.loop.run_loop import RunLoop
 
@@ -44,7 +44,7 @@ class Watchdog:
             began = self._loop.step_began
             if not began or began == reported:
                 continue
-            taken = time.perf_counter() - began
+            taken = clocks.steady() - began
             if taken >= self._limit:
                 reported = began
                 frame = sys._current_frames().get(self._thread_id)

@@ -9,10 +9,10 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
+from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
 from s4node.errors import StartpointError
@@ -125,7 +125,7 @@ class Subscribers:
     def feed(self, now: float) -> float | None:
         """Send what there is room for; returns when to come back, or None."""
         rest = False
-        now_ms = int(time.time() * 1000)
+        now_ms = int(clocks.wall() * 1000)
         for subscribers in self.subscribers.values():
             for connection, subscriber in subscribers.items():
                 if subscriber.waits and not connection.answers:

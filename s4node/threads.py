@@ -1,0 +1,48 @@
+"""Calls that may block, such as those of files: in a thread, or inline where a test wants that.
+
+Rules
+- Everything that runs in a container and may block is called here.
+- A thread is nothing that trio knows to be at work: with ``inline`` nothing is outstanding while
+  trio has no task to run, and the order of all calls is that of trio's tasks.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import trio
+
+R = TypeVar("R")
+
+run_sync = trio.to_thread.run_sync
+"""Call a function in a thread, as trio.to_thread.run_sync does."""
+
+
+async def inline(
+    function: Callable[..., R],
+    *arguments: Any,
+    abandon_on_cancel: bool = False,  # noqa: ARG001 - it ends at once
+    limiter: trio.CapacityLimiter | None = None,
+) -> R:
+    """Call it in this thread, with the same limits."""
+    if limiter is None:
+        await trio.lowlevel.checkpoint()
+        return contextvars.copy_context().run(function, *arguments)
+    async with limiter:
+        return contextvars.copy_context().run(function, *arguments)
+
+
+@contextmanager
+def replaced_by_inline() -> Iterator[None]:
+    """Call everything inline inside of the block."""
+    global run_sync
+    before: Any = run_sync
+    other: Any = inline
+    run_sync = other
+    try:
+        yield
+    finally:
+        run_sync = before
