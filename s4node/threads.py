@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ R = TypeVar("R")
 
 run_sync = trio.to_thread.run_sync
 """Call a function in a thread, as trio.to_thread.run_sync does."""
+
+here: Callable[[], int] = threading.get_ident
+"""Which thread this is; another one than any where a test's app does not run."""
 
 
 async def inline(
@@ -38,11 +42,15 @@ async def inline(
 @contextmanager
 def replaced_by_inline() -> Iterator[None]:
     """Call everything inline inside of the block."""
-    global run_sync
+    global run_sync, here
     before: Any = run_sync
     other: Any = inline
-    run_sync = other
+    run_sync, here = other, _inside
     try:
         yield
     finally:
-        run_sync = before
+        run_sync, here = before, threading.get_ident
+
+
+def _inside() -> int:
+    return -threading.get_ident()

@@ -12,12 +12,12 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from s4node import tokens
 from s4node.errors import StartpointError
 from s4node.events.schema import UNREADABLE
 from s4node.failpoints import passing
@@ -76,7 +76,7 @@ class StartpointStore(SqliteFile):
             for place in places:
                 latest = max((r.created_ms for r in everything if r.place == place), default=0)
                 created = now_ms if now_ms >= latest else latest + 1  # the clock went backwards
-                request = Request(secrets.token_hex(6), *place, startpoint, created, task)
+                request = Request(tokens.fresh(6), *place, startpoint, created, task)
                 self.execute(
                     "INSERT OR REPLACE INTO request VALUES (?, ?, ?, ?, ?)",
                     (*place, task, _text(request)),

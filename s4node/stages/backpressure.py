@@ -70,12 +70,13 @@ class Edges:
 class Order:
     """Which streams are held. ``held`` is one set for good, changed in place."""
 
-    __slots__ = ("_full", "edges", "held")
+    __slots__ = ("_full", "_stuck", "edges", "held")
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
         self.held: set[str] = set()
         self._full: dict[str, set[Hashable]] = {}
+        self._stuck: set[str] = set()
 
     def learn(self, source: str, target: str) -> bool:
         """Learn an edge; True if it was not known."""
@@ -103,19 +104,29 @@ class Order:
         self._hold()
         return len(self.held) < before
 
+    def stick(self, stream: str) -> None:
+        """Hold a stream whatever is full, until ``unstick``; for tests."""
+        self._stuck.add(stream)
+        self._hold()
+
+    def unstick(self, stream: str) -> None:
+        """End that."""
+        self._stuck.discard(stream)
+        self._hold()
+
     def _hold(self) -> None:
         held = {
             source
             for source in self.edges.targets
             if any(target in self._full for target in self.edges.holding(source))
-        }
+        } | self._stuck
         if held != self.held:
             self.held.clear()
             self.held.update(held)
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
-        for source in self.held:
+        for source in self.held - self._stuck:
             assert self.edges.holding(source) & self._full.keys()
         for group in self.edges.groups:
             for source in group:

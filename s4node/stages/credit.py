@@ -17,6 +17,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from typing import Generic, TypeVar
 
 from s4node.stages.stage import Gauge
@@ -43,7 +44,7 @@ class Credit(Generic[P]):
         self._members: set[P] = set()
         self._recent: set[P] = set()
         self._before: set[P] = set()
-        self._held: set[P] = set()
+        self._held: dict[P, None] = {}  # in the order in which they were
         self.withholds = all(one.executor.withholds for one in self._stages)
         """Whether the stage makes producers wait rather than drop what they send."""
 
@@ -55,8 +56,9 @@ class Credit(Generic[P]):
     def leave(self, producer: P) -> None:
         """A producer is gone; the others share what it had."""
         self._sharing(-(producer in self._recent or producer in self._before))
-        for group in (self._members, self._recent, self._before, self._held):
+        for group in (self._members, self._recent, self._before):
             group.discard(producer)
+        self._held.pop(producer, None)
 
     def active(self, producer: P) -> None:
         """The producer has sent something."""
@@ -99,7 +101,7 @@ class Credit(Generic[P]):
     def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
         """The producer's new limit, given the number up to which it is done with."""
         if limit > done and self.full:
-            self._held.add(producer)
+            self._held[producer] = None
             return limit
         share = self.share_of(weight)
         grown = done + share
@@ -110,9 +112,9 @@ class Credit(Generic[P]):
         """Whether somebody was held back."""
         return bool(self._held)
 
-    def release(self) -> set[P]:
+    def release(self) -> KeysView[P]:
         """The producers that were held back, once there is room; empty before that."""
-        if not self._held or self.full:
-            return set()
-        released, self._held = self._held, set()
-        return released
+        released: dict[P, None] = {}
+        if self._held and not self.full:
+            released, self._held = self._held, released
+        return released.keys()

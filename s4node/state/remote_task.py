@@ -17,7 +17,6 @@ Rules
 from __future__ import annotations
 
 import hashlib
-import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from s4node import clocks
+from s4node import clocks, tokens
 from s4node.errors import ConfigError, StateError, StoreCorrupt, TaskFenced
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -95,7 +94,7 @@ class RemoteTask:
 
         Raises TaskFenced where another has done so meanwhile, or in a later epoch of ``origin``.
         """
-        mine = remote_manifest.name_of(fence, secrets.token_hex(8))
+        mine = remote_manifest.name_of(fence, tokens.fresh(8))
         with self._files.told():
             for name in self._names("claims"):
                 claimed = msgspec.json.decode(self._get("claims", name), type=_Claim)

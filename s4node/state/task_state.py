@@ -12,13 +12,12 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from s4node import clocks
+from s4node import clocks, tokens
 from s4node.events.keys import KEY_GROUPS, Hasher
 from s4node.offsets.producer_offsets import (
     KeptProducer,
@@ -87,7 +86,7 @@ class TaskState:
         self.fence = fence
         self.ship = ship
         self.last: tuple[int, int] = known_of(database)
-        self._name = name or secrets.token_hex(8)
+        self._name = name or tokens.fresh(8)
         self._said = False  # whether a commit says who the owner is, and where it is shipped to
         known = owners_of(database)
         if ship is None:  # of the others nobody will ask

@@ -11,13 +11,13 @@ Rules
 from __future__ import annotations
 
 import math
-import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trio
 
+from s4node import tokens
 from s4node.errors import (
     ConnectionRefused,
     EventError,
@@ -68,7 +68,7 @@ class EmbeddedLog:
         self._link = ReaderLink(address, self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._readers: set[_Reader] = set()
-        self._me = f"{name}-{secrets.token_hex(6)}"
+        self._me = f"{name}-{tokens.fresh(6)}"
         self._last = 0
         self._numbers: dict[tuple[str, int], int] = {}
         self._turns: dict[tuple[str, int], trio.Lock] = {}

@@ -9,12 +9,12 @@
             test.send("clicks", Click("joe"))
             assert test.state(Count, "joe").clicks == 1
 
-It may touch every room below it but sockets and clusters; tasks keep state in a temporary folder.
-Begin with ``AppTest`` (in ``app_test``), which has all that a test calls; ``runtime`` stands in for
-a container, ``client`` for programs that send, and ``guest`` runs trio while the test waits.
+It may touch every room below it; tasks keep state in a temporary folder. Begin with ``AppTest`` (in
+``app_test``), which has all that a test calls; ``runtime`` has its container, ``sender`` sends to
+it, and ``world`` is what it runs in: a clock, calls and a network (``memory_network``).
 """
 
 from s4node.testing.app_test import AppTest
-from s4node.testing.client import Refused
+from s4node.testing.sender import Refused
 
 __all__ = ["AppTest", "Refused"]

@@ -5,8 +5,6 @@ Rules
   for room, or for the world outside.
 - What makes a node's app fail is raised by the call during which it happens.
 - A name that does not exist is answered with those that do.
-- A setting that the kit does not follow, and by which a node would do something else with the
-  events, is refused.
 """
 
 from __future__ import annotations
@@ -15,56 +13,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.config import settings as keys
-from s4node.config.config import Config
-from s4node.config.key import Pattern, Setting
-from s4node.errors import ConfigError, S4Error
+from s4node.errors import S4Error
 from s4node.events.keys import Key
+from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
-from s4node.testing.client import ClientStream, InputClient, Refused
+from s4node.runtime.task.task import Task
 from s4node.testing.runtime import Runtime
+from s4node.testing.sender import InputSender, Refused, Sender
 
 A = TypeVar("A", bound=App)
 P = TypeVar("P", bound=ProcessingElement)
 
 _PATIENCE = 0.01
 """Real seconds between two looks at a condition."""
-
-
-_FAMILIES: dict[Pattern[Any], object] = {
-    keys.STREAM_GRADE: "fast",
-    keys.ON_ERROR: "fail",
-    keys.STREAM_PRIORITY: 0,
-    keys.STREAM_BOOTSTRAP: False,
-}
-_SINGLE: tuple[Setting[Any], ...] = (
-    keys.DEAD_LETTERS,
-    keys.BROADCAST_INPUTS,
-    keys.GROUPER,
-    keys.CHOOSER,
-)
-"""What the kit does not follow; with the value of a family by which a node does the same."""
-
-
-def _check_supported(config: Config) -> None:
-    """Raise ConfigError for the settings that a test would silently not follow."""
-    wrong = [key.name for key in _SINGLE if config[key] != key.default]
-    for family, same in _FAMILIES.items():
-        members = config.matching(family)
-        wrong += [each.join(family.ends) for each, value in members.items() if value != same]
-    if wrong:
-        given = {entry.name: entry.text for entry in config.items()}
-        told = ", ".join(f"{name} = {given[name]}" for name in wrong)
-        raise ConfigError(
-            f"AppTest does not support {told}: it runs tasks in memory, which keep no progress and "
-            f"read all inputs alike. Leave it out, or run a Container in the test, as "
-            f"docs/testing-apps.md shows"
-        )
 
 
 class AppTest(Generic[A]):
@@ -79,10 +45,9 @@ class AppTest(Generic[A]):
             assert test.output("results") == [Result("joe", 1)]
 
     ``app`` is an App or its class. ``parameters`` are what the app finds in ``app.parameters``;
-    ``settings`` are any others, by their keys and as texts; raises ConfigError for one that the kit
-    does not support, such as a stream's grade ``durable`` or its ``onError``. An App that declares
-    its graph in ``on_init`` can be run once; give the class, or a new object for each test. Leaving
-    the ``with`` block stops the app in order: it works off what waits, then ``on_close`` is called.
+    ``settings`` are any others, by their keys and as texts. An App that declares its graph in
+    ``on_init`` can be run once; give the class, or a new object for each test. Leaving the ``with``
+    block stops the app in order: it works off what waits, then ``on_close`` is called.
     """
 
     def __init__(
@@ -93,23 +58,28 @@ class AppTest(Generic[A]):
         parameters: Mapping[str, object] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.app: A = app() if isinstance(app, type) else app
+        self._first: A = app() if isinstance(app, type) else app
+        self._class = app if isinstance(app, type) else None
         values = {"s4.cluster.partitions": str(partitions), **(settings or {})}
         values |= {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
-        config = Config.of(values)
-        _check_supported(config)
-        self._runtime = Runtime(self.app, config)
+        self._made = 0
+        self._runtime = Runtime(self._make, values)
         self._state = "has not started; use 'with AppTest(...) as test:'"
+
+    def _make(self) -> App:
+        self._made += 1
+        return self._class() if self._class is not None and self._made > 1 else self._first
+
+    @property
+    def app(self) -> A:
+        """The app; another object after a :meth:`crash`."""
+        return cast("A", self._runtime.app) if self._made else self._first
 
     def __enter__(self) -> AppTest[A]:
         if not self._state.startswith("has not started"):
             raise S4Error("an AppTest is used once; make a new one")
         self._state = "has stopped"
-        try:
-            self._runtime.start()
-        except BaseException:
-            self._runtime.close()
-            raise
+        self._runtime.open()
         self._state = ""
         return self
 
@@ -121,7 +91,7 @@ class AppTest(Generic[A]):
     ) -> None:
         self._state = "has stopped"
         try:
-            if kind is None and not self._runtime.failed:
+            if kind is None and not self._runtime.failed and not self._runtime.ended:
                 self._runtime.stop()
         finally:
             self._runtime.close()
@@ -137,16 +107,16 @@ class AppTest(Generic[A]):
         Raises EventError for a type that the stream does not carry.
         """
         self._running()
-        self._client(stream).put(events, partition)
+        self._sender(stream).send(events, partition)
         self._runtime.settle()
 
     def end(self, stream: str, *, partition: int | None = None) -> None:
         """End an input that is read from a system for good, or one partition of it."""
         self._running()
-        self._input(stream)
-        every = range(len(self._runtime.tasks))
-        for number in every if partition is None else [partition]:
-            self._runtime.end(stream, number)
+        sender = self._input(stream)
+        for number in range(sender.partitions) if partition is None else [partition]:
+            sender.end(number)
+        self._runtime.settle()
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and do on the way all that falls due, in the order of its time."""
@@ -178,13 +148,25 @@ class AppTest(Generic[A]):
         self._running()
         self._runtime.failures.plan(self._prototype(pe).name, key, error)
 
+    def crash(self) -> None:
+        """Kill the app's process, and start it again: it goes on from what it has committed.
+
+        No hook is called at that end. Who sends from outside connects again, for which the clock
+        moves a little, and sends again what had no verdict.
+        Give AppTest the class of an app that declares its graph in ``on_init``.
+        """
+        self._running()
+        self._runtime.crash()
+
     def wait(self, condition: Callable[[], object], seconds: float = 10) -> None:
         """Wait in real time for what the world outside does to the app, such as a socket's peer."""
         self._running()
         deadline = time.monotonic() + seconds
         self._runtime.settle()
         while not condition():
-            if not self._runtime.give_time(_PATIENCE) or time.monotonic() > deadline:
+            self._runtime.world.give_time(_PATIENCE)
+            self._runtime.settle()
+            if time.monotonic() > deadline:
                 raise S4Error(f"it did not happen within {seconds:g} s of real time")
 
     # -- what a test looks at ----------------------------------------------------------------
@@ -192,7 +174,7 @@ class AppTest(Generic[A]):
     @property
     def now(self) -> float:
         """The time in seconds; it begins at 0 and is what ``app.clock()`` tells."""
-        return self._runtime.now
+        return self._runtime.world.now if self._made else 0.0
 
     def output(self, stream: str) -> list[Any]:
         """All that the app has put on a stream so far, in order; not only on output streams."""
@@ -202,7 +184,9 @@ class AppTest(Generic[A]):
     def take_output(self, stream: str) -> list[Any]:
         """As output, and forgets it: the next call gives what has come since this one."""
         self._known(stream)
-        taken, self._runtime.put[stream] = self._runtime.put[stream], []
+        kept = self._runtime.put[stream]
+        taken = kept.copy()
+        kept.clear()
         return taken
 
     @overload
@@ -218,7 +202,8 @@ class AppTest(Generic[A]):
         *,
         partition: int | None = None,
     ) -> Any:
-        """The PE's instance of ``key``; looking is no use of it for the PE's cache.
+        """The PE's instance of ``key``; looking is no use of it for the PE's cache. What is saved
+        and not in memory is a copy.
 
         Name the PE by its class, or by its name where several have that class. A singleton has the
         key None and an instance in each partition. Raises LookupError if there is none.
@@ -226,7 +211,7 @@ class AppTest(Generic[A]):
         prototype = self._prototype(pe)
         for task in self._runtime.tasks:
             if partition is None or task.partition == partition:
-                found = dict.get(task.instances[prototype.name], key)
+                found = self._look(task, prototype.name, key)
                 if found is not None:
                     return found
         known = ", ".join(map(repr, self.keys(pe)[:10])) or "none"
@@ -243,12 +228,12 @@ class AppTest(Generic[A]):
     def committed(self, stream: str, partition: int = 0) -> int | None:
         """The offset at which a restart would go on with an input from a system; None before the
         first commit of the partition's task."""
-        return self._input(stream).progress[partition].committed
+        return self._input(stream).progress(partition).committed
 
     @property
     def asked_to_stop(self) -> bool:
         """Whether the tasks have asked for the end, or all their inputs have ended."""
-        return self._runtime.asked_to_stop
+        return self._runtime.container.parts.loop.stopped_itself
 
     @property
     def ignored(self) -> dict[str, int]:
@@ -265,13 +250,13 @@ class AppTest(Generic[A]):
 
     def waiting(self, stream: str) -> list[Any]:
         """Events that were sent and that the stream's stage has no room for yet."""
-        return self._client(stream).waiting
+        return self._sender(stream).waiting
 
     @property
     def refused(self) -> list[Refused]:
         """What was sent and will not be processed, and why, stream by stream."""
-        clients = self._runtime.clients.values()
-        return [refused for client in clients for refused in client.refused]
+        senders = self._runtime.senders.values()
+        return [refused for sender in senders for refused in sender.refused]
 
     @property
     def unhandled(self) -> dict[str, int]:
@@ -282,25 +267,33 @@ class AppTest(Generic[A]):
 
     def _running(self) -> None:
         state = "has failed" if self._runtime.failed else self._state
+        if not state and self._runtime.ended:
+            state = "has stopped by itself"
         if state:
             raise S4Error(f"app {self.app.name!r} {state}")
+
+    def _look(self, task: Task, name: str, key: Key | None) -> object:
+        """The instance of a key in memory, or what is saved of it, unless all is closed."""
+        if self._runtime.ended or not isinstance(task.processor, PeProcessor):
+            return dict.get(task.instances[name], key)
+        return task.processor.look(name, key)
 
     def _known(self, stream: str) -> None:
         if stream not in self.app.streams:
             known = ", ".join(self.app.streams) or "none"
             raise LookupError(f"app {self.app.name!r} has no stream {stream!r}; known: {known}")
 
-    def _client(self, stream: str) -> ClientStream:
+    def _sender(self, stream: str) -> Sender:
         self._known(stream)
-        if stream not in self._runtime.clients:
+        if stream not in self._runtime.senders:
             raise S4Error(f"{stream!r} is an output stream; read it with output({stream!r})")
-        return self._runtime.clients[stream]
+        return self._runtime.senders[stream]
 
-    def _input(self, stream: str) -> InputClient:
-        client = self._client(stream)
-        if not isinstance(client, InputClient):
+    def _input(self, stream: str) -> InputSender:
+        sender = self._sender(stream)
+        if not isinstance(sender, InputSender):
             raise S4Error(f"{stream!r} is not read from a system; it has no offsets and no end")
-        return client
+        return sender
 
     def _prototype(self, pe: str | type[ProcessingElement]) -> Prototype:
         prototypes = [prototype for prototype, _ in self.app.prototypes.values()]

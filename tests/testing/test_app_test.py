@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import trio
+import trio.lowlevel
 
 from s4node import App, Event, GenericEvent, OutputStream, ProcessingElement, S4Error, Stream
 from s4node.errors import (
-    ConfigError,
     EventError,
     GraphError,
     ProcessingError,
@@ -424,9 +424,26 @@ def test_a_plain_on_start_may_start_sources_too() -> None:
         assert test.output("ticks") == [Click("tick"), Click("tock")]
 
 
-async def test_an_async_test_is_told_to_be_plain() -> None:
-    with pytest.raises(S4Error, match="write 'def test_"):
-        AppTest(counting(cls=Slow)).__enter__()
+async def test_an_async_test_goes_on_as_a_plain_one_does() -> None:
+    with AppTest(counting(cls=Slow)) as test:
+        test.send("clicks", Click("joe"))
+        await trio.lowlevel.checkpoint()
+        test.advance(1)
+        assert trio.current_time() != test.now
+        assert test.state(Slow, "joe").clicks == 1
+    await trio.lowlevel.checkpoint()
+
+
+async def _asyncio_test() -> None:
+    with AppTest(counting(cls=Slow)) as test:
+        test.send("clicks", Click("joe"))
+        await asyncio.sleep(0)
+        test.advance(1)
+        assert test.state(Slow, "joe").clicks == 1
+
+
+def test_a_test_in_a_loop_of_asyncio_goes_on_too() -> None:
+    asyncio.run(_asyncio_test())
 
 
 # --- overflow ------------------------------------------------------------------------------------
@@ -530,28 +547,6 @@ def test_a_pe_fails_at_its_next_event_as_it_would_in_a_node(cls: type[Count]) ->
     assert (error.app, error.pe, error.key) == ("counting", cls.__name__, "joe")
     assert isinstance(error.__cause__, ValueError)
     assert "event at clicks[" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("s4.stream.clicks.grade", "durable"),
-        ("s4.stream.clicks.onError", "skip"),
-        ("s4.stream.clicks.onError", "dead-letter"),
-        ("task.dead.letter.stream", "totals"),
-        ("task.broadcast.inputs", "log.clicks#0"),
-        ("streams.clicks.samza.priority", "2"),
-        ("streams.clicks.samza.bootstrap", "true"),
-        ("job.systemstreampartition.grouper.factory", "by-ssp"),
-        ("task.chooser.class", "events:Chooser"),
-    ],
-)
-def test_a_setting_that_the_kit_does_not_follow_is_refused_with_what_to_do(
-    key: str, text: str
-) -> None:
-    told = f"AppTest does not support {key} = {text}: .* run a Container in the test, as docs/"
-    with pytest.raises(ConfigError, match=re.escape(told).replace(r"\.\*", ".*")):
-        AppTest(counting(), settings={key: text})
 
 
 def test_a_setting_by_which_a_node_does_what_the_kit_does_is_taken() -> None:

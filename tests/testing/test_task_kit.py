@@ -87,9 +87,9 @@ def test_windows_come_as_the_test_moves_the_clock_and_what_they_send_can_be_seen
 def test_a_commit_covers_exactly_the_event_that_asked_for_it_and_the_end_covers_all() -> None:
     with AppTest(Counting, partitions=2) as test:
         test.send("clicks", Click("ada"), Click("bob"), partition=0)
-        assert test.committed("clicks", 0) is None
+        assert test.committed("clicks", 0) == 0
         test.send("clicks", Click("commit"), Click("ada"), partition=0)
-        assert (test.committed("clicks", 0), test.committed("clicks", 1)) == (3, None)
+        assert (test.committed("clicks", 0), test.committed("clicks", 1)) == (3, 0)
         test.advance(seconds=60)
         assert test.committed("clicks", 0) == 4
         test.send("clicks", Click("ada"), partition=0)
@@ -195,3 +195,44 @@ def test_a_task_is_looked_at_where_there_is_one_only() -> None:
             test.task()
         with pytest.raises(S4Error, match="'clicks' is not read from a system"):
             test.end("clicks")
+
+
+def test_a_grouper_makes_the_tasks_that_a_node_has() -> None:
+    class Two(TaskApp):
+        def __init__(self) -> None:
+            super().__init__("two", Count, inputs=["log.clicks", "log.others"], outputs=["totals"])
+
+        def on_init(self) -> None:
+            for name in ("clicks", "others"):
+                self.create_input_stream(name, types=Click)
+
+    settings = {"job.systemstreampartition.grouper.factory": "by-ssp"}
+    with AppTest(Two, partitions=2, settings=settings) as test:
+        test.send("clicks", Click("a"), Click("b"), Click("commit"))
+        test.send("others", Click("a"), partition=1)
+        assert sorted(test.task(each).clicks for each in range(4)) == [0, 1, 1, 2]
+        assert (test.committed("clicks", 0), test.committed("others", 1)) == (2, 0)
+
+
+def test_a_partition_that_all_tasks_read_is_read_by_all() -> None:
+    class Two(TaskApp):
+        def __init__(self) -> None:
+            super().__init__("two", Count, inputs=["log.clicks", "log.rules"], outputs=["totals"])
+
+        def on_init(self) -> None:
+            for name in ("clicks", "rules"):
+                self.create_input_stream(name, types=Click)
+
+    settings = {"task.broadcast.inputs": "log.rules#[0-1]"}
+    with AppTest(Two, partitions=2, settings=settings) as test:
+        test.send("rules", Click("a"), partition=0)
+        test.send("clicks", Click("a"), partition=1)
+        assert [test.task(each).clicks for each in range(2)] == [1, 2]
+
+
+def test_a_task_goes_on_after_a_crash_where_it_has_committed() -> None:
+    with AppTest(Counting) as test:
+        test.send("clicks", Click("a"), Click("commit"), Click("b"))
+        test.crash()
+        assert test.committed("clicks") == 2
+        assert test.task().clicks == 1

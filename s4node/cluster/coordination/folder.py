@@ -25,7 +25,6 @@ import contextlib
 import fcntl
 import os
 import stat
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -34,7 +33,7 @@ from typing import TypeVar
 
 import trio
 
-from s4node import clocks, threads
+from s4node import clocks, threads, tokens
 from s4node.cluster.coordination.contract import Entry, check_data, check_path
 from s4node.cluster.coordination.session_file import SeenFile, SessionFile
 from s4node.cluster.coordination.tree import (
@@ -111,7 +110,7 @@ class FolderCoordination:
             raise failure
 
     async def _open(self, name: str) -> FolderSession:
-        row = SessionRow(uuid.uuid4().hex, name, self.session_timeout)
+        row = SessionRow(tokens.fresh(16), name, self.session_timeout)
         thread = trio.CapacityLimiter(1)
         deadline = trio.current_time() + self.session_timeout
         while True:

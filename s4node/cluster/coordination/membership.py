@@ -19,7 +19,6 @@ import contextlib
 import math
 import os
 import socket
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from s4node import tokens
 from s4node.cluster.coordination.assignment import (
     Assignment,
     Key,
@@ -193,7 +193,7 @@ class Membership:
         members = self._equals(group)
         after = assign(self._info.partitions, members, before and before.value, self._containers)
         if before is None:
-            after = msgspec.structs.replace(after, origin=uuid.uuid4().hex)
+            after = msgspec.structs.replace(after, origin=tokens.fresh(16))
         elif after is before.value:
             return False
         with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see

@@ -18,6 +18,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from s4node import clocks
+
 
 class SessionFile:
     """The owner's side: made, locked, and kept alive by :meth:`beat`."""
@@ -30,7 +32,8 @@ class SessionFile:
 
     def beat(self) -> None:
         """Give a sign of life; raises OSError where the disk takes none."""
-        os.utime(self._fd)
+        now = int(clocks.wall() * 1e9)
+        os.utime(self._fd, ns=(now, now))
 
     def removed(self) -> bool:
         """Whether somebody has deleted the file; told by what is open, whatever its folder is."""

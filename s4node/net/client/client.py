@@ -13,13 +13,13 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import trio
 
+from s4node import tokens
 from s4node.errors import (
     ConfigError,
     ConnectionRefused,
@@ -94,10 +94,10 @@ class Client:
             raise ConfigError(long)
         self.addresses = addresses_of(address)
         self._stable = bool(producer)
-        self.producer = producer or f"client-{secrets.token_hex(5)}"
+        self.producer = producer or f"client-{tokens.fresh(5)}"
         self.timeout = timeout
         self.queue_size = queue_size
-        self._incarnation = secrets.token_hex(6)
+        self._incarnation = tokens.fresh(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
         self._emitter = Emitter(queue_size=queue_size, on_news=self._heard)

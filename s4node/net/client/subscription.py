@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from s4node import tokens
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
@@ -256,7 +256,7 @@ class Subscription:
         self._links.append(link)
         reading = self._sources[address] = Reading(
             self.stream,
-            f"subscriber-{secrets.token_hex(5)}",
+            f"subscriber-{tokens.fresh(5)}",
             self._types,
             self._start,
             window=self._window,

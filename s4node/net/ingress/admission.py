@@ -73,14 +73,14 @@ class StreamAdmission:
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
-    _holding: set[Credit[ProducerLane]] = field(default_factory=set)
+    _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
     def new_limit(self, lane: ProducerLane) -> int:
         """How far the lane may send now."""
         credit = self._credit(lane.partition)
         limit = credit.limit(lane, lane.done, lane.limit, lane.weight)
         if credit.holding:
-            self._holding.add(credit)
+            self._holding[credit] = None
         return limit
 
     def share(self, lane: ProducerLane) -> int:
@@ -291,7 +291,7 @@ class StreamAdmission:
                 if lane.connection is not None:
                     self._tell_expected(lane)
         for credit in [credit for credit in self._holding if not credit.holding]:
-            self._holding.discard(credit)
+            self._holding.pop(credit)
         for credit in list(self._holding):
             for lane in credit.release():
                 lane.urgent = True

@@ -248,7 +248,7 @@ class Listener:
     ) -> None:
         self.address = address
         self.counts: Counter[str] = Counter()
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self._handler = handler
         self._advertise = advertise.strip("[]")
         self._max_envelope = max_envelope_bytes
@@ -258,7 +258,7 @@ class Listener:
         self.verdict_delay = verdict_delay
         self._nudge = nudge
         self._held = held
-        self._news: set[Connection] = set()
+        self._news: dict[Connection, None] = {}
         self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
 
@@ -333,7 +333,7 @@ class Listener:
     def has_news(self, connection: Connection) -> None:
         """The connection has something to send; it goes with the next flush."""
         if connection not in self._news:
-            self._news.add(connection)
+            self._news[connection] = None
         self._nudge()
 
     def flush(self, now: float) -> float | None:
@@ -342,7 +342,7 @@ class Listener:
         for connection in list(self._news):
             due = connection.flush(now)
             if due is None:
-                self._news.discard(connection)
+                self._news.pop(connection, None)
             elif earliest is None or due < earliest:
                 earliest = due
         return earliest
@@ -403,7 +403,7 @@ class Listener:
             self.counts["connections refused"] += 1
             self.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.counts["connections"] += 1
         try:
             with trio.move_on_after(self._handshake) as patience:
@@ -422,8 +422,8 @@ class Listener:
         except* trio.ClosedResourceError:
             pass
         finally:
-            self.connections.discard(connection)
-            self._news.discard(connection)
+            self.connections.pop(connection, None)
+            self._news.pop(connection, None)
             self._handler.on_gone(connection)
             await connection.socket.close()
 

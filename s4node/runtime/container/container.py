@@ -27,13 +27,13 @@ Rules
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import trio
 
+from s4node import tokens
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.stream import InputStream
@@ -102,7 +102,7 @@ class Container:
         self.app = app
         self.config = config
         self.node = node or f"{config[settings.CLUSTER_NAME]}-{os.getpid()}"
-        self.incarnation = secrets.token_hex(6)
+        self.incarnation = tokens.fresh(6)
         self.enrolment = enrolment
         self._deployed_as = deployed_as
         self._node_log = node_log
@@ -158,6 +158,10 @@ class Container:
         """Begin an orderly stop; ``run`` returns when it is done."""
         self._stopping.set()
         self._reaching.cancel()
+
+    def abandon(self) -> None:
+        """Call nothing of the app when it is cancelled next, as if the process had been killed."""
+        self._lifecycle.forget("files", "state")
 
     # -- life --------------------------------------------------------------------------------
 

@@ -170,6 +170,10 @@ class Lifecycle:
         self._closings.remove(closing)
         await closing()
 
+    def forget(self, *but: str) -> None:
+        """Close nothing at the end but what has these names."""
+        self._closings = [closing for closing in self._closings if closing.name in but]
+
     # -- the end -----------------------------------------------------------------------------
 
     async def _close(self) -> BaseException | None:

@@ -66,7 +66,7 @@ class Partitions:
         self._app = app
         self._pipeline = pipeline
         self._loop = loop
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._outputs = outputs
         self._readers = readers
         self._members = members
@@ -233,7 +233,7 @@ class Partitions:
             assert self._members is not None
             self._members.forward(batch)
 
-    def _put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
+    def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Events that the app itself has put, for one of the tasks, here or with another member.
 
         The source or task that has put them keeps nothing. Returns how many were dropped.
@@ -288,9 +288,9 @@ class Partitions:
             self._pipeline.watch(stream.name, "sender", sender)
             return
         exchange = self._exchange
-        for partition, share in self._dispatch.shares(stream, events, task.partition):
+        for partition, share in self.dispatch.shares(stream, events, task.partition):
             if exchange is None or partition == task.partition:
-                self._put(stream.name, partition, share, waits=bool(source))
+                self.put(stream.name, partition, share, waits=bool(source))
             else:
                 exchange.put(task, stream.name, partition, share)
 
@@ -311,8 +311,8 @@ class Partitions:
         """
         homes = list(self.tasks) or [0]
         home = homes[turn % len(homes)]
-        shares = self._dispatch.shares(stream, events, home)
-        dropped = sum(self._put(stream.name, partition, share) for partition, share in shares)
+        shares = self.dispatch.shares(stream, events, home)
+        dropped = sum(self.put(stream.name, partition, share) for partition, share in shares)
         self._loop.nudge()
         return dropped
 

@@ -17,7 +17,6 @@ Rules
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -66,7 +65,6 @@ class StepRunner:
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
         self._launched: deque[tuple[Task, InFlightEvent]] = deque()
-        self._home = threading.get_ident()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
 
@@ -74,9 +72,10 @@ class StepRunner:
         """Hear of what callbacks end, in whatever thread."""
         if task.in_flight is None:
             return
+        home = threads.here()
 
         def arrived() -> None:
-            if threading.get_ident() == self._home:
+            if threads.here() == home:
                 self._wake(task)
             elif token is not None:
                 # once the container has ended nobody waits for it: the event is processed again

@@ -18,12 +18,12 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from s4node import tokens
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
@@ -249,9 +249,9 @@ class Exchange:
         task, state = side.task, side.state
         stream, _, consumer = name.partition(_TO)
         if not side.life:
-            side.life = secrets.token_hex(4)
+            side.life = tokens.fresh(4)
             state.set_meta(_LIFE, side.life)
-        life = life_of(rows) if rows else secrets.token_hex(4) if consumer else ""
+        life = life_of(rows) if rows else tokens.fresh(4) if consumer else ""
         lives = f"{side.life}.{life}" if life else side.life
         cluster = self._config[settings.CLUSTER_NAME]
         fence = {wire.FENCE: side.fence}

@@ -116,6 +116,10 @@ class Subscribers:
             if not self.subscribers[stream]:
                 del self.subscribers[stream]
 
+    def look_on(self, stream: str, onlooker: Any) -> None:
+        """Offer what the app puts on a stream to somebody in this process, too."""
+        self.subscribers.setdefault(stream, {})[onlooker] = onlooker
+
     def show(self, stream: str, events: list[Any]) -> None:
         """The app has put these on a stream."""
         if stream in self.subscribers:

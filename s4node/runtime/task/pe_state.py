@@ -117,8 +117,8 @@ class _Prototype:
             return self._codec.encode_all(instances)
         return list(map(self.encode, instances))
 
-    def restore(self, instance: ProcessingElement, data: bytes) -> None:
-        """Give an instance the state that was saved."""
+    def restore(self, instance: ProcessingElement, data: bytes, *, look: bool = False) -> None:
+        """Give an instance the state that was saved; where somebody only looks, nothing else."""
         if data[0] == _COUNTED:
             try:
                 counted = _decode(data)
@@ -126,11 +126,20 @@ class _Prototype:
                 name = type(instance).__name__
                 raise StateError(f"saved state of {name} cannot be read: {error}") from error
             data = counted.state
-            if self._trigger is not None:
+            if self._trigger is not None and not look:
                 now = self._now()
                 ago = [each and (each[0], now - each[1]) for each in counted.counts]
                 self._trigger.resume(instance.key, counted.fired or ago, now)
         self._codec.restore(instance, data)
+
+    def look(self, key: Any) -> ProcessingElement | None:
+        """A copy of the saved instance of a key; None if there is none."""
+        data = self.saved.find([key]).get(key)
+        if data is None:
+            return None
+        instance = self.instances.prototype.make(key, self.instances)
+        self.restore(instance, data, look=True)
+        return instance
 
     def coming(self, find: Callable[[Any], Any], events: Iterable[Any]) -> None:
         """These events come next; ``find`` finds their keys."""
@@ -216,6 +225,10 @@ class PeState:
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Have those instances of a prototype in memory that are saved for these keys."""
         self._kept[name].prepare(set(keys))
+
+    def look(self, name: str, key: Any) -> ProcessingElement | None:
+        """A copy of the saved instance of a key; None if there is none."""
+        return self._kept[name].look(key)
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
         """These events of a stream are about to be processed, one after the other."""

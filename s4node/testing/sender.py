@@ -1,0 +1,236 @@
+"""What a test sends: over the network to live inputs, to systems, and right to internal streams.
+
+Rules
+- Events go through their wire format, so what cannot travel fails here as it does with a real node.
+- The events of a stream go to the partition that the test names, or where its key says, or in turn
+  to each.
+- What a test makes overflow waits here, as with a producer that has no credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream, Stream
+from s4node.net.client.client import Client, ClientStream
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.container.container import Container
+from s4node.runtime.task.task import Task
+from s4node.testing.inputs import Memory
+from s4node.testing.world import World
+
+
+class Refused(NamedTuple):
+    """An event that the app did not process, and why."""
+
+    stream: str
+    event: Any
+    reason: str
+
+
+class Running(Protocol):
+    """The app that is sent to."""
+
+    app: App
+    container: Container
+    world: World
+    overflowing: set[str]
+    ended: bool
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks, by partition."""
+        ...
+
+    async def client(self) -> Client:
+        """The program that sends from outside."""
+        ...
+
+
+class Sender:
+    """One stream of the app, as the test sends to it."""
+
+    def __init__(self, runtime: Running, name: str) -> None:
+        self.name = name
+        self._runtime = runtime
+        self._refused: list[Refused] = []
+        self._held: list[tuple[int, Any]] = []
+        self._turn = 0
+
+    @property
+    def stream(self) -> Stream:
+        """The stream itself."""
+        return self._runtime.app.streams[self.name]
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return len(self._runtime.tasks)
+
+    @property
+    def waiting(self) -> list[Any]:
+        """Events that the app has no room for yet."""
+        return [event for _, event in self._held]
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was sent is not processed."""
+        return bool(self._held)
+
+    @property
+    def connected(self) -> bool:
+        """Whether what is sent can arrive."""
+        return True
+
+    @property
+    def refused(self) -> list[Refused]:
+        """What will not be processed."""
+        return self._refused
+
+    def hurry(self) -> None:
+        """Ask for what is due to us."""
+
+    def send(self, events: Sequence[Any], partition: int | None = None) -> None:
+        """Send events, in order; raises EventError for what the stream does not carry."""
+        stream = self.stream
+        checked = stream._checked(events)
+        for kind in stream.types:
+            kind.encode([event for event in checked if type(event) is kind.cls])
+        self._held += self._placed(checked, partition)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Send what waits, if it may go."""
+        if self._held and self.name not in self._runtime.overflowing:
+            held, self._held = self._held, []
+            self._runtime.world.run(lambda: self._put(held))
+
+    def _placed(self, events: Sequence[Any], partition: int | None) -> list[tuple[int, Any]]:
+        """The events, each with its partition."""
+        stream, count = self.stream, self.partitions
+        if partition is not None:
+            return [(partition, event) for event in events]
+        placed: list[tuple[int, Any]] = []
+        for event in events:
+            home = self._turn % count
+            if stream.key is None:
+                self._turn += 1
+                every = stream.broadcast and isinstance(self, OwnSender)
+                placed += [(one, event) for one in (range(count) if every else [home])]
+                continue
+            dispatch = self._runtime.container.parts.partitions.dispatch
+            shares, failures = dispatch.routed(stream, [event], home)
+            placed += [(where, one) for where, share in shares for one in share]
+            for _, reason in failures:
+                self._refused.append(Refused(self.name, event, f"{reason} (event {event!r})"))
+        return placed
+
+    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+        raise NotImplementedError
+
+
+class LiveSender(Sender):
+    """A program that sends to an input over the network."""
+
+    def __init__(self, runtime: Running, name: str) -> None:
+        super().__init__(runtime, name)
+        self._opened: ClientStream | None = None
+        self._sent: dict[int, list[Any]] = {}
+        self._first: dict[int, int] = {}
+
+    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+        if self._opened is None:
+            client = await self._runtime.client()
+            self._opened = await client.stream(self.name)
+        outbox = self._opened._outbox
+        self._opened._admit([event for _, event in placed])
+        for partition, event in placed:
+            self._sent.setdefault(partition, []).append(event)
+            outbox.extend_lane(partition, [event])
+        self._opened._emitter.hurry()
+
+    @property
+    def waiting(self) -> list[Any]:
+        """Events that the app has no room for yet."""
+        lanes = self._opened._outbox.lanes if self._opened is not None else ()
+        return [*(event for lane in lanes for event in lane.pending), *super().waiting]
+
+    @property
+    def connected(self) -> bool:
+        """Whether what is sent can arrive."""
+        return self._opened is None or all(lane.open for lane in self._opened._outbox.lanes)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was sent is not processed, or committed."""
+        return bool(self._held or (self._opened is not None and self._opened._outbox.unsettled))
+
+    @property
+    def refused(self) -> list[Refused]:
+        """What will not be processed."""
+        if self._opened is None:
+            return self._refused
+        if not self._runtime.ended and self._opened._outbox.unsettled:
+            self.hurry()
+            self._runtime.world.settle()
+        for refusal in self._opened._outbox.refusals.take():
+            for number in range(refusal.number, refusal.number + refusal.count):
+                event = self._event(refusal.partition, number) if number >= 0 else None
+                self._refused.append(Refused(self.name, event, refusal.reason))
+        return self._refused
+
+    def _event(self, partition: int, number: int) -> Any:
+        """What was sent under a number; the first is not always 0."""
+        assert self._opened is not None
+        lane, sent = self._opened._outbox.lanes[partition], self._sent[partition]
+        first = self._first.setdefault(partition, lane.next_number + len(lane.pending) - len(sent))
+        return sent[number - first]
+
+    def hurry(self) -> None:
+        """Ask for what is due to us: whoever leaves waits for it."""
+        if self._opened is not None:
+            self._runtime.world.call(self._opened._emitter.hurry)
+
+
+class InputSender(Sender):
+    """A system that an input is read from."""
+
+    @property
+    def _system(self) -> Memory:
+        assert isinstance(self.stream, InputStream)
+        return self._runtime.world.inputs.of(self.stream.system)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the system has of it."""
+        return self._system.count(self.name)
+
+    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+        await trio.lowlevel.checkpoint()
+        for partition, event in placed:
+            self._system.put(self.name, partition, event)
+
+    def end(self, partition: int) -> None:
+        """One partition of it ends for good."""
+        self._runtime.world.call(self._system.end, self.name, partition)
+
+    def progress(self, partition: int) -> InputProgress:
+        """How far the task that reads a partition has come."""
+        replay = self._runtime.container.replay
+        assert replay is not None
+        ssp = SystemStreamPartition(self._system.name, self.name, partition)
+        return next(each[ssp] for each in replay.consumers.progress.values() if ssp in each)
+
+
+class OwnSender(Sender):
+    """What the test puts on an internal stream."""
+
+    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+        await trio.lowlevel.checkpoint()
+        for partition, event in placed:
+            self._runtime.container.parts.partitions.put(self.name, partition, [event])

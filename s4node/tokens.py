@@ -1,0 +1,21 @@
+"""Names that nobody else has, such as that of a process's life."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+fresh: Callable[[int], str] = secrets.token_hex
+"""So many bytes as hexadecimal digits, by chance; in a test by its seed."""
+
+
+@contextmanager
+def replaced(other: Callable[[int], str]) -> Iterator[None]:
+    """Have names from elsewhere inside of the block."""
+    global fresh
+    before, fresh = fresh, other
+    try:
+        yield
+    finally:
+        fresh = before
