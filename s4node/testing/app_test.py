@@ -276,7 +276,7 @@ class AppTest(Generic[A]):
         """The instance of a key in memory, or what is saved of it, unless all is closed."""
         if self._runtime.ended or not isinstance(task.processor, PeProcessor):
             return dict.get(task.instances[name], key)
-        return task.processor.look(name, key)
+        return task.processor.instance_of(name, key)
 
     def _known(self, stream: str) -> None:
         if stream not in self.app.streams:

@@ -84,7 +84,7 @@ class MemoryNetwork:
         end.dials(*host_and_port(address))
         return end
 
-    async def look(self, address: str, seconds: float) -> str:
+    async def probe(self, address: str, seconds: float) -> str:
         """What is wrong with what listens at ``address``; raises OSError if nothing does."""
         await trio.lowlevel.checkpoint()
         if self.place(host.get(), *host_and_port(address)) is None:

@@ -108,7 +108,7 @@ class Sender:
         """Send what waits, if it may go."""
         if self._held and self.name not in self._runtime.overflowing:
             held, self._held = self._held, []
-            self._runtime.world.run(lambda: self._put(held))
+            self._runtime.world.run(lambda: self._hand_over(held))
 
     def _placed(self, events: Sequence[Any], partition: int | None) -> list[tuple[int, Any]]:
         """The events, each with its partition."""
@@ -130,7 +130,7 @@ class Sender:
                 self._refused.append(Refused(self.name, event, f"{reason} (event {event!r})"))
         return placed
 
-    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
         raise NotImplementedError
 
 
@@ -143,7 +143,7 @@ class LiveSender(Sender):
         self._sent: dict[int, list[Any]] = {}
         self._first: dict[int, int] = {}
 
-    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
         if self._opened is None:
             client = await self._runtime.client()
             self._opened = await client.stream(self.name)
@@ -192,7 +192,7 @@ class LiveSender(Sender):
         return sent[number - first]
 
     def hurry(self) -> None:
-        """Ask for what is due to us: whoever leaves waits for it."""
+        """Ask for what is due to us: the end of the test waits for it."""
         if self._opened is not None:
             self._runtime.world.call(self._opened._emitter.hurry)
 
@@ -210,7 +210,7 @@ class InputSender(Sender):
         """How many partitions the system has of it."""
         return self._system.count(self.name)
 
-    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
         await trio.lowlevel.checkpoint()
         for partition, event in placed:
             self._system.put(self.name, partition, event)
@@ -230,7 +230,7 @@ class InputSender(Sender):
 class OwnSender(Sender):
     """What the test puts on an internal stream."""
 
-    async def _put(self, placed: list[tuple[int, Any]]) -> None:
+    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
         await trio.lowlevel.checkpoint()
         for partition, event in placed:
             self._runtime.container.parts.partitions.put(self.name, partition, [event])

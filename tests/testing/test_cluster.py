@@ -219,7 +219,7 @@ def scenario(folder: Path, seed: int) -> list[tuple[float, str, str, int]]:
         nodes.until(lambda: "n2" in nodes.ended)
         assert all(isinstance(one, S4Error) for one in nodes.ended["n2"])
         nodes.until(nodes.settled)
-        assert sorted(len(c.tasks) for c in nodes.containers.values()) == [3, 3]
+        nodes.until(lambda: sorted(len(c.tasks) for c in nodes.containers.values()) == [3, 3])
         assert nodes.counts("Count") == dict.fromkeys(USERS, 10)
 
         nodes.heal("n2")

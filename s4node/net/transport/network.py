@@ -86,7 +86,7 @@ class Network(Protocol):
         """A connection that is made now, and made again whenever it is lost."""
         ...
 
-    async def look(self, address: str, seconds: float, /) -> str:
+    async def probe(self, address: str, seconds: float, /) -> str:
         """See :func:`s4node.net.transport.probe.look`."""
         ...
 
@@ -102,7 +102,7 @@ class Tcp:
         """A connection that is made now, and made again whenever it is lost."""
         return PairSocket.dialing(address, max_bytes, on_change)
 
-    async def look(self, address: str, seconds: float) -> str:
+    async def probe(self, address: str, seconds: float) -> str:
         """What is wrong with what listens at ``address``."""
         return await threads.run_sync(look, address, seconds, abandon_on_cancel=True)
 

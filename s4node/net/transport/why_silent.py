@@ -24,7 +24,7 @@ async def why_silent(address: str, stranger: str) -> str:
     if stranger:
         return stranger
     try:
-        problem = await network.current.look(address, _PROBE_SECONDS)
+        problem = await network.current.probe(address, _PROBE_SECONDS)
     except TimeoutError:
         return "a connection made to see why was not answered either; is the node running?"
     except OSError:

@@ -116,11 +116,11 @@ class PeProcessor:
         assert self._kept is not None
         self._kept.have(name, keys)
 
-    def look(self, name: str, key: Any) -> ProcessingElement | None:
+    def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
         """An instance for who only looks: that in memory, or a copy of what is saved, or None."""
         found = dict.get(self.instances[name], key)
         if found is None and self._kept is not None:
-            found = self._kept.look(name, key)
+            found = self._kept.instance_of(name, key)
         return found
 
     @property

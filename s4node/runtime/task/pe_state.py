@@ -132,7 +132,7 @@ class _Prototype:
                 self._trigger.resume(instance.key, counted.fired or ago, now)
         self._codec.restore(instance, data)
 
-    def look(self, key: Any) -> ProcessingElement | None:
+    def instance_of(self, key: Any) -> ProcessingElement | None:
         """A copy of the saved instance of a key; None if there is none."""
         data = self.saved.find([key]).get(key)
         if data is None:
@@ -226,9 +226,9 @@ class PeState:
         """Have those instances of a prototype in memory that are saved for these keys."""
         self._kept[name].prepare(set(keys))
 
-    def look(self, name: str, key: Any) -> ProcessingElement | None:
+    def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
         """A copy of the saved instance of a key; None if there is none."""
-        return self._kept[name].look(key)
+        return self._kept[name].instance_of(key)
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
         """These events of a stream are about to be processed, one after the other."""
