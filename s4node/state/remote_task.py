@@ -75,7 +75,8 @@ class RemoteTask:
         self._fence = 0
         self._owners: dict[int, str] = {}
         self._latest: Manifest | None = None  # what was written or read last
-        self._hashes: dict[tuple[int, int], str] = {}  # of files that never change, by inode, size
+        self._hashes: dict[tuple[int, int, int], str] = {}
+        """Of files that never change, by inode, time and size: an inode is used again."""
         self._since = 0  # batches that are behind the last checkpoint
         self._since_bytes = 0
         self.uploading = False
@@ -358,7 +359,7 @@ class RemoteTask:
         if path.suffix != ".sst":
             return _hash(path)
         stat = path.stat()
-        place = stat.st_ino, stat.st_size
+        place = stat.st_ino, stat.st_mtime_ns, stat.st_size
         if place not in self._hashes:
             self._hashes[place] = _hash(path)
         return self._hashes[place]

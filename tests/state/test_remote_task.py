@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -521,6 +522,24 @@ def test_a_table_is_put_there_once_and_what_nobody_needs_is_removed(
     assert set(names(url, "files")) >= tables[-1] | tables[-2]
     assert len(names(url, "batches")) == 1  # behind the manifest before the last
     assert len(names(url, "claims")) == 1
+    owner.close()
+
+
+def test_a_table_that_has_the_inode_and_the_size_of_one_that_is_gone_is_shipped_as_it_is(
+    url: str, tmp_path: Path
+) -> None:
+    owner = Owner(url, tmp_path / "own")
+    owner.commit(1)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    table = folder / "000001.sst"
+    for text, written in ((b"one", 1), (b"two", 2)):
+        table.write_bytes(text)  # the same inode again
+        os.utime(table, (written, written))
+        owner.shipment.upload(folder, (owner.fence, 1))
+    fs, root = fsspec.core.url_to_fs(url)
+    shipped = [fs.cat_file(path) for path in fs.find(root) if "/files/" in path]
+    assert b"two" in shipped
     owner.close()
 
 
