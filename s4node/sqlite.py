@@ -9,10 +9,14 @@ Rules
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+_PAUSE_SECONDS = 0.01
+"""Between two looks at a file that another connection changes."""
 
 
 class Database:
@@ -24,6 +28,7 @@ class Database:
 
     def __init__(self, path: Path, mode: str = "rwc", *, patience: float) -> None:
         self.path = path
+        self.patience = patience
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -88,6 +93,22 @@ class Database:
         self.execute(f"PRAGMA user_version = {version}")
         for statement in schema.split(";"):
             self.execute(statement)
+
+    def write_ahead(self) -> None:
+        """Use a write-ahead log, from now on for all who open the file.
+
+        SQLite does not wait for another connection that is about to do the same; this does.
+        """
+        for left in range(int(self.patience / _PAUSE_SECONDS), -1, -1):
+            try:
+                if self.one("PRAGMA journal_mode")[0] != "wal":
+                    self.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError:
+                if not left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
     def close(self) -> None:
         """Let go of the file; a second time does nothing."""

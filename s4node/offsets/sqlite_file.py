@@ -87,8 +87,7 @@ class SqliteFile(Database):
 
     def _prepare(self) -> None:
         self.execute("PRAGMA synchronous = NORMAL")
-        if self.one("PRAGMA journal_mode")[0] != "wal":
-            self.execute("PRAGMA journal_mode = WAL")
+        self.write_ahead()
         with self.transaction():  # of two that begin at once, one makes it
             if self.is_empty():
                 self.make(self._form.application, self._form.version, self._form.schema)
@@ -124,7 +123,7 @@ class SqliteFile(Database):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(
                     f"{self.path} cannot be used as it is: it may not be written ({error}); fix "
-                    f"its rights and its folder's, or set s4.state.folder to a copy of that folder"
+                    f"its permissions and its folder's, or set s4.state.folder to a copy of that folder"
                 )
             return self._form.unwritten(
                 f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "

@@ -20,7 +20,7 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.errors import EventError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.schema import EventType, OpenType, TypeReader, raws_in, reader_of
-from s4node.runtime.task.poison.dead_letter import letter
+from s4node.runtime.task.poison.dead_letter import dead_letter
 
 
 class Color(enum.IntEnum):
@@ -94,7 +94,7 @@ NAMES = st.sampled_from([*Every.__struct_fields__, "name", "children"])
 def saves(event: Any) -> None:
     """Keep an event where events and their values are kept."""
     raw = EventType(type(event)).encode([event])
-    letter(("log", "clicks", 0), "p", 7, "why", event)
+    dead_letter(("log", "clicks", 0), "p", 7, "why", event)
     names = event if isinstance(event, GenericEvent) else type(event).__struct_fields__
     codec = ElementCodec(Held)
     for name in names:

@@ -6,6 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,13 +92,27 @@ def test_a_job_that_does_not_fit_is_refused_with_every_reason_and_the_way_out(
     store.admit(JOB)  # a job that was refused leaves nothing
 
 
+def test_many_that_make_the_file_at_once_all_get_it(tmp_path: Path) -> None:
+    """SQLite does not wait where two change a new file to a write-ahead log."""
+    for number in range(60):
+        start = threading.Barrier(6)
+
+        def opened(folder: Path = tmp_path / str(number), start: threading.Barrier = start) -> None:
+            start.wait()
+            TaskClaims(folder).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(opened) for _ in range(6)]:
+                done.result()
+
+
 def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from s4node.offsets.task_claims import ProgressStore
+        from s4node.offsets.task_claims import TaskClaims
         import sys
-        store = ProgressStore(Path({str(tmp_path)!r}))
+        store = TaskClaims(Path({str(tmp_path)!r}))
         claim = store.claim(sys.argv[1], "", 0)
         for number in range(200):
             store.renew(claim, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from s4node import App, Event, GenericEvent, ProcessingElement, Stream
@@ -177,3 +179,17 @@ def test_what_is_read_again_after_a_crash_is_chosen_as_the_settings_say(
 def test_a_setting_that_is_none_is_told_when_the_test_is_made() -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         AppTest(Counting, settings={"s4.nothing": "1"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"), [({}, 0.010), (DURABLE, 0.060)], ids=["not saved", "saved"]
+)
+def test_a_test_costs_milliseconds(settings: dict[str, str], most: float) -> None:
+    found = []
+    for _ in range(7):
+        began = time.process_time()
+        with AppTest(Counting, settings=settings) as test:
+            test.send("clicks", Click("joe"))
+            assert test.state(Count, "joe").clicks == 1
+        found.append(time.process_time() - began)
+    assert min(found) < most

@@ -123,7 +123,7 @@ class FolderCoordination:
             except OSError as error:
                 raise CoordinationError(
                     f"the coordination's folder {self.folder} cannot be used ({error}); fix its "
-                    f"rights or set s4.coordination.folder to another one"
+                    f"permissions or set s4.coordination.folder to another one"
                 ) from error
 
 
@@ -429,7 +429,7 @@ def _session_path(folder: Path, id_: str) -> Path:
 def _unusable(path: Path, error: OSError) -> str:
     return (
         f"the coordination's file {path} cannot be used ({error.strerror}); fix its folder's "
-        f"rights, or see whether its disk works (setting s4.coordination.folder)"
+        f"permissions, or see whether its disk works (setting s4.coordination.folder)"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -254,7 +255,7 @@ async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with
     """That had one life for all ways of a task, and no row of it beside them."""
     lives = cycle(["abc", ""])
     with trio.fail_after(60), monkeypatch.context() as patched:
-        patched.setattr(exchange.secrets, "token_hex", lambda _: next(lives))
+        patched.setattr(exchange, "tokens", SimpleNamespace(fresh=lambda _: next(lives)))
         async with cluster.relays(), cluster.counts():
             await cluster.come(*USERS * 20)
     with trio.fail_after(60):

@@ -1,0 +1,163 @@
+"""What a network promises, of TCP and of what tests have in its place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from harness import free_port, until
+
+from s4node.net.transport.network import Network, Pipe, Tcp
+from s4node.testing.memory_network import MemoryNetwork
+
+MOST = 1 << 20
+HOST = "127.0.0.1"
+
+both = pytest.mark.parametrize("make", [Tcp, MemoryNetwork])
+
+
+class Ends:
+    """A place that serves all who come, and one who dials it."""
+
+    def __init__(self) -> None:
+        self.near: Pipe
+        self.served: list[Pipe] = []
+        self.told: list[bool] = []  # to who dials
+        self.told_there: list[bool] = []
+
+    @property
+    def far(self) -> Pipe:
+        """The end of who came last."""
+        return self.served[-1]
+
+    async def serve(self, network: Network, port: int, status: trio.TaskStatus[int]) -> None:
+        [place] = await network.listen(HOST, port)
+        status.started(place.port)
+        try:
+            while True:
+                caller = await place.accept()
+                if caller is not None:
+                    self.served.append(caller.take(MOST, self.told_there.append))
+        finally:
+            place.close()
+
+
+@asynccontextmanager
+async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
+    network, ends = make(), Ends()
+    async with trio.open_nursery() as nursery:
+        if isinstance(network, MemoryNetwork):
+            await nursery.start(network.run)
+        port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
+        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append)
+        await until(lambda: ends.told and ends.told_there, "both are told")
+        yield ends
+        for end in (ends.near, *ends.served):
+            await end.close()
+        nursery.cancel_scope.cancel()
+
+
+async def received(end: Pipe, count: int) -> list[bytes]:
+    """So many envelopes."""
+    found: list[bytes] = []
+    with trio.fail_after(10):
+        while len(found) < count:
+            await end.wait_readable()
+            data = end.receive_nowait()
+            if data is not None:
+                found.append(data)
+    return found
+
+
+async def sent(end: Pipe, envelopes: list[bytes]) -> None:
+    with trio.fail_after(10):
+        for each in envelopes:
+            while not end.send_nowait(each):
+                await end.wait_writable()
+
+
+@both
+async def test_envelopes_arrive_whole_and_in_order_both_ways(make: Callable[[], Network]) -> None:
+    envelopes = [bytes([n % 256]) * (n * 37 + 1) for n in range(100)]
+    async with connected(make) as ends:
+        assert ends.near.connected
+        assert ends.far.connected
+        for one, other in ((ends.near, ends.far), (ends.far, ends.near)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sent, one, envelopes)
+                assert await received(other, len(envelopes)) == envelopes
+            assert other.receive_nowait() is None
+
+
+@both
+async def test_who_is_not_read_can_send_a_bounded_number_of_envelopes(
+    make: Callable[[], Network],
+) -> None:
+    envelope = b"x" * (MOST // 2)
+    async with connected(make) as ends:
+        count = 0
+        while count < 1000:
+            if ends.near.send_nowait(envelope):
+                count += 1
+                continue
+            with trio.move_on_after(0.2) as patience:
+                await ends.near.wait_writable()
+            if patience.cancelled_caught:
+                break
+        assert count < 1000
+        assert await received(ends.far, count) == [envelope] * count
+        await sent(ends.near, [b"more"])
+        assert await received(ends.far, 1) == [b"more"]
+
+
+@both
+async def test_who_dials_is_told_of_a_loss_and_connects_again(make: Callable[[], Network]) -> None:
+    async with connected(make) as ends:
+        await ends.far.close()
+        await until(lambda: ends.told == [True, False, True], "it is connected again")
+        await until(lambda: len(ends.served) == 2 and ends.far.connected)
+        await sent(ends.near, [b"again"])
+        assert await received(ends.far, 1) == [b"again"]
+
+
+@both
+async def test_who_is_dialled_is_told_of_the_end(make: Callable[[], Network]) -> None:
+    async with connected(make) as ends:
+        await ends.near.close()
+        await until(lambda: ends.told_there == [True, False], "its peer has gone")
+        assert not ends.far.connected
+
+
+@both
+async def test_closing_ends_every_wait(make: Callable[[], Network]) -> None:
+    async with connected(make) as ends:
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(trio.ClosedResourceError):
+                    await ends.near.wait_readable()
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            await ends.near.close()
+        await ends.near.close()
+
+
+@both
+async def test_looking_where_nobody_listens_says_so(make: Callable[[], Network]) -> None:
+    with pytest.raises(OSError, match=r"refused|nobody"):
+        await make().probe(f"tcp://{HOST}:{free_port()}", 1)
+
+
+async def test_a_host_that_is_cut_off_reaches_nobody_until_it_is_back() -> None:
+    async with connected(MemoryNetwork) as ends:
+        network = ends.near._network  # type: ignore[attr-defined]
+        network.cut(HOST)
+        assert ends.told == [True, False]
+        assert not ends.near.send_nowait(b"lost")
+        await trio.sleep(0.2)
+        assert ends.told == [True, False]
+        network.heal(HOST)
+        await until(lambda: ends.told == [True, False, True])
