@@ -144,7 +144,7 @@ class MemorySystem:
     async def partitions(self, stream: str) -> int:
         """How many partitions the stream has."""
         await self.wait_reachable()
-        return len(self._of(stream))
+        return len(self._stream(stream))
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         """The oldest and the upcoming offset as of now."""
@@ -202,7 +202,7 @@ class MemorySystem:
 
     def home(self, ssp: SystemStreamPartition) -> _Partition:
         """The partition itself; raises UnknownStream."""
-        known = self._of(ssp.stream)
+        known = self._stream(ssp.stream)
         if ssp.partition >= len(known):
             raise UnknownStream(
                 f"{ssp}: stream {ssp.stream!r} of system {self.name!r} has {len(known)} partitions"
@@ -222,7 +222,7 @@ class MemorySystem:
         """Whether it is out of reach."""
         return self._away
 
-    def _of(self, stream: str) -> list[_Partition]:
+    def _stream(self, stream: str) -> list[_Partition]:
         if stream not in self._streams:
             known = ", ".join(self._streams) or "none"
             raise UnknownStream(f"system {self.name!r} has no stream {stream!r}; it has: {known}")

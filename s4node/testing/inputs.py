@@ -12,7 +12,7 @@ from s4node.offsets.system import System, SystemStreamPartition
 from s4node.systems.memory import MemorySystem, _Partition
 
 
-class Ports:
+class Inputs:
     """The systems by name; ``partitions`` is what a stream gets that nobody has made."""
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Ports:
 class Memory(MemorySystem):
     """A system that has every stream."""
 
-    def __init__(self, name: str, inputs: Ports) -> None:
+    def __init__(self, name: str, inputs: Inputs) -> None:
         super().__init__(name)
         self._inputs = inputs
 
     def count(self, stream: str) -> int:
         """How many partitions a stream has."""
-        return len(self._of(stream))
+        return len(self._stream(stream))
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         """The offset that a startpoint means now; an offset of what is empty is where it begins."""
@@ -48,7 +48,7 @@ class Memory(MemorySystem):
             home.oldest = startpoint.offset
         return await super().resolve(ssp, startpoint)
 
-    def _of(self, stream: str) -> list[_Partition]:
+    def _stream(self, stream: str) -> list[_Partition]:
         if stream not in self._streams:
             self.create(stream, self._inputs.partitions)
-        return super()._of(stream)
+        return super()._stream(stream)

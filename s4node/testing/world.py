@@ -28,7 +28,7 @@ from s4node import clocks, threads, tokens
 from s4node.errors import S4Error, leaves
 from s4node.net.transport import network
 from s4node.systems import registry
-from s4node.testing.inputs import Ports
+from s4node.testing.inputs import Inputs
 from s4node.testing.memory_network import MemoryNetwork
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class World:
     def __init__(self, delay: Callable[[Random], float] = lambda _: 0.0, seed: int = 0) -> None:
         self.now = 0.0
         self.failures: list[BaseException] = []
-        self.inputs = Ports()
+        self.inputs = Inputs()
         self.random = Random(seed)  # noqa: S311 - to be repeated
         self.network = MemoryNetwork(partial(delay, self.random))
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
