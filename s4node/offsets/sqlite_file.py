@@ -123,7 +123,7 @@ class SqliteFile(Database):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(
                     f"{self.path} cannot be used as it is: it may not be written ({error}); fix "
-                    f"its permissions and its folder's, or set s4.state.folder to a copy of that folder"
+                    f"its permissions and its folder's, or set s4.state.folder to a copy of it"
                 )
             return self._form.unwritten(
                 f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "
