@@ -17,11 +17,11 @@ from harness import run_s4, s4_process, until, until_told
 from log_bench import separate_log
 
 from s4node import Event, GenericEvent
-from s4node.cli.dead_letter import Letter
+from s4node.cli.dead_letter import DeadLetter
 from s4node.events.event import LIVE
 from s4node.events.keys import Partitioner, crc32m
 from s4node.offsets.system import InputBatch, SystemStreamPartition
-from s4node.runtime.task.poison.dead_letter import letter
+from s4node.runtime.task.poison.dead_letter import dead_letter
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
@@ -532,9 +532,9 @@ async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not
 def test_what_programs_and_other_apps_have_sent_can_be_sent_again(
     system: str, origin: str, offset: int, own: bool
 ) -> None:
-    sent = letter((system, "hops", 1), origin, offset, "ValueError", Click("joe", 1))
+    sent = dead_letter((system, "hops", 1), origin, offset, "ValueError", Click("joe", 1))
     sent.put("app", "counts")
-    assert Letter("0:1", sent).is_own("default") is own
+    assert DeadLetter("0:1", sent).is_own("default") is own
 
 
 async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
