@@ -35,7 +35,7 @@ class Request(Event):
     seconds: float
 
 
-class CoordinatorRequests(MemorySystem):
+class Requests(MemorySystem):
     """A stream of requests, as many as its address says."""
 
     def __init__(self, name: str, address: str) -> None:

@@ -252,13 +252,13 @@ async def test_singletons_and_what_triggers_have_counted_are_kept_too(
     assert (first.created, second.created) == ([None], [])
 
 
-class LogThrottle(Third):
+class Seldom(Third):
     """Fires at the first event that comes so long after the last firing."""
 
 
 class Seldomly(Counting):
     def on_init(self) -> None:
-        pe = self.create_pe(LogThrottle)
+        pe = self.create_pe(Seldom)
         pe.set_trigger(Click, seconds=0.5)
         pe.set_pe_cache(max_size=1)
         self.create_input_stream("clicks", pe, key="user", system="memory")
@@ -621,7 +621,7 @@ async def test_a_task_commits_early_when_much_has_changed(
         assert len(stored(settings)) >= 9
 
 
-class CheckpointRetention:
+class Keeping:
     """Has stores whose values are kept for an hour."""
 
     NAMES = tuple(f"short-{n}" for n in range(6))
@@ -647,8 +647,8 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
 
     expire = KeyValueStore.expire
     monkeypatch.setattr(KeyValueStore, "expire", slowly)
-    app = TaskApp("tally", CheckpointRetention, inputs=["memory.words"])
-    for name in CheckpointRetention.NAMES:
+    app = TaskApp("tally", Keeping, inputs=["memory.words"])
+    for name in Keeping.NAMES:
         app.create_store(name, key=str, value=int, ttl=3600)
     system.create("words", 1)
     async with crashing(app, settings) as container:
@@ -660,7 +660,7 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
         assert committer.commit(task)
         await until(lambda: looked)
         await committer.release(task)
-        assert tuple(looked) == CheckpointRetention.NAMES
+        assert tuple(looked) == Keeping.NAMES
         await trio.testing.wait_all_tasks_blocked()
 
 

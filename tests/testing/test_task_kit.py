@@ -63,11 +63,11 @@ WINDOWS = {"task.window.ms": "1000"}
 def test_events_have_offsets_by_partition_and_go_in_turn_or_where_the_test_says() -> None:
     seen: list[tuple[int, int, int]] = []
 
-    class StateReader:
+    class Look:
         def process(self, envelope: Envelope, *_: Any) -> None:
             seen.append((envelope.partition, envelope.offset, envelope.message.number))
 
-    with AppTest(Counting(StateReader), partitions=2) as test:
+    with AppTest(Counting(Look), partitions=2) as test:
         test.send("clicks", Click("a", 1), Click("b", 2), Click("c", 3))
         test.send("clicks", Click("d", 4), partition=1)
     assert sorted(seen) == [(0, 0, 1), (0, 1, 3), (1, 0, 2), (1, 1, 4)]

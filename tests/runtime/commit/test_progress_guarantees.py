@@ -406,7 +406,7 @@ async def test_what_a_commit_held_before_its_consumer_came_waits_for_no_further_
     assert kept["onward"] == list(range(50))
 
 
-class LogThrottle:
+class Seldom:
     """Sends on what it gets from the twentieth event on."""
 
     def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
@@ -415,7 +415,7 @@ class LogThrottle:
 
 
 def seldom_app() -> TaskApp:
-    app = TaskApp("seldom", LogThrottle)
+    app = TaskApp("seldom", Seldom)
     app.create_input_stream("clicks", key="user", types=Click, system="memory")
     app.create_output_stream("onward", key="user", types=Click)
     return app

@@ -453,13 +453,13 @@ class Failing(ProcessingElement):
         raise RuntimeError("not me")
 
 
-class PeProcessor(App):
+class Elements(App):
     def on_init(self) -> None:
         self.create_input_stream("numbers", self.create_pe(Failing), key="number")
 
 
 async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_raises() -> None:
-    made = container(PeProcessor(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
+    made = container(Elements(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
 
     async def run() -> None:
         with plain_errors(), trio.fail_after(10):

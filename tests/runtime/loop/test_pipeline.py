@@ -1100,11 +1100,11 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
 def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_nearest_name(
     tmp_path: Path,
 ) -> None:
-    class StateReader(ProcessingElement):
+    class Look(ProcessingElement):
         def on_event(self, event: Click) -> None: ...
 
     app = App("looks")
-    app.create_input_stream("names", app.create_pe(StateReader), key="user")
+    app.create_input_stream("names", app.create_pe(Look), key="user")
     (tmp_path / "shared.properties").write_text(
         "s4.stream.names.workQueueSize = 100\ns4.deserializer.orders.executor = shed\n"
     )

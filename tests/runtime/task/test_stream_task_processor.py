@@ -252,7 +252,7 @@ async def test_async_events_of_one_key_never_overlap_and_those_of_others_do(
     most = 0
     done = 0
 
-    class StateReader:
+    class Look:
         async def process(self, envelope: Envelope, *_: Any) -> None:
             nonlocal most, done
             assert envelope.key not in inside
@@ -262,7 +262,7 @@ async def test_async_events_of_one_key_never_overlap_and_those_of_others_do(
             inside.remove(envelope.key)
             done += 1
 
-    async with running(Job(StateReader, key="user"), settings | BY_KEY):
+    async with running(Job(Look, key="user"), settings | BY_KEY):
         await until(lambda: done == 100)
     assert most == 5
 
