@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_PAUSE_SECONDS = 0.01
-"""Between two looks at a file that another connection changes."""
+_TRIES, _PAUSE_SECONDS = 50, 0.01
+"""How often, and after which pauses, a file is looked at that another connection changes."""
 
 
 class Database:
@@ -28,7 +28,6 @@ class Database:
 
     def __init__(self, path: Path, mode: str = "rwc", *, patience: float) -> None:
         self.path = path
-        self.patience = patience
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -99,16 +98,15 @@ class Database:
 
         SQLite does not wait for another connection that is about to do the same; this does.
         """
-        for left in range(int(self.patience / _PAUSE_SECONDS), -1, -1):
+        for left in range(_TRIES, -1, -1):
+            if self.one("PRAGMA journal_mode")[0] == "wal":
+                return
             try:
-                if self.one("PRAGMA journal_mode")[0] != "wal":
-                    self.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError:
-                if not left:
+                self.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if not left or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
                 time.sleep(_PAUSE_SECONDS)
-            else:
-                return
 
     def close(self) -> None:
         """Let go of the file; a second time does nothing."""

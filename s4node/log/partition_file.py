@@ -231,9 +231,11 @@ class PartitionFile:
         self._database.close()
         self._database = database
         self.let_go()
+        database.read_only = True  # until it is set up: what fails here is done again
         with database.explained():
             database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             self._set_up()
+        database.read_only = False
 
     def _measured(self) -> Held:
         with self._database.explained():

@@ -422,7 +422,7 @@ class NodeRoute:
     def _hopes(self) -> bool:
         """Whether it takes events, or may yet: of two ways to one node it turns the older down, and
         may say so before it answers on the newer."""
-        return self.opened or bool(self._asked)
+        return self.opened or self._wants_hello or bool(self._asked)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
         """Take the node's rulings."""

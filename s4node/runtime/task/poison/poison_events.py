@@ -30,7 +30,7 @@ MAX_PLACES = 10_000
 """Poison events of one origin that are remembered; of more, the oldest are found again."""
 
 
-LONGEST_LEASH = 16_384
+LONGEST_BACKOFF = 16_384
 """Events between two commits from which on a task commits as usual again."""
 
 
@@ -218,7 +218,7 @@ class CommitBackoff:
             return False
         self._done = 0
         self._length *= 2
-        return self._length > LONGEST_LEASH
+        return self._length > LONGEST_BACKOFF
 
 
 def _dead_letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:

@@ -11,7 +11,7 @@ from s4node.events.event import EventBatch
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.task.poison.poison_events import (
-    LONGEST_LEASH,
+    LONGEST_BACKOFF,
     CommitBackoff,
     Fault,
     Place,
@@ -144,4 +144,4 @@ def test_the_leash_is_a_commit_after_one_event_two_four_and_so_on() -> None:
             if leash.committed():
                 break
     assert lengths == [2**n for n in range(15)]
-    assert lengths[-1] == LONGEST_LEASH
+    assert lengths[-1] == LONGEST_BACKOFF
