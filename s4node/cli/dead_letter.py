@@ -340,7 +340,7 @@ def _with_letters(
     stream: str,
     work: Callable[[list[DeadLetter], _Home], Awaitable[int]],
 ) -> int:
-    """Run ``work`` with the dead letters of the app: those of these ids, or from this stream, or
+    """Run ``work`` with the dead letters of the app: those with these ids, those of a stream, or
     all."""
     for each in ids:
         if not _ID.fullmatch(each):

@@ -221,8 +221,7 @@ class ReaderLink:
         """The readings that a frame is for: of a log's stream that of the reader which it names,
         and of a live one, whose frames name the node, all.
 
-        What was under way to a reader that has gone is for nobody, not even other readers of the
-        stream.
+        Frames that are in flight to a reader that has gone are dropped.
         """
         found = self._readings.get(sender)
         if found is not None:

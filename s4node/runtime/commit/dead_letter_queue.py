@@ -6,9 +6,9 @@ Rules
 - The place where it was counts as processed when it was dropped, or when the dead letter stream has
   it for good; until then the progress of its input waits there.
 - The first of a stream is told, the others are counted.
-- A task takes no commit while a dead letter of its own is under way: what it has processed behind
-  that event must not be kept without it. A dead letter is sent once, although its task may go back
-  and come to the event again.
+- A task does not commit while one of its dead letters is being sent: the commit would cover the
+  event, and a crash would lose the dead letter. A dead letter is sent once, even if its task rolls
+  back and reads the event again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Keep = Callable[[GenericEvent], Awaitable[None]]
 """Keeps a dead letter; returns when it is safe."""
 
 MAX_KNOWN = 10_000
-"""Dead letters of a container that are not sent twice; of more, the oldest might be."""
+"""How many dead letters a container remembers, so that none is sent twice."""
 
 _Place = tuple[int, str, int]
 
@@ -46,8 +46,8 @@ MAX_WAITING = 1000
 class DeadLetterQueue:
     """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
 
-    ``counts`` are by stream. ``wake(partition)`` is called when all dead letters of its task are
-    safe.
+    ``counts`` are by stream. ``wake(partition)`` is called when all dead letters of the partition's
+    task are stored.
     """
 
     def __init__(self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None]) -> None:
@@ -55,7 +55,7 @@ class DeadLetterQueue:
         self._drop = drop
         self._keep = keep
         self._wake = wake
-        self._known: dict[_Place, None] = {}  # of which a dead letter is safe, or under way
+        self._known: dict[_Place, None] = {}  # their dead letters are stored, or being sent
         self._waiting = 0
         self._room = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -126,7 +126,7 @@ class DeadLetterQueue:
         self._send(task, place, dead_letter(ssp, str(ssp), number, reason, event), receipt)
 
     def send_skipped(self, task: Task, at: Place, what: GenericEvent) -> None:
-        """Keep the dead letter of an event that ``task`` has left out."""
+        """Send the dead letter of an event that ``task`` has skipped, unless it was sent before."""
         place = (task.partition, *at)
         if place not in self._known:
             self._send(task, place, what)

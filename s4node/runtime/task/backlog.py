@@ -265,8 +265,10 @@ class Backlog:
         return any(batch is not None and batch.receipt is not None for batch in offered)
 
     def unbegun(self, *, slicing: bool) -> Iterator[EventBatch]:
-        """The batches of which nothing has begun, of what cannot be read again. While a slice is
-        under way, the batch at hand has begun."""
+        """The batches that nothing was processed of and that cannot be read again.
+
+        While a slice runs, the current batch counts as begun.
+        """
         for source in self._fed:
             batch = self._offered.get(source)
             if batch is not None and not batch.at and not (slicing and batch is self.at_hand):

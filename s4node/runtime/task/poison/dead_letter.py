@@ -29,7 +29,7 @@ def dead_letter(
     event: Any,
     more: Mapping[str, Any] | None = None,
 ) -> GenericEvent:
-    """The dead letter of an event; ``event`` is its bytes where it does not decode."""
+    """Make the dead letter of an event; ``event`` is its bytes if it does not decode."""
     system, stream, partition = home
     place = {
         "system": system, "stream": stream, "partition": partition, "offset": offset,

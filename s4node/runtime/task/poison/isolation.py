@@ -151,8 +151,8 @@ class Isolation(Generic[T]):
             self._policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
-        """Have the dead letter of an event of ``batch`` put on a stream with the first commit that
-        covers the event; neither before, nor behind it."""
+        """Put the dead letter of an event of ``batch`` on a stream, in the first commit that covers
+        the event."""
         self._untold.append((batch, left, stream))
 
     def taken(self) -> None:

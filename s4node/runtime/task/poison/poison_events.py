@@ -111,7 +111,7 @@ class PoisonEvents:
     """The poison events of one task."""
 
     def __init__(self) -> None:
-        self.unsafe = 0  # dead letters of what was left out that are not safe yet
+        self.unsafe = 0  # dead letters of skipped events that are not stored yet
         self._numbered: dict[str, dict[int, Fault]] = {}
         self._own: dict[str, dict[int, list[Fault]]] = {}  # one for each of those that are equal
         self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
