@@ -6,6 +6,7 @@ And notes which tests ran: when a session ends, docs/semantics.md is judged by t
 from __future__ import annotations
 
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,3 +131,17 @@ def settings(tmp_path: Path) -> dict[str, str]:
         "systems.memory.samza.offset.default": "oldest",
         "s4.state.folder": str(tmp_path / "state"),
     }
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here (as root it can): a full one is not tested")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

@@ -78,6 +78,15 @@ async def until_told(
     raise AssertionError(f"within {seconds:g} s it was never what was wanted: {why or answer}")
 
 
+def filled(disk: Path) -> Path:
+    """The file that takes all that is left on a small disk."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Raise an error as it is where it comes alone inside of exception groups."""

@@ -14,8 +14,16 @@ from semantics import Guarantee, Outcomes, missing, mistakes, read, unproven
 
 PAGE = (ROOT / "docs" / "semantics.md").read_text()
 GUARANTEES = read(PAGE)
-GROUPS = {"dispatch": 38, "loop": 38, "container": 40, "async": 30, "startpoint": 16, "once": 9}
-"""How many sentences each of the five documents has at least, and the design of counting once."""
+GROUPS = {
+    "dispatch": 38,
+    "loop": 38,
+    "container": 40,
+    "async": 30,
+    "startpoint": 16,
+    "once": 9,
+    "power": 1,
+}
+"""How many sentences each of the five documents has at least, and the project's own groups."""
 
 
 # -- the page -------------------------------------------------------------------------------------

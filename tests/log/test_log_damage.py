@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -340,20 +340,6 @@ def test_a_disk_that_takes_no_more_loses_nothing_and_is_waited_for(tmp_path: Pat
     assert "the disk takes nothing more" in done.stdout
     assert "went on" in done.stdout
     assert done.stderr.count("appending to the log waits") + done.stdout.count("log waits") == 1
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here; a limit on files is tested elsewhere")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: Path) -> None:

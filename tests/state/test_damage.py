@@ -18,7 +18,7 @@ import trio
 from counting_flow import USERS, Flow, append_by_key, counting, flowing
 from durable_lives import COUNTING, Lives
 from durable_lives import USERS as LIVES_USERS
-from harness import NodeProcess, children, s4_process, until
+from harness import NodeProcess, children, filled, s4_process, until
 from kept import kept_instances
 from log_bench import Bench, bench
 
@@ -155,6 +155,30 @@ async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> 
         await until(lambda: "progress is written again" in process.errors)
         await until(lambda: done(it) > before)
         await all_is_counted(it, flow, process)
+
+
+async def test_a_file_system_without_room_ends_no_process_and_is_waited_for(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """It is full before the first event, so that nothing of any file is there by having been
+    written."""
+    state = ["-p", f"s4.state.folder={small_disk / 'state'}"]
+    async with (
+        bench(tmp_path, key="user") as it,
+        s4_process(*counting(it), *state, cwd=tmp_path) as process,
+    ):
+        ballast = filled(small_disk)
+        await append_by_key(it.log, 0, 1000)
+        await until(lambda: "progress could not be written" in process.errors)
+        ballast.unlink()
+        await until(lambda: "progress is written again" in process.errors)
+        app = small_disk / "state" / "default" / "counting"
+        await until(lambda: len(kept_instances(app)) == USERS)
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        kept = kept_instances(app)
+        assert sum(each["clicks"] for each in kept.values()) == 1000
+        assert sum(each["wrong"] for each in kept.values()) == 0
 
 
 class Click(Event):

@@ -3,6 +3,11 @@
 Rules
 - A file that is mapped into memory has a slot for each range of events that is being processed. It
   is written without a call of the system, and is there when the process is killed.
+- The blocks of the file are allocated when it is made: on a full disk that is an error. A write to
+  a mapped hole would kill the process (SIGBUS) without a word. Where the file system cannot
+  allocate, zeros are written. One that copies each block that is written (btrfs, ZFS) may still
+  find no room for the copy.
+- Suspects are replaced as a whole: those that a full disk does not take leave the ones before.
 - It is there only while the task runs: who finds that of an earlier owner knows that he was killed,
   or may be alive and out of date. It has the owner's epoch in its name, so two never share one.
 - Suspects are kept until they are committed, whatever ends the process. Of others' events the next
@@ -11,7 +16,9 @@ Rules
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -32,6 +39,8 @@ _SLOT = struct.Struct(f"<HQQ{_ORIGIN_BYTES}s")
 _BUSY = struct.Struct("<HQQ")
 _NONE = bytes(2)
 _FILE, _SUSPECTS = "under-way-", "suspects-"
+_NEW = ".new"  # suspects that are not yet whole
+_NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL}
 _decode = msgspec.json.Decoder(list[Suspect]).decode
 
 
@@ -45,9 +54,7 @@ class InFlightJournal:
         self._named = [""] * SLOTS
         self._lengths = [0] * SLOTS
         self._free = list(range(1, SLOTS))
-        with self._path.open("wb+") as file:
-            file.truncate(_SLOT.size * SLOTS)
-            self._map = mmap.mmap(file.fileno(), _SLOT.size * SLOTS)
+        self._map = _mapped(self._path, _SLOT.size * SLOTS)
         self.keep(suspects)
 
     def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
@@ -80,7 +87,9 @@ class InFlightJournal:
         """These are the suspects now."""
         left = list(suspects)
         if left:
-            self._suspects_path.write_bytes(msgspec.json.encode(left))
+            new = self._suspects_path.with_suffix(_NEW)
+            new.write_bytes(msgspec.json.encode(left))
+            new.replace(self._suspects_path)
         else:
             self._suspects_path.unlink(missing_ok=True)
 
@@ -113,11 +122,31 @@ def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> InFlightJou
         found = InFlightJournal(folder, epoch, after_death(known, (), positions))
         for before in _epochs(folder):
             if before < epoch:
-                for name in (_FILE, _SUSPECTS):
-                    (folder / f"{name}{before}").unlink(missing_ok=True)
+                for name in (f"{_FILE}{before}", *(f"{_SUSPECTS}{before}{e}" for e in ("", _NEW))):
+                    (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise StateError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise StateError(
+            f"{folder} cannot be written: {error.strerror or error}; see to its rights, make room "
+            f"on its disk, or set s4.state.folder to another one"
+        ) from error
     return found
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A new file of zeros, which is there in full, in memory."""
+    with path.open("wb+") as file:
+        try:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in _NO_ALLOCATION:
+                    raise
+                file.write(bytes(size))
+                file.flush()
+        except OSError:
+            path.unlink()
+            raise
+        return mmap.mmap(file.fileno(), size)
 
 
 def _epochs(folder: Path) -> set[int]:

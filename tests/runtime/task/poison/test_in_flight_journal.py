@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from harness import filled
 
 from s4node.errors import StateError
 from s4node.runtime.task.poison.in_flight_journal import SLOTS, enter
@@ -96,3 +99,52 @@ def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         enter(tmp_path / "none", 1, {})
+
+
+def test_a_disk_without_room_is_told_when_the_file_is_made_and_not_by_a_signal(
+    small_disk: Path,
+) -> None:
+    first = enter(small_disk, 1, {})
+    first.begin(CLICKS, 10, 19)
+    filled(small_disk)
+    with pytest.raises(StateError, match=r"No space left on device; .* make room on its disk"):
+        enter(small_disk, 2, {})
+    (small_disk / "ballast").unlink()
+    assert enter(small_disk, 2, {}).suspects == [Suspect(CLICKS, 10, 19)]
+
+
+def test_on_a_full_disk_every_slot_is_written_and_suspects_stay_as_they_were(
+    small_disk: Path,
+) -> None:
+    """In a process of its own, for a signal would end it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, small_disk], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "written\n"), done.stderr
+    (small_disk / "ballast").unlink()
+    found = enter(small_disk, 3, {}).suspects
+    assert Suspect(CLICKS, 5, 9) in found
+    assert {one.first for one in found if one.origin == VIEWS} == set(range(1, SLOTS))
+
+
+FULL = f"""
+import sys
+from pathlib import Path
+from s4node.runtime.task.poison.in_flight_journal import enter
+from s4node.runtime.task.poison.suspects import Suspect
+
+folder = Path(sys.argv[1])
+enter(folder, 1, {{}}).begin({CLICKS!r}, 5, 9)
+journal = enter(folder, 2, {{}})
+with (folder / "ballast").open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+while (slot := journal.take()) > 0:
+    journal.begin({VIEWS!r}, slot, slot, slot)
+journal.acquit([])
+journal.acquit([Suspect("another", 1, 1)])
+print("written")
+"""
