@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from harness import in_thread, proxy, running, together, until
+from shared_apps import Click, ForwardingApp, NotingApp, OnePE
 
-from s4node import AdapterApp, App, Client, Event, ProcessingElement, SyncClient
+from s4node import AdapterApp, Client, SyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from s4node import ClientStream
-
-
-class Click(Event):
-    user: str
-    n: int = 0
-    text: str = ""
-
-
-def noting(seen: dict[Any, list[int]], find: Callable[[Click], Any] | None = None) -> App:
-    """An app that notes the numbers of each user in the order in which they come."""
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen[event.user].append(event.n)
-
-    app = App("notes")
-    app.create_input_stream("clicks", app.create_pe(Note), key=find or "user")
-    return app
 
 
 async def send(stream: ClientStream, users: list[str], total: int, seed: int) -> None:
@@ -70,9 +50,9 @@ USERS = [f"user{n}" for n in range(7)]
 async def test_a_connection_cut_at_random_loses_and_doubles_nothing(
     seed: int, partitions: int
 ) -> None:
-    seen: dict[Any, list[int]] = defaultdict(list)
+    app = NotingApp()
     async with (
-        running(noting(seen), partitions=partitions) as node,
+        running(app, partitions=partitions) as node,
         proxy(node.address, seed=seed, cuts=12) as between,
         Client(between.address) as client,
     ):
@@ -82,7 +62,7 @@ async def test_a_connection_cut_at_random_loses_and_doubles_nothing(
         assert stream.counts["admitted"] == 10_000
         assert between.cuts >= 10
         assert node.statistics().admitted == {"clicks": 10_000}
-    assert seen == expected(USERS, 10_000)
+    assert app.by_user == expected(USERS, 10_000)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,9 +74,9 @@ async def test_refusals_are_known_to_the_sender_however_often_the_connection_is_
             raise ValueError("three")
         return event.user
 
-    seen: dict[Any, list[int]] = defaultdict(list)
+    app = NotingApp(key=find)
     async with (
-        running(noting(seen, find), {"s4.stream.workQueueSize": "1000"}) as node,
+        running(app, {"s4.stream.workQueueSize": "1000"}) as node,
         proxy(node.address, seed=seed, least=100, most=30_000, cuts=20) as between,
         Client(between.address) as client,
     ):
@@ -113,13 +93,13 @@ async def test_refusals_are_known_to_the_sender_however_often_the_connection_is_
             "pending": 0,
         }
     numbers = {user: [n for n in ns if n % 10 != 3] for user, ns in expected(USERS, 5000).items()}
-    assert seen == numbers
+    assert app.by_user == numbers
 
 
 async def test_several_clients_behind_cut_connections_do_not_disturb_each_other() -> None:
-    seen: dict[Any, list[int]] = defaultdict(list)
+    app = NotingApp()
     async with (
-        running(noting(seen), {"s4.stream.workQueueSize": "500"}, partitions=3) as node,
+        running(app, {"s4.stream.workQueueSize": "500"}, partitions=3) as node,
         proxy(node.address, seed=7, cuts=20) as between,
     ):
 
@@ -130,7 +110,7 @@ async def test_several_clients_behind_cut_connections_do_not_disturb_each_other(
 
         await together(*(lambda number=number: one(number) for number in range(4)))
         assert between.cuts == 20
-    assert seen == {
+    assert app.by_user == {
         f"{number}-{user}": numbers
         for number in range(4)
         for user, numbers in expected(USERS, 3000).items()
@@ -138,9 +118,9 @@ async def test_several_clients_behind_cut_connections_do_not_disturb_each_other(
 
 
 async def test_the_sync_client_behind_cut_connections_loses_and_doubles_nothing() -> None:
-    seen: dict[Any, list[int]] = defaultdict(list)
+    app = NotingApp()
     async with (
-        running(noting(seen), partitions=2) as node,
+        running(app, partitions=2) as node,
         proxy(node.address, seed=3, most=8000, cuts=10) as between,
     ):
 
@@ -152,27 +132,11 @@ async def test_the_sync_client_behind_cut_connections_loses_and_doubles_nothing(
 
         await in_thread(work)
         assert between.cuts == 10
-    assert seen == expected(USERS, 10_000)
+    assert app.by_user == expected(USERS, 10_000)
 
 
 async def test_adapter_and_client_at_both_ends_of_a_chain_with_cut_connections() -> None:
-    seen: dict[Any, list[int]] = defaultdict(list)
-
-    class Forward(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("onward", key="user", types=Click)
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen[event.user].append(event.n)
-
-    last = App("last")
-    last.create_input_stream("onward", last.create_pe(Note), key="user")
+    last = NotingApp("onward")
     async with (
         running(last, partitions=2) as end,
         proxy(end.address, seed=1, cuts=10) as behind,
@@ -183,16 +147,16 @@ async def test_adapter_and_client_at_both_ends_of_a_chain_with_cut_connections()
             "s4.remoteSender.workQueueSize": "500",
         }
         async with (
-            running(app, settings, partitions=3) as node,
+            running(ForwardingApp(key="user"), settings, partitions=3) as node,
             proxy(node.address, seed=2, cuts=10) as before,
             Client(before.address) as client,
         ):
             stream = await client.stream("clicks")
             await send(stream, USERS, 8000, 5)
             assert await stream.flush() == []
-            await until(lambda: sum(map(len, seen.values())) >= 8000)
+            await until(lambda: len(last.seen) >= 8000)
         assert behind.cuts == before.cuts == 10
-    assert seen == expected(USERS, 8000)
+    assert last.by_user == expected(USERS, 8000)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -200,11 +164,8 @@ async def test_a_restart_in_order_behind_cut_connections_loses_and_doubles_nothi
     seed: int,
 ) -> None:
     """Two kinds of trouble at once; what the node ruled before it went is known or asked again."""
-    seen: dict[Any, list[int]] = defaultdict(list)
+    seen: list[Click] = []
     sent = 0
-
-    def total() -> int:
-        return sum(map(len, seen.values()))
 
     async def feed(stream: ClientStream) -> None:
         nonlocal sent
@@ -215,25 +176,26 @@ async def test_a_restart_in_order_behind_cut_connections_loses_and_doubles_nothi
     async with proxy("tcp://127.0.0.1:1") as between, Client(between.address) as client:
         async with trio.open_nursery() as nursery:
             for life in range(4):
-                async with running(noting(seen), partitions=2) as node:
+                async with running(NotingApp(seen=seen), partitions=2) as node:
                     between.redirect(node.address)
                     stream = await client.stream("clicks")
                     if not life:
                         nursery.start_soon(feed, stream)
-                    enough = total() + 3000 + 100 * seed
-                    await until(lambda enough=enough: total() > enough)
+                    enough = len(seen) + 3000 + 100 * seed
+                    await until(lambda enough=enough: len(seen) > enough)
                     connections = between.connections
                     between.cut()
                     await until(lambda some=connections: between.connections > some)
-                    enough = total() + 3000
-                    await until(lambda enough=enough: total() > enough)
+                    enough = len(seen) + 3000
+                    await until(lambda enough=enough: len(seen) > enough)
             nursery.cancel_scope.cancel()
-        async with running(noting(seen), partitions=2) as node:
+        app = NotingApp(seen=seen)
+        async with running(app, partitions=2) as node:
             between.redirect(node.address)
             assert await stream.flush() == []
-            assert stream.counts["admitted"] == total()
-    assert total() - sent in (0, 1)
-    assert seen == expected(USERS, total())
+            assert stream.counts["admitted"] == len(seen)
+    assert len(seen) - sent in (0, 1)
+    assert app.by_user == expected(USERS, len(seen))
 
 
 # -- slow peers -----------------------------------------------------------------------------------
@@ -243,15 +205,12 @@ async def test_a_node_ten_times_too_slow_holds_its_sender_back_and_loses_nothing
     seen: list[int] = []
     deepest = 0
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-            if event.n % 100 == 0:
-                await trio.sleep(0.01)  # 100 events take ten times what sending them takes
+    async def slowly(_pe: Any, event: Click) -> None:
+        seen.append(event.n)
+        if event.n % 100 == 0:
+            await trio.sleep(0.01)  # 100 events take ten times what sending them takes
 
-    app = App("slow")
-    app.create_input_stream("clicks", app.create_pe(Slow), key="user")
-    settings = {"s4.stream.workQueueSize": "400"}
+    app, settings = OnePE(slowly), {"s4.stream.workQueueSize": "400"}
     async with running(app, settings) as node, Client(node.address, queue_size=400) as client:
         stream = await client.stream("clicks")
         for n in range(5000):
@@ -266,17 +225,14 @@ async def test_a_node_ten_times_too_slow_holds_its_sender_back_and_loses_nothing
 
 async def test_one_slow_partition_does_not_hold_up_the_others() -> None:
     release = trio.Event()
-    seen: dict[Any, list[int]] = defaultdict(list)
+    seen: tuple[list[int], list[int]] = ([], [])
 
-    class Mixed(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            if self.partition == 0:
-                await release.wait()
-            seen[self.partition].append(event.n)
+    async def slow_at_0(pe: Any, event: Click) -> None:
+        if pe.partition == 0:
+            await release.wait()
+        seen[pe.partition].append(event.n)
 
-    app = App("mixed")
-    app.create_input_stream("clicks", app.create_pe(Mixed), key="user")
-    settings = {"s4.stream.workQueueSize": "100"}
+    app, settings = OnePE(slow_at_0), {"s4.stream.workQueueSize": "100"}
     async with running(app, settings, partitions=2) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         home = node.partitioner.partition_of
@@ -288,38 +244,30 @@ async def test_one_slow_partition_does_not_hold_up_the_others() -> None:
         assert seen[0] == []
         release.set()
         assert await stream.flush() == []
-    assert seen == {0: list(range(0, 10_000, 2)), 1: list(range(1, 10_000, 2))}
+    assert seen == (list(range(0, 10_000, 2)), list(range(1, 10_000, 2)))
 
 
 async def test_a_slow_consumer_holds_back_the_tasks_that_feed_it_and_then_their_source() -> None:
     seen: list[int] = []
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-            if event.n % 100 == 0:
-                await trio.sleep(0.005)
+    async def slowly(_pe: Any, event: Click) -> None:
+        seen.append(event.n)
+        if event.n % 100 == 0:
+            await trio.sleep(0.005)
 
-    class Forward(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("onward", types=Click)
-    last = App("slow")
-    last.create_input_stream("onward", last.create_pe(Slow), key="user")
     small = {"s4.stream.workQueueSize": "200", "s4.remoteSender.workQueueSize": "200"}
     deepest = 0
-    async with running(last, small) as end:
+    async with running(OnePE(slowly, "onward"), small) as end:
         settings = {
             **small,
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
             "s4.step.maxEvents": "100",
         }
-        async with running(app, settings) as node, Client(node.address, queue_size=200) as client:
+        async with (
+            running(ForwardingApp(), settings) as node,
+            Client(node.address, queue_size=200) as client,
+        ):
             stream = await client.stream("clicks")
             for n in range(4000):
                 await stream.send(Click("ann", n))
@@ -335,12 +283,11 @@ async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
     most = 0.0
     full = trio.Event()
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            await full.wait()  # nothing moves before the source has put all that it may
-            seen.append(event.n)
-            if event.n % 100 == 0:
-                await trio.sleep(0.005)
+    async def slowly(_pe: Any, event: Click) -> None:
+        await full.wait()  # nothing moves before the source has put all that it may
+        seen.append(event.n)
+        if event.n % 100 == 0:
+            await trio.sleep(0.005)
 
     class Source(AdapterApp):
         output_stream = "clicks"
@@ -356,9 +303,7 @@ async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
                 if most >= 1.0:
                     full.set()
 
-    last = App("slow")
-    last.create_input_stream("clicks", last.create_pe(Slow), key="user")
-    async with running(last, {"s4.stream.workQueueSize": "200"}) as end:
+    async with running(OnePE(slowly), {"s4.stream.workQueueSize": "200"}) as end:
         settings = {
             "s4.stream.clicks.consumers": "end",
             "s4.cluster.end.address": end.address,
@@ -372,9 +317,9 @@ async def test_a_source_that_sends_too_fast_waits_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("side", ["verdicts", "events"])
 async def test_a_connection_that_stalls_without_an_end_costs_nothing_but_time(side: str) -> None:
-    seen: dict[Any, list[int]] = defaultdict(list)
+    app = NotingApp()
     async with (
-        running(noting(seen), {"s4.stream.workQueueSize": "500"}) as node,
+        running(app, {"s4.stream.workQueueSize": "500"}) as node,
         proxy(node.address) as between,
         Client(between.address, queue_size=500) as client,
     ):
@@ -385,9 +330,9 @@ async def test_a_connection_that_stalls_without_an_end_costs_nothing_but_time(si
         with trio.move_on_after(0.3) as patience:
             await send(stream, USERS, 100_000, 1)
         assert patience.cancelled_caught
-        assert sum(map(len, seen.values())) < 3000
+        assert len(app.seen) < 3000
         sent = stream.counts["admitted"] + stream.counts["pending"]
         between.go_on()
         assert await stream.flush() == []
         assert stream.counts["admitted"] == sent
-    assert sum(map(len, seen.values())) == sent
+    assert len(app.seen) == sent

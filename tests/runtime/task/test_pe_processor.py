@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from harness import free_port, names, plain_errors, running, together, until
+from shared_apps import Buy, Click, Count, HoldingApp, Ignore, NotingApp, OnePE, Total, handling
 from structlog.testing import capture_logs
 
 from s4node import (
@@ -38,23 +39,8 @@ if TYPE_CHECKING:
     import trio.testing
 
 
-class Click(Event):
-    user: str
-    n: int = 0
-
-
 class DoubleClick(Click):
     pass
-
-
-class Buy(Event):
-    user: str
-    cents: int = 0
-
-
-class Total(Event):
-    user: str
-    n: int
 
 
 class Order(Event):
@@ -91,14 +77,11 @@ async def run_until_it_fails(app: App, events: Iterable[Any]) -> None:
 async def test_an_app_is_initialised_started_and_closed_in_this_order(kind: str) -> None:
     story: list[str] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            story.append("event")
-
     class Plain(App):
         def on_init(self) -> None:
             story.append("on_init")
-            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+            listen = self.create_pe(handling(lambda *_: story.append("event")))
+            self.create_input_stream("clicks", listen, key="user")
 
         def on_start(self) -> None:
             story.append("on_start")
@@ -129,14 +112,13 @@ async def test_an_app_is_initialised_started_and_closed_in_this_order(kind: str)
 async def test_an_app_s_own_constructor_may_declare_and_need_not_call_the_inherited_one() -> None:
     seen: list[Any] = []
 
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append((self.app.name, event.user, self.app.greeting))
+    def note(pe: Any, click: Click) -> None:
+        seen.append((pe.app.name, click.user, pe.app.greeting))
 
     class Forgetful(App):
         def __init__(self) -> None:
             self.greeting = "hello"
-            self.create_input_stream("clicks", self.create_pe(Note), key="user")
+            self.create_input_stream("clicks", self.create_pe(handling(note)), key="user")
 
     class Late(Forgetful):
         def __init__(self) -> None:
@@ -152,13 +134,10 @@ async def test_an_app_s_own_constructor_may_declare_and_need_not_call_the_inheri
 async def test_on_init_sees_the_parameters_and_the_number_of_partitions() -> None:
     seen: list[Any] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     class Configured(App):
         def on_init(self) -> None:
             seen.append((dict(self.parameters), self.partitions))
-            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+            self.create_input_stream("clicks", self.create_pe(Ignore), key="user")
 
     settings = {"s4.app.threshold": "42", "s4.app.greeting": "good day"}
     async with running(Configured(), settings, partitions=3):
@@ -168,12 +147,9 @@ async def test_on_init_sees_the_parameters_and_the_number_of_partitions() -> Non
 
 @pytest.mark.parametrize("hook", ["on_init", "on_start", "on_close"])
 async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: str) -> None:
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     class Broken(App):
         def on_init(self) -> None:
-            self.create_input_stream("clicks", self.create_pe(Listen), key="user")
+            self.create_input_stream("clicks", self.create_pe(Ignore), key="user")
             self.fail("on_init")
 
         def on_start(self) -> None:
@@ -196,16 +172,11 @@ async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: 
 
 
 async def test_a_source_feeds_the_app_and_is_cancelled_when_the_app_begins_to_stop() -> None:
-    seen: list[int] = []
     story: list[str] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-
-    class Ticking(App):
+    class Ticking(NotingApp):
         def on_init(self) -> None:
-            self.ticks = self.create_stream("ticks", self.create_pe(Listen), key="user")
+            self.ticks = self.create_stream("ticks", self.pe, key="user")
 
         def on_start(self) -> None:
             self.start_soon(self.tick, 1000)
@@ -221,19 +192,17 @@ async def test_a_source_feeds_the_app_and_is_cancelled_when_the_app_begins_to_st
         def on_close(self) -> None:
             story.append("on_close")
 
-    async with running(Ticking()):
-        await until(lambda: len(seen) == 1000)
-    assert seen == list(range(1000))
+    app = Ticking()
+    async with running(app):
+        await until(lambda: len(app.seen) == 1000)
+    assert app.numbers == list(range(1000))
     assert story == ["source ended", "on_close"]
 
 
 async def test_an_exception_that_leaves_a_source_stops_the_app() -> None:
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     class Broken(App):
         def on_init(self) -> None:
-            self.create_stream("clicks", self.create_pe(Listen), key="user")
+            self.create_stream("clicks", self.create_pe(Ignore), key="user")
 
         def on_start(self) -> None:
             self.start_soon(self.read)
@@ -250,18 +219,11 @@ async def test_an_exception_that_leaves_a_source_stops_the_app() -> None:
 
 
 async def test_a_source_waits_while_the_stream_is_full_and_sees_the_pressure() -> None:
-    may_go_on = trio.Event()
     story: list[Any] = []
-    seen: list[int] = []
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            await may_go_on.wait()
-            seen.append(event.n)
-
-    class Feeding(App):
+    class Feeding(HoldingApp):
         def on_init(self) -> None:
-            self.clicks = self.create_stream("clicks", self.create_pe(Slow), key="user")
+            self.clicks = self.create_stream("inner", self.pe, key="user")
 
         def on_start(self) -> None:
             self.start_soon(self.feed)
@@ -272,40 +234,33 @@ async def test_a_source_waits_while_the_stream_is_full_and_sees_the_pressure() -
             story.append(self.clicks.pressure)
             with pytest.raises(WouldBlock):
                 self.clicks.send_nowait(Click("ann", 99))
-            may_go_on.set()
+            self.may_go_on.set()
             await self.clicks.send(Click("ann", 10))
             story.append("went on")
 
-    async with running(Feeding(), {"s4.stream.workQueueSize": "10"}):
-        await until(lambda: len(seen) == 11)
-    assert seen == list(range(11))
+    app = Feeding()
+    async with running(app, {"s4.stream.workQueueSize": "10"}):
+        await until(lambda: len(app.seen) == 11)
+    assert [click.n for click in app.seen] == list(range(11))
     assert story == [1.0, "went on"]
 
 
 async def test_a_stream_cannot_be_declared_once_the_app_runs() -> None:
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    app = App("late")
-    pe = app.create_pe(Listen)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Ignore)
     async with running(app):
         with pytest.raises(GraphError, match="declare its graph in on_init"):
-            app.create_stream("more", pe, key="user")
+            app.create_stream("more", app.pe, key="user")
         with pytest.raises(GraphError, match="on_init"):
-            pe.set_singleton()
+            app.pe.set_singleton()
 
 
 async def test_all_mistakes_of_a_graph_are_told_together_and_nothing_listens() -> None:
     class Nothing(ProcessingElement):
         pass
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     app = App("wrong")
     app.create_pe(Nothing)
-    listen = app.create_pe(Listen)
+    listen = app.create_pe(Ignore)
     app.create_input_stream("unkeyed", listen)
     app.create_input_stream("mistyped", listen, key="usr")
     app.create_stream("nowhere")
@@ -316,7 +271,7 @@ async def test_all_mistakes_of_a_graph_are_told_together_and_nothing_listens() -
     assert "app 'wrong' cannot run" in text
     assert "PE 'Nothing' has neither on_event nor on_time" in text
     assert "stream 'nowhere' leads to no PE" in text
-    assert "keyed by 'usr', which Click does not have; it has user, n" in text
+    assert "keyed by 'usr', which Click does not have; it has user, n, text" in text
 
 
 async def test_an_adapter_without_an_output_stream_is_told_which_setting_is_missing() -> None:
@@ -329,82 +284,47 @@ async def test_an_adapter_without_an_output_stream_is_told_which_setting_is_miss
 
 
 async def test_an_older_client_may_leave_out_fields_that_were_appended_since() -> None:
-    seen: list[Any] = []
-
-    class Listen(ProcessingElement):
-        def on_event(self, event: Order) -> None:
-            seen.append((event.user, event.cents, event.currency))
-
-    app = App("orders")
-    app.create_input_stream("orders", app.create_pe(Listen), key="user")
+    app = NotingApp("orders", types=Order)
     async with running(app) as node:
         await deliver(node.address, [OldOrder("ann")], "orders")
         await deliver(node.address, [Order("bob", 5, "USD")], "orders")
-    assert seen == [("ann", 0, "EUR"), ("bob", 5, "USD")]
+    assert app.seen == [Order("ann", 0, "EUR"), Order("bob", 5, "USD")]
 
 
 async def test_a_newer_client_may_send_fields_that_the_app_does_not_know() -> None:
-    seen: list[str] = []
-
-    class Listen(ProcessingElement):
-        def on_event(self, event: OldOrder) -> None:
-            seen.append(event.user)
-
-    app = App("orders")
-    app.create_input_stream("orders", app.create_pe(Listen), key="user")
+    app = NotingApp("orders", types=OldOrder)
     async with running(app) as node:
         await deliver(node.address, [Order("ann", 5), Order("bob", 7)], "orders")
-    assert seen == ["ann", "bob"]
+    assert app.seen == [OldOrder("ann"), OldOrder("bob")]
 
 
 async def test_a_type_whose_fields_were_changed_is_turned_down_by_name() -> None:
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     class Changed(Event):
         event_name = "Click"
         user: int
 
-    app = App("clicks")
-    app.create_input_stream("clicks", app.create_pe(Listen), key="user")
+    app = OnePE(Ignore)
     async with running(app) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="Click: field user: int where this side has"):
             await client.stream("clicks", types=Changed)
 
 
 async def test_a_type_that_the_stream_does_not_take_is_turned_down_by_name() -> None:
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    app = App("clicks")
-    app.create_input_stream("clicks", app.create_pe(Listen), key="user")
+    app = OnePE(Ignore)
     async with running(app) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="takes Click, not 'Buy'"):
             await client.stream("clicks", types=Buy)
 
 
 async def test_a_stream_of_several_types_keeps_them_apart_and_in_order() -> None:
-    seen: list[Any] = []
-
-    class Listen(ProcessingElement):
-        def on_event_click(self, event: Click) -> None:
-            seen.append(event)
-
-        def on_event_buy(self, event: Buy) -> None:
-            seen.append(event)
-
-        def on_event_any(self, event: GenericEvent) -> None:
-            seen.append(event)
-
-    app = App("shop")
-    app.create_input_stream("shop", app.create_pe(Listen), key="user")
+    app = NotingApp("shop", types=Click | Buy | GenericEvent)
     sent: list[Any] = []
     for n in range(300):
         sent += [Click("ann", n), Buy("ann", n)][: 1 + n % 2]
         sent += [GenericEvent(user="ann", n=n)] * (n % 3)
     async with running(app) as node:
         await deliver(node.address, sent, "shop")
-    assert seen == sent
+    assert app.seen == sent
 
 
 async def test_a_stream_declares_types_that_no_handler_names() -> None:
@@ -424,14 +344,12 @@ async def test_a_stream_declares_types_that_no_handler_names() -> None:
 async def test_a_generic_event_is_frozen_once_a_client_has_sent_it() -> None:
     seen: list[Any] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: GenericEvent) -> None:
-            with pytest.raises(EventError, match="make a new event"):
-                event.put("name", "eve")
-            seen.append(event["name"])
+    def rename(_pe: Any, event: GenericEvent) -> None:
+        with pytest.raises(EventError, match="make a new event"):
+            event.put("name", "eve")
+        seen.append(event["name"])
 
-    app = App("names")
-    app.create_input_stream("names", app.create_pe(Listen), key="name")
+    app = OnePE(rename, "names", key="name", types=GenericEvent)
     async with running(app) as node, Client(node.address) as client:
         stream = await client.stream("names")
         one, two, three = names("ann", "bob", "cid")
@@ -447,28 +365,20 @@ async def test_a_generic_event_is_frozen_once_a_client_has_sent_it() -> None:
 
 
 async def test_a_generic_event_is_frozen_once_a_pe_has_put_it_on_a_stream() -> None:
-    seen: list[Any] = []
+    def make(pe: Any, click: Click) -> None:
+        made = GenericEvent(user=click.user)
+        made.put("n", click.n)
+        pe.app.made.put(made)
+        with pytest.raises(EventError, match="already sent"):
+            made.put("n", -1)
 
-    class Second(ProcessingElement):
-        def on_event(self, event: GenericEvent) -> None:
-            seen.append(event.attributes)
-
-    class First(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            made = GenericEvent(user=event.user)
-            made.put("n", event.n)
-            self.out.put(made)
-            with pytest.raises(EventError, match="already sent"):
-                made.put("n", -1)
-
-    app = App("two")
-    first = app.create_pe(First)
-    app.create_input_stream("clicks", first, key="user")
-    first.out = app.create_stream("made", app.create_pe(Second), key="user")
+    app = NotingApp("generic", types=GenericEvent)
+    app.made = app.create_stream("made", app.pe, key="user")
+    app.create_input_stream("clicks", app.create_pe(handling(make)), key="user")
     async with running(app) as node:
         await deliver(node.address, [Click("ann", 7)])
-        await until(lambda: seen)
-    assert seen == [{"user": "ann", "n": 7}]
+        await until(lambda: app.seen)
+    assert app.seen == [GenericEvent(user="ann", n=7)]
 
 
 # -- instances ------------------------------------------------------------------------------------
@@ -487,8 +397,7 @@ async def test_each_key_has_an_instance_made_at_its_first_event() -> None:
             self.n += 1
             story.append((self.key, self.n))
 
-    app = App("counts")
-    app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    app = OnePE(Count)
     async with running(app) as node:
         assert story == []
         await deliver(node.address, [Click("ann"), Click("bob"), Click("ann")])
@@ -544,8 +453,7 @@ async def test_annotated_attributes_are_state_of_one_key_even_if_their_default_i
             self.by_n[1].append(event.n)
             states[self.key] = (self.n, self.last, self.seen, self.by_n)
 
-    app = App("collect")
-    app.create_input_stream("clicks", app.create_pe(Collect), key="user")
+    app = OnePE(Collect)
     async with running(app) as node:
         await deliver(node.address, [Click("ann", 1), Click("bob", 2), Click("ann", 3)])
     assert states == {
@@ -627,39 +535,27 @@ async def test_the_handler_of_the_most_specific_type_takes_the_event() -> None:
 
 
 async def test_a_handler_of_a_base_type_takes_subclasses_without_a_handler_of_their_own() -> None:
-    seen: list[Any] = []
-
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click | Buy) -> None:
-            seen.append(type(event).__name__)
-
-    app = App("shop")
-    types = [Buy, Click, DoubleClick]
-    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=types)
+    app = NotingApp("few", types=Click | Buy)
+    app.create_input_stream("shop", app.pe, key="user", types=[Buy, Click, DoubleClick])
+    sent = [DoubleClick("a"), Buy("a"), Click("a")]
     async with running(app) as node:
-        await deliver(node.address, [DoubleClick("a"), Buy("a"), Click("a")], "shop")
-    assert seen == ["DoubleClick", "Buy", "Click"]
+        await deliver(node.address, sent, "shop")
+    assert app.seen == sent
 
 
 async def test_events_without_a_handler_are_counted_and_reported_once_for_their_type() -> None:
-    seen: list[Any] = []
-
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(event)
-
-    app = App("shop")
-    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=[Click, Buy, Total])
+    app = NotingApp()
+    app.create_input_stream("shop", app.pe, key="user", types=[Click, Buy, Total])
     events = [Buy("ann"), Click("ann"), Buy("bob"), Total("ann", 1), Buy("ann")]
     with capture_logs() as logs:
         async with running(app) as node:
             await deliver(node.address, events, "shop")
             (task,) = node.statistics().tasks
-    assert seen == [Click("ann")]
-    assert task.unhandled == {"Listen:Buy": 3, "Listen:Total": 1}
+    assert app.seen == [Click("ann")]
+    assert task.unhandled == {"Handling:Buy": 3, "Handling:Total": 1}
     assert task.processed == 5
     told = [(log["pe"], log["event_type"]) for log in logs if "no handler" in log["event"]]
-    assert told == [("Listen", "Buy"), ("Listen", "Total")]
+    assert told == [("Handling", "Buy"), ("Handling", "Total")]
 
 
 async def test_handlers_that_nothing_would_ever_call_are_told_once_at_the_start() -> None:
@@ -694,17 +590,9 @@ async def test_handlers_that_nothing_would_ever_call_are_told_once_at_the_start(
 
 
 async def test_a_handler_may_put_only_what_the_stream_takes() -> None:
-    class Count(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(Buy("ann"))
-
-    class Show(ProcessingElement):
-        def on_event(self, event: Total) -> None: ...
-
-    app = App("counts")
-    count = app.create_pe(Count)
-    app.create_input_stream("clicks", count, key="user")
-    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
+    app = OnePE(lambda pe, _: pe.app.totals.put(Buy("ann")))
+    ignore = app.create_pe(handling(lambda *_: None, Total))
+    app.totals = app.create_stream("totals", ignore, key="user")
     with pytest.raises(ProcessingError) as caught:
         await run_until_it_fails(app, [Click("ann")])
     assert isinstance(caught.value.__cause__, EventError)
@@ -712,14 +600,11 @@ async def test_a_handler_may_put_only_what_the_stream_takes() -> None:
 
 
 async def test_put_is_for_handlers_only() -> None:
-    class Show(ProcessingElement):
-        def on_event(self, event: Total) -> None: ...
-
-    app = App("counts")
-    totals = app.create_stream("totals", app.create_pe(Show), key="user")
+    app = App("clicks")
+    clicks = app.create_stream("clicks", app.create_pe(Ignore), key="user")
     async with running(app):
         with pytest.raises(S4Error, match=r"use 'await stream.send\(\)'"):
-            totals.put(Total("ann", 1))
+            clicks.put(Click("ann", 1))
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "on_create", "on_time", "on_trigger"])
@@ -746,19 +631,17 @@ async def test_a_pe_that_raises_fails_the_app_and_names_everything(kind: str) ->
             await trio.lowlevel.checkpoint()
             self.fail("async", event.n)
 
-    app = App("counts")
-    pe = app.create_pe(AsyncCount if kind == "async" else Count)
-    pe.set_timer_interval(0.01)
-    pe.set_trigger(Click, events=1)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(AsyncCount if kind == "async" else Count, name="counts")
+    app.pe.set_timer_interval(0.01)
+    app.pe.set_trigger(Click, events=1)
     with pytest.raises(ProcessingError) as caught:
         await run_until_it_fails(app, [Click("ann", n) for n in range(3)] + [Click("bob", 3)])
     error = caught.value
     position = "on_time in partition 0" if kind == "on_time" else "clicks[0]@web:3"
-    assert (error.app, error.pe, error.key) == ("counts", type(pe).__name__, "bob")
+    assert (error.app, error.pe, error.key) == ("counts", type(app.pe).__name__, "bob")
     assert error.position == position
     assert isinstance(error.__cause__, ZeroDivisionError)
-    for part in ("'counts'", type(pe).__name__, "'bob'", position, "ZeroDivisionError: three"):
+    for part in ("'counts'", type(app.pe).__name__, "'bob'", position, "ZeroDivisionError: three"):
         assert part in str(error)
     assert (".onError" in str(error)) is (kind != "on_time")  # which has no event to leave out
     assert (f"event at {position}" in str(error)) is (kind != "on_time")
@@ -766,23 +649,17 @@ async def test_a_pe_that_raises_fails_the_app_and_names_everything(kind: str) ->
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_on_remove_that_raises_fails_the_app_and_names_the_instance(kind: str) -> None:
-    class Plain(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
+    class Plain(Ignore):
         def on_remove(self) -> None:
             raise ZeroDivisionError("bye")
 
-    class Async(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
+    class Async(Ignore):
         async def on_remove(self) -> None:
             await trio.lowlevel.checkpoint()
             raise ZeroDivisionError("bye")
 
-    app = App("cached")
-    pe = app.create_pe({"plain": Plain, "async": Async}[kind])
-    pe.set_pe_cache(max_size=1)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE({"plain": Plain, "async": Async}[kind])
+    app.pe.set_pe_cache(max_size=1)
     with pytest.raises(ProcessingError) as caught:
         await run_until_it_fails(app, [Click("ann"), Click("bob")])
     assert (caught.value.pe, caught.value.key) == (kind.title(), "ann")
@@ -796,19 +673,12 @@ async def test_on_remove_that_raises_fails_the_app_and_names_the_instance(kind: 
 async def test_a_trigger_counts_for_each_key_by_itself_and_starts_anew_when_it_fires() -> None:
     fired: list[Any] = []
 
-    class Every(ProcessingElement):
-        n: int = 0
-
-        def on_event(self, event: Click) -> None:
-            self.n += 1
-
+    class Every(Count):
         def on_trigger(self, event: Click) -> None:
             fired.append((self.key, self.n, event.n))
 
-    app = App("triggers")
-    pe = app.create_pe(Every)
-    pe.set_trigger(Click, events=3)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Every)
+    app.pe.set_trigger(Click, events=3)
     async with running(app) as node:
         sent = [Click("ann", n) for n in range(7)] + [Click("bob", n) for n in range(2)]
         await deliver(node.address, sent)
@@ -827,10 +697,8 @@ async def test_a_trigger_counts_from_nought_for_an_instance_that_was_made_anew()
         def on_trigger(self, event: Click) -> None:
             fired.append(event.n)
 
-    app = App("triggers")
-    pe = app.create_pe(Every)
-    pe.set_trigger(Click, events=2)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Every)
+    app.pe.set_trigger(Click, events=2)
     async with running(app) as node:
         await deliver(node.address, [Click("ann", n) for n in (1, 0, 2, 3, 4, 0, 5, 6)])
     assert fired == [3, 6]
@@ -865,16 +733,12 @@ async def test_a_trigger_fires_with_the_first_event_after_its_time_for_each_key(
     mock_clock.rate = 1
     fired: list[Any] = []
 
-    class Every(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
+    class Every(Ignore):
         def on_trigger(self, event: Click) -> None:
             fired.append((self.key, event.n))
 
-    app = App("triggers")
-    pe = app.create_pe(Every)
-    pe.set_trigger(Click, events=100, seconds=60)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Every)
+    app.pe.set_trigger(Click, events=100, seconds=60)
     async with running(app, deadline=1000) as node:
         await deliver(node.address, [Click("ann", 1), Click("bob", 1), Click("ann", 2)])
         mock_clock.jump(70)
@@ -891,16 +755,12 @@ async def test_on_time_is_called_on_each_instance_at_every_interval(
     mock_clock.rate = 1
     fired: Counter[Any] = Counter()
 
-    class Watch(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
+    class Watch(Ignore):
         def on_time(self) -> None:
             fired[self.partition, self.key] += 1
 
-    app = App("timers")
-    pe = app.create_pe(Watch)
-    pe.set_timer_interval(100)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Watch)
+    app.pe.set_timer_interval(100)
     async with running(app, partitions=2, deadline=10_000) as node:
         keys = [f"user{n}" for n in range(20)]
         await deliver(node.address, [Click(key) for key in keys])
@@ -921,14 +781,11 @@ async def test_a_pe_fed_by_its_timer_alone_needs_no_on_event() -> None:
         def on_time(self) -> None:
             fired.append(self.partition)
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
     app = App("timers")
     beat = app.create_pe(Beat)
     beat.set_singleton()
     beat.set_timer_interval(0.01)
-    app.create_input_stream("clicks", app.create_pe(Listen), beat, key="user")
+    app.create_input_stream("clicks", app.create_pe(Ignore), beat, key="user")
     async with running(app, partitions=3) as node:
         await deliver(node.address, [Click(str(n)) for n in range(50)])
         await until(lambda: set(fired) == {0, 1, 2})
@@ -938,11 +795,9 @@ async def test_an_instance_that_an_on_time_removes_gets_no_on_time_itself() -> N
     story: list[Any] = []
     alive: dict[Any, ProcessingElement] = {}
 
-    class Watch(ProcessingElement):
+    class Watch(Ignore):
         def on_create(self) -> None:
             alive[self.key] = self
-
-        def on_event(self, event: Click) -> None: ...
 
         def on_time(self) -> None:
             story.append(("time", self.key))
@@ -954,10 +809,8 @@ async def test_an_instance_that_an_on_time_removes_gets_no_on_time_itself() -> N
             del alive[self.key]
             story.append(("removed", self.key))
 
-    app = App("timers")
-    pe = app.create_pe(Watch)
-    pe.set_timer_interval(0.2)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Watch)
+    app.pe.set_timer_interval(0.2)
     async with running(app) as node:
         await deliver(node.address, [Click("ann"), Click("bob"), Click("cid")])
         await until(lambda: len(story) >= 4)
@@ -965,30 +818,19 @@ async def test_an_instance_that_an_on_time_removes_gets_no_on_time_itself() -> N
 
 
 async def test_what_on_time_puts_is_handed_on() -> None:
-    seen: list[Any] = []
-
-    class Show(ProcessingElement):
-        def on_event(self, event: Total) -> None:
-            seen.append((event.user, event.n))
-
-    class Count(ProcessingElement):
-        n: int = 0
-
-        def on_event(self, event: Click) -> None:
-            self.n += 1
-
+    class Tell(Count):
         async def on_time(self) -> None:
             await trio.lowlevel.checkpoint()
-            self.out.put(Total(self.key, self.n))
+            self.app.totals.put(Total(self.key, self.n))
 
-    app = App("timers")
-    count = app.create_pe(Count)
-    count.set_timer_interval(0.02)
-    app.create_input_stream("clicks", count, key="user")
-    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
+    app = NotingApp("others", types=Total)
+    app.totals = app.create_stream("totals", app.pe, key="user")
+    tell = app.create_pe(Tell)
+    tell.set_timer_interval(0.02)
+    app.create_input_stream("clicks", tell, key="user")
     async with running(app) as node:
         await deliver(node.address, [Click("ann"), Click("ann"), Click("bob")])
-        await until(lambda: ("ann", 2) in seen and ("bob", 1) in seen)
+        await until(lambda: Total("ann", 2) in app.seen and Total("bob", 1) in app.seen)
 
 
 async def test_a_busy_handler_with_a_timer_due_does_not_keep_the_loop_spinning() -> None:
@@ -1003,16 +845,9 @@ async def test_a_busy_handler_with_a_timer_due_does_not_keep_the_loop_spinning()
         def on_time(self) -> None:
             fired.append(may_end.is_set())
 
-    class Other(ProcessingElement):
-        n: int = 0
-
-        def on_event(self, event: Buy) -> None: ...
-
-    app = App("timers")
-    slow = app.create_pe(Slow)
-    slow.set_timer_interval(0.01)
-    app.create_input_stream("clicks", slow, key="user")
-    app.create_input_stream("buys", app.create_pe(Other), key="user")
+    app = OnePE(Slow)
+    app.pe.set_timer_interval(0.01)
+    app.create_input_stream("others", app.create_pe(Ignore), key="user")
     async with running(app) as node, Client(node.address) as client:
         await (await client.stream("clicks")).send(Click("ann"))
         await began.wait()
@@ -1046,8 +881,7 @@ async def test_a_removed_instance_says_goodbye_and_the_keys_next_event_makes_a_n
         def on_remove(self) -> None:
             story.append(("removed", self.key))
 
-    app = App("sessions")
-    app.create_input_stream("clicks", app.create_pe(Session), key="user")
+    app = OnePE(Session)
     async with running(app) as node:
         await deliver(node.address, [Click("ann", 1), Click("ann", 0), Click("ann", 1)])
     assert story == [
@@ -1081,10 +915,8 @@ async def test_every_hook_may_be_async() -> None:
             await trio.lowlevel.checkpoint()
             story.append(("removed", self.key))
 
-    app = App("sessions")
-    pe = app.create_pe(Session)
-    pe.set_trigger(Click, events=2)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Session)
+    app.pe.set_trigger(Click, events=2)
     async with running(app) as node:
         await deliver(node.address, [Click("ann", 1), Click("ann", 2)])
         assert node.statistics().tasks[0].instances == {"Session": 0}
@@ -1110,10 +942,8 @@ async def test_a_singleton_is_one_for_each_partition_and_made_before_the_first_e
             assert self.key is None
             counts[self.partition] += 1
 
-    app = App("boards")
-    board = app.create_pe(Board)
-    board.set_singleton()
-    app.create_input_stream("clicks", board, key="user")
+    app = OnePE(Board)
+    app.pe.set_singleton()
     async with running(app, partitions=3) as node:
         assert made == [0, 1, 2]
         await deliver(node.address, [Click(f"user{n}") for n in range(300)])
@@ -1126,7 +956,7 @@ async def test_a_container_listens_once_its_singletons_are_made() -> None:
     port = free_port()
     listening: list[bool] = []
 
-    class Board(ProcessingElement):
+    class Board(Ignore):
         async def on_create(self) -> None:
             try:
                 await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
@@ -1135,54 +965,36 @@ async def test_a_container_listens_once_its_singletons_are_made() -> None:
             else:
                 listening.append(True)
 
-        def on_event(self, event: Click) -> None: ...
-
-    app = App("boards")
-    board = app.create_pe(Board)
-    board.set_singleton()
-    app.create_input_stream("clicks", board)
+    app = OnePE(Board, key=None)
+    app.pe.set_singleton()
     async with running(app, partitions=2, address=f"tcp://127.0.0.1:{port}") as node:
         await deliver(node.address, [Click("ann")])
     assert listening == [False, False]
 
 
 async def test_an_unkeyed_stream_reaches_a_singleton_and_every_instance_made_by_another() -> None:
-    seen: list[Any] = []
-
-    class Keyed(ProcessingElement):
-        def on_event_click(self, event: Click) -> None: ...
-
-        def on_event_total(self, event: Total) -> None:
-            seen.append((self.key, event.n))
-
-    app = App("mixed")
-    keyed = app.create_pe(Keyed)
-    app.create_input_stream("clicks", keyed, key="user")
-    app.create_input_stream("everyone", keyed, types=Total)
+    app = NotingApp(types=Click | Total, note=lambda pe, event: (pe.key, event.n))
+    app.create_input_stream("everyone", app.pe, types=Total)
     async with running(app) as node:
         await deliver(node.address, [Click("ann"), Click("bob")])
         await deliver(node.address, [Total("-", 7)], "everyone")
-    assert seen == [("ann", 7), ("bob", 7)]
+    assert app.seen == [("ann", 0), ("bob", 0), ("ann", 7), ("bob", 7)]
 
 
 async def test_a_cache_keeps_the_instances_that_were_used_last() -> None:
     removed: list[Any] = []
     states: list[Any] = []
 
-    class Count(ProcessingElement):
-        n: int = 0
-
+    class Told(Count):
         def on_event(self, event: Click) -> None:
-            self.n += 1
+            super().on_event(event)
             states.append((self.key, self.n))
 
         def on_remove(self) -> None:
             removed.append((self.key, self.n))
 
-    app = App("cached")
-    pe = app.create_pe(Count)
-    pe.set_pe_cache(max_size=2)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE(Told)
+    app.pe.set_pe_cache(max_size=2)
     async with running(app) as node:
         await deliver(node.address, [Click("ann"), Click("bob"), Click("ann")])
         assert removed == []
@@ -1190,7 +1002,7 @@ async def test_a_cache_keeps_the_instances_that_were_used_last() -> None:
         assert removed == [("bob", 1)]
         await deliver(node.address, [Click("bob")])
         assert removed == [("bob", 1), ("ann", 2)]
-        assert node.statistics().tasks[0].instances == {"Count": 2}
+        assert node.statistics().tasks[0].instances == {"Told": 2}
     assert states == [("ann", 1), ("bob", 1), ("ann", 2), ("cid", 1), ("bob", 1)]
 
 
@@ -1202,18 +1014,15 @@ async def test_a_cache_removes_instances_that_were_idle_for_too_long(
     mock_clock.rate = 1
     removed: list[Any] = []
 
-    class Count(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    class AsyncCreate(Count):
+    class AsyncCreate(Ignore):
         async def on_create(self) -> None:
             await trio.lowlevel.checkpoint()
 
-    class PlainRemove(Count):
+    class PlainRemove(Ignore):
         def on_remove(self) -> None:
             removed.append(self.key)
 
-    class AsyncRemove(Count):
+    class AsyncRemove(Ignore):
         async def on_remove(self) -> None:
             await trio.lowlevel.checkpoint()
             removed.append(self.key)
@@ -1223,10 +1032,8 @@ async def test_a_cache_removes_instances_that_were_idle_for_too_long(
     class Both(remove, AsyncCreate):
         pass
 
-    app = App("cached")
-    pe = app.create_pe({"plain": remove, "async": Both}[on_create])
-    pe.set_pe_cache(idle_seconds=100)
-    app.create_input_stream("clicks", pe, key="user")
+    app = OnePE({"plain": remove, "async": Both}[on_create])
+    app.pe.set_pe_cache(idle_seconds=100)
     async with running(app, deadline=10_000) as node:
         await deliver(node.address, [Click("ann"), Click("bob")])
         mock_clock.jump(60)
@@ -1236,56 +1043,37 @@ async def test_a_cache_removes_instances_that_were_idle_for_too_long(
         assert removed == ["bob"]
         mock_clock.jump(60)
         await until(lambda: len(removed) == 2)
-        assert node.statistics().tasks[0].instances == {pe._prototype.name: 0}
+        assert node.statistics().tasks[0].instances == {app.pe._prototype.name: 0}
     assert removed == ["bob", "ann"]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_on_remove_may_put_what_the_instance_has_gathered(kind: str) -> None:
-    seen: list[Any] = []
-
-    class Show(ProcessingElement):
-        def on_event(self, event: Total) -> None:
-            seen.append((event.user, event.n))
-
-    class Plain(ProcessingElement):
-        n: int = 0
-
-        def on_event(self, event: Click) -> None:
-            self.n += event.n
-
+    class Plain(Count):
         def on_remove(self) -> None:
-            self.out.put(Total(self.key, self.n))
+            self.app.totals.put(Total(self.key, self.n))
 
     class Async(Plain):
         async def on_remove(self) -> None:
             await trio.lowlevel.checkpoint()
-            self.out.put(Total(self.key, self.n))
+            super().on_remove()
 
-    app = App("cached")
+    app = NotingApp("others", types=Total)
+    app.totals = app.create_stream("totals", app.pe, key="user")
     count = app.create_pe({"plain": Plain, "async": Async}[kind])
     count.set_pe_cache(max_size=1)
     app.create_input_stream("clicks", count, key="user")
-    count.out = app.create_stream("totals", app.create_pe(Show), key="user")
     async with running(app) as node:
-        await deliver(node.address, [Click("ann", 3), Click("ann", 4), Click("bob", 1)])
-        await until(lambda: seen)
-    assert seen == [("ann", 7)]
+        await deliver(node.address, [Click("ann"), Click("ann"), Click("bob")])
+        await until(lambda: app.seen)
+    assert app.seen == [Total("ann", 2)]
 
 
 @pytest.mark.parametrize("cache", [0, 10])
 async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> None:
-    seen: list[Any] = []
-
-    class Count(ProcessingElement):
-        def on_event(self, event: GenericEvent) -> None:
-            seen.append(self.key)
-
-    app = App("keys")
-    pe = app.create_pe(Count)
+    app = NotingApp("things", key="k", types=GenericEvent, note=lambda pe, _: pe.key)
     if cache:
-        pe.set_pe_cache(max_size=cache)
-    app.create_input_stream("things", pe, key="k")
+        app.pe.set_pe_cache(max_size=cache)
     keys = [1, "1", b"1", True, 1.0, None, ["a", 2], [], {"a": 1}, [["a"], "b"], "last"]
     events = [GenericEvent(k=key) for key in keys]
     events.insert(3, GenericEvent(other=1))
@@ -1295,7 +1083,7 @@ async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> Non
         refused = await things.flush()
         assert things.counts == {"admitted": 5, "shed": 0, "refused": 7, "unsent": 0, "pending": 0}
         assert node.statistics().refused == {"things": 7}
-    assert seen == [1, "1", b"1", ("a", 2), "last"]
+    assert app.seen == [1, "1", b"1", ("a", 2), "last"]
     assert [refusal.number for refusal in refused] == [3, 4, 5, 6, 8, 9, 10]
     assert "KeyError" in refused[0].reason
     assert "returned True (bool)" in refused[1].reason
@@ -1313,8 +1101,8 @@ async def test_events_get_their_turn_where_timers_take_longer_than_their_interva
     timed: list[Any] = []  # the keys of the calls, in order
     amid = 0  # events that came between two calls of one round
 
-    class Slow(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
+    class Slow(Ignore):
+        pass
 
     if waits:
 
@@ -1330,16 +1118,13 @@ async def test_events_get_their_turn_where_timers_take_longer_than_their_interva
 
     Slow.on_time = on_time  # type: ignore[attr-defined]
 
-    class Quick(ProcessingElement):
-        def on_event(self, event: Buy) -> None:
-            nonlocal amid
-            amid += timed[-1] != "user19"
+    def quick(_pe: Any, _buy: Buy) -> None:
+        nonlocal amid
+        amid += timed[-1] != "user19"
 
-    app = App("busy")
-    slow, quick = app.create_pe(Slow), app.create_pe(Quick)
-    slow.set_timer_interval(0.05)
-    app.create_input_stream("clicks", slow, key="user", types=Click)
-    app.create_input_stream("buys", quick, key="user", types=Buy)
+    app = OnePE(Slow)
+    app.pe.set_timer_interval(0.05)
+    app.create_input_stream("buys", app.create_pe(handling(quick, Buy)), key="user")
     async with running(app) as node:
         await deliver(node.address, [Click(f"user{n}") for n in range(20)])  # a round takes 0.2 s
         await until(lambda: timed.count("user19") > 1)
@@ -1387,12 +1172,10 @@ async def test_no_two_handlers_run_at_once_for_one_key_while_partitions_go_on_si
             running_now[self.key] -= 1
             partitions_now[self.partition] -= 1
 
-    app = App("careful")
-    pe = app.create_pe(Careful)
-    pe.set_timer_interval(0.01)
-    pe.set_trigger(Click, events=2)
-    app.create_input_stream("clicks", pe, key="user")
-    app.create_input_stream("buys", pe, key="user", types=Buy)
+    app = OnePE(Careful)
+    app.pe.set_timer_interval(0.01)
+    app.pe.set_trigger(Click, events=2)
+    app.create_input_stream("buys", app.pe, key="user", types=Buy)
     users = [f"user{n}" for n in range(8)]
     async with running(app, partitions=4) as node:
         await together(
@@ -1407,14 +1190,12 @@ async def test_an_async_handler_that_waits_holds_up_its_own_partition_only() -> 
     may_end = trio.Event()
     seen: list[Any] = []
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            if event.n:
-                await may_end.wait()
-            seen.append((self.partition, event.n))
+    async def slowly(pe: Any, click: Click) -> None:
+        if click.n:
+            await may_end.wait()
+        seen.append((pe.partition, click.n))
 
-    app = App("slow")
-    app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+    app = OnePE(slowly)
     async with running(app, partitions=2) as node:
         home = node.partitioner.partition_of
         here = next(u for u in map(str, range(99)) if home(u) == 0)
@@ -1432,13 +1213,9 @@ async def test_an_async_handler_that_waits_holds_up_its_own_partition_only() -> 
 async def test_errors_come_out_of_run_in_a_group_with_nothing_else_in_it() -> None:
     """What the helper ``plain_errors`` takes off is only trio's groups around one error."""
 
-    class Broken(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            raise ZeroDivisionError
-
-    app = App("broken")
-    app.create_input_stream("clicks", app.create_pe(Broken), key="user")
-    container = Container(app, Config.of({"s4.listener.address": "tcp://127.0.0.1:0"}))
+    container = Container(
+        OnePE(lambda *_: 1 / 0), Config.of({"s4.listener.address": "tcp://127.0.0.1:0"})
+    )
 
     async def feed() -> None:
         await container.ready.wait()
@@ -1462,32 +1239,21 @@ WITHOUT_BYTES: list[Any] = ["\ud800", 2**64, ["a", 2**64]]
 NO_KEYS: list[Any] = [None, True, 1.0, [], ["a", 1.5], {"a": 1}]
 
 
-class CountKeyed(ProcessingElement):
-    n: int = 0
-
-    def on_event(self, event: Keyed) -> None:
-        self.n += 1
-
-
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("by", ["attribute", "function"])
 async def test_what_is_no_key_is_refused_for_the_same_reason_however_many_partitions_there_are(
     partitions: int, by: str
 ) -> None:
-    app = App("keyed")
-    counting = app.create_pe(CountKeyed)
     found = [*KEYS, *NO_KEYS] if by == "attribute" else [*KEYS, *NO_KEYS, *WITHOUT_BYTES]
     key: Any = "key" if by == "attribute" else lambda event: found[event.n]
-    app.create_input_stream("keyed", counting, key=key, types=Keyed)
+    app = NotingApp("keyed", key=key, types=Keyed, note=lambda pe, _: pe.key)
     reasons = []
     async with running(app, partitions=partitions) as node, Client(node.address) as client:
         stream = await client.stream("keyed")
         for n, given in enumerate(found):
             await stream.send(Keyed(given if by == "attribute" else 0, n))
             reasons.append([refusal.reason for refusal in await stream.flush()])
-        instances = [task.instances["CountKeyed"] for task in node.tasks.values()]
-        made = {key: pe.n for each in instances for key, pe in each.items()}  # type: ignore[attr-defined]
-    assert made == {1: 1, "x": 1, ("a", "b"): 1}
+    assert app.seen == [1, "x", ("a", "b")]
     assert reasons[:3] == [[], [], []]
     for given, (reason,) in zip(found[3:], reasons[3:], strict=True):
         if given in WITHOUT_BYTES:

@@ -1,0 +1,136 @@
+"""Events, PEs and apps that tests share, so that a test module begins with its first claim.
+
+The PEs handle clicks. An app of another type, or with a handler of its own, is an ``OnePE`` of a
+function. What the PEs of an app have seen is kept in the app, so it is that of one life.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from s4node import App, Event, OutputStream, ProcessingElement, Stream
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+    text: str = ""
+
+
+class Buy(Event):
+    user: str
+    cents: int = 0
+
+
+class Total(Event):
+    user: str
+    n: int
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: Click) -> None: ...
+
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.n += 1
+
+
+class Forward(ProcessingElement):
+    out: Stream | OutputStream
+
+    def on_event(self, event: Click) -> None:
+        self.out.put(event)
+
+
+def handling(handler: Callable[[Any, Any], Any], types: Any = Click) -> type[ProcessingElement]:
+    """A PE whose ``on_event`` is a function of the instance and the event, plain or async."""
+    if inspect.iscoroutinefunction(handler):
+
+        async def on_event(self: Any, event: Any) -> None:
+            await handler(self, event)
+
+    else:
+
+        def on_event(self: Any, event: Any) -> None:  # type: ignore[misc]
+            handler(self, event)
+
+    on_event.__annotations__["event"] = types
+    return type("Handling", (ProcessingElement,), {"on_event": on_event})
+
+
+class OnePE(App):
+    """An app with one PE, a class or its handler, on one input stream."""
+
+    def __init__(
+        self,
+        pe: type[ProcessingElement] | Callable[[Any, Any], Any],
+        stream: str = "clicks",
+        *,
+        name: str = "app",
+        types: Any = Click,
+        **options: Any,
+    ) -> None:
+        super().__init__(name)
+        self.pe: Any = self.create_pe(pe if isinstance(pe, type) else handling(pe, types))
+        options = {"key": "user", **options}
+        self.input = self.create_input_stream(stream, self.pe, **options)
+
+
+class NotingApp(OnePE):
+    """Notes in ``seen`` what comes, in order: each event, or ``note(pe, event)``."""
+
+    def __init__(
+        self,
+        stream: str = "clicks",
+        *,
+        seen: list[Any] | None = None,
+        note: Callable[[Any, Any], Any] = lambda _pe, event: event,
+        **options: Any,
+    ) -> None:
+        self.seen: list[Any] = [] if seen is None else seen
+        super().__init__(lambda pe, event: self.seen.append(note(pe, event)), stream, **options)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [event.n for event in self.seen]
+
+    @property
+    def by_user(self) -> dict[str, list[int]]:
+        """The numbers of each user, in order."""
+        found = defaultdict(list)
+        for event in self.seen:
+            found[event.user].append(event.n)
+        return dict(found)
+
+
+class HoldingApp(OnePE):
+    """Notes in ``seen`` what comes; a handler waits before that until it may go on."""
+
+    def __init__(self, stream: str = "clicks", **options: Any) -> None:
+        self.seen: list[Any] = []
+        self.may_go_on = trio.Event()
+
+        async def on_event(_pe: Any, event: Any) -> None:
+            if not self.may_go_on.is_set():
+                await self.may_go_on.wait()
+            self.seen.append(event)
+
+        super().__init__(on_event, stream, **options)
+
+
+class ForwardingApp(App):
+    """Puts each click of its input stream on an output stream."""
+
+    def __init__(self, stream: str = "clicks", to: str = "onward", *, key: Any = None) -> None:
+        super().__init__("forward")
+        forward = self.create_pe(Forward)
+        self.create_input_stream(stream, forward, key="user")
+        forward.out = self.create_output_stream(to, key=key, types=Click)
