@@ -46,8 +46,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for change, rows in zip(CHANGES, found, strict=True):
         row = {key: middle([one[key] for one in rows]) for key in base}
-        print(f"| {_name(change)} | {row['rate']:,.0f} | {row['rate'] / base['rate']:.2f} | "
-              f"{row['p50']:.2f} | {row['p99']:.2f} | {row['mb']:.0f} |")  # fmt: skip
+        print(
+            f"| {_name(change)} | {row['rate']:,.0f} | {row['rate'] / base['rate']:.2f} | "
+            f"{row['p50']:.2f} | {row['p99']:.2f} | {row['mb']:.0f} |"
+        )
 
 
 def _name(change: dict[str, str]) -> str:

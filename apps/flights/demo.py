@@ -139,12 +139,12 @@ async def _adapter(address: str, board: str) -> AsyncIterator[str]:
     if address:
         yield address
         return
-    node = ("node", "flights", "--config", "config/flights.properties",
-            "--app", "apps.flights.app", "-p", f"s4.cluster.board.address={board}")  # fmt: skip
+    node = ["node", "flights", "--config", "config/flights.properties", "--app", "apps.flights.app"]
+    node += ["-p", f"s4.cluster.board.address={board}"]
     async with _node("flights node", *node) as flights:
-        adapter = ("adapter", "adapter", "--config", "config/flights-adapter.properties",
-                   "--app", "apps.flights.adapter",
-                   "-p", f"s4.cluster.flights.address={flights}")  # fmt: skip
+        adapter = ["adapter", "adapter", "--config", "config/flights-adapter.properties"]
+        adapter += ["--app", "apps.flights.adapter"]
+        adapter += ["-p", f"s4.cluster.flights.address={flights}"]
         async with _node("adapter", *adapter) as rows:
             yield rows
 
@@ -181,8 +181,10 @@ def _compare(console: Console, job: Job, settings: str) -> int:
         console.print(f"[red]differs:[/] {line}")
     keys = sum(map(len, sparks.values()))
     if wrong or job.sent != job.rows:
-        console.print(f"[red]FAILED[/]: {len(wrong)} of {keys:,} keys differ; {job.sent:,} of "
-                      f"{job.rows:,} rows sent")  # fmt: skip
+        console.print(
+            f"[red]FAILED[/]: {len(wrong)} of {keys:,} keys differ; {job.sent:,} of "
+            f"{job.rows:,} rows sent"
+        )
         return 1
     console.print(
         f"[green]Equal[/]: all {keys:,} keys, {job.rows:,} flights, every figure. The settings are "
@@ -252,8 +254,12 @@ async def _end(process: trio.Process) -> None:
 @asynccontextmanager
 async def _node(name: str, *arguments: str) -> AsyncIterator[str]:
     """A node or adapter process; gives its address once it is ready. It may not end by itself."""
-    settings = ("-p", f"s4.listener.address={ANY_PORT}", "-p", "s4.logger_level=warning",
-                "-p", "s4.logger_format=console")  # fmt: skip
+    values = (
+        f"s4.listener.address={ANY_PORT}",
+        "s4.logger_level=warning",
+        "s4.logger_format=console",
+    )
+    settings = [word for value in values for word in ("-p", value)]
     command = (sys.executable, "-m", "s4node", *arguments, "--json", *settings)
     async with _process(*command) as process, trio.open_nursery() as nursery:
         nursery.start_soon(_watch, name, process)
@@ -276,8 +282,9 @@ async def _watch(name: str, process: trio.Process) -> None:
 def _ended_early(name: str, process: trio.Process) -> Failed:
     assert process.returncode is not None
     number = process.returncode
-    how = f"was killed by {signal.Signals(-number).name}" if number < 0 else (
-        f"ended with status {number}")  # fmt: skip
+    how = f"ended with status {number}"
+    if number < 0:
+        how = f"was killed by {signal.Signals(-number).name}"
     return Failed(1, f"FAILED: the {name} {how}; if it said why, that is above")
 
 
@@ -310,8 +317,9 @@ class _shown:  # noqa: N801 - reads as a word in 'with'
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console, self._job = console, job
-        self._live = Live(console=console, auto_refresh=False, transient=True,
-                          redirect_stderr=sys.stderr.isatty())  # fmt: skip
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stderr=sys.stderr.isatty()
+        )
         self._said = ("", 0, -1.0)
 
     def __enter__(self) -> Callable[[], None]:
@@ -344,10 +352,15 @@ async def _refresh(update: Callable[[], None]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="apps.flights.demo", description="Run the flights demo.")
-    parser.add_argument("--adapter", default="", metavar="ADDRESS",
-                        help="of an adapter that runs already")  # fmt: skip
-    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDRESS",
-                        help="for the node's reports (default %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--adapter", default="", metavar="ADDRESS", help="of an adapter that runs already"
+    )
+    parser.add_argument(
+        "--listen",
+        default=ANY_PORT,
+        metavar="ADDRESS",
+        help="for the node's reports (default %(default)s)",
+    )
     return parser.parse_args()
 
 

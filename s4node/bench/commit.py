@@ -47,8 +47,15 @@ def _row(law: str, keys: int, events: int, runs: int, say: Callable[[str], None]
             for state in (False, True):
                 place = Path(folder) / f"state-{number}-{state}"
                 settings = {"task.commit.ms": "1000" if events > 1_000_000 else "50"}
-                with Role("counting", address=address, folder=str(place), state=state,
-                          events=filled["sent"], skip=keys, settings=settings) as role:  # fmt: skip
+                with Role(
+                    "counting",
+                    address=address,
+                    folder=str(place),
+                    state=state,
+                    events=filled["sent"],
+                    skip=keys,
+                    settings=settings,
+                ) as role:
                     found[state].append(role.hear())
     with_state = found[True]
     rate, limit = (middle([o["events"] / o["seconds"] for o in found[s]]) for s in (True, False))

@@ -189,8 +189,10 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
             ways = {}
             if to_app:
                 containers.append(await started(stack, end, **{"s4.stream.hops.grade": "durable"}))
-                ways = {"s4.stream.hops.consumers": "end",
-                        "s4.cluster.end.address": containers[0].address}  # fmt: skip
+                ways = {
+                    "s4.stream.hops.consumers": "end",
+                    "s4.cluster.end.address": containers[0].address,
+                }
             ways |= {f"s4.stream.{each}.grade": "durable" for each in ("sparks", "probes")}
             containers.append(await started(stack, app, **ways))
             say(address=containers[-1].address)

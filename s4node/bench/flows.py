@@ -157,8 +157,11 @@ def member(task: dict[str, Any]) -> None:
             tune_gc(container.config)
             say(address=container.address, partitions=container.config[settings.CLUSTER_PARTITIONS])
             while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
-                say(counts=counts(container) if task.get("whole") else {}, total=total(container),
-                    **usage())  # fmt: skip
+                say(
+                    counts=counts(container) if task.get("whole") else {},
+                    total=total(container),
+                    **usage(),
+                )
             container.stop()
 
     def counted(container: Container) -> Callable[[], Any]:

@@ -193,8 +193,14 @@ def appending(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
                 sent += len(events)
             acknowledged = stream.counts["admitted"]
             refused = len(await stream.flush())
-            say(sent=sent, acknowledged=acknowledged, refused=refused, began=began,
-                ended=time.monotonic(), cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+            say(
+                sent=sent,
+                acknowledged=acknowledged,
+                refused=refused,
+                began=began,
+                ended=time.monotonic(),
+                cpu_s=usage()["cpu_s"] - before,
+            )
 
     trio.run(main)
 

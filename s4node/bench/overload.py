@@ -60,8 +60,10 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     seconds, size = (0.4, QUICK_EVENT_BYTES) if quick else (20.0, EVENT_BYTES)
     results = []
     for policy in ("block", "shed", "throttle"):
-        say(f"{policy}: {RATE:,} events/s of {size} bytes for {seconds:g} s, "
-            f"to a PE that takes {TAKES:,}")  # fmt: skip
+        say(
+            f"{policy}: {RATE:,} events/s of {size} bytes for {seconds:g} s, "
+            f"to a PE that takes {TAKES:,}"
+        )
         results.append(_one(policy, seconds, size))
     return results
 
@@ -169,7 +171,12 @@ def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
                 waited += trio.current_time() - before
             await stream.flush()
             counts = stream.counts
-            say(sent=sent, admitted=counts["admitted"], shed=counts["shed"], waited=waited,
-                seconds=trio.current_time() - began)  # fmt: skip
+            say(
+                sent=sent,
+                admitted=counts["admitted"],
+                shed=counts["shed"],
+                waited=waited,
+                seconds=trio.current_time() - began,
+            )
 
     trio.run(main)

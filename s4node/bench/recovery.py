@@ -67,9 +67,12 @@ def _recovered(law: str, keys: int, events: int, window: float) -> dict[str, Any
     ):
         state = Path(folder) / "state"
         task = {
-            "address": node.hear()["address"], "folder": str(state), "state": True, "skip": 0,
+            "address": node.hear()["address"],
+            "folder": str(state),
+            "state": True,
+            "skip": 0,
             "settings": {"task.commit.ms": "1000"},
-        }  # fmt: skip
+        }
         with Role("filling", address=task["address"], keys=keys, law=law, events=events) as role:
             sent = role.hear()["sent"]
         with Role("counting", **task, events=keys + events // 2) as role:

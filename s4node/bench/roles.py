@@ -108,8 +108,7 @@ def producer(task: dict[str, Any]) -> None:
                 sent += CHUNK
             refused = await stream.flush()
             seconds = time.perf_counter() - began
-            say(sent=sent, seconds=seconds, refused=len(refused),
-                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+            say(sent=sent, seconds=seconds, refused=len(refused), cpu_s=usage()["cpu_s"] - before)
 
     trio.run(main)
 
@@ -198,8 +197,7 @@ def single(task: dict[str, Any]) -> None:
                     await stream.send(event)
                 sent += CHUNK
             await stream.flush()
-            say(sent=sent, seconds=time.perf_counter() - began,
-                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+            say(sent=sent, seconds=time.perf_counter() - began, cpu_s=usage()["cpu_s"] - before)
 
     def plain() -> None:
         with SyncClient(task["address"]) as client:
@@ -211,8 +209,7 @@ def single(task: dict[str, Any]) -> None:
                     stream.send(event)
                 sent += CHUNK
             stream.flush()
-            say(sent=sent, seconds=time.perf_counter() - began,
-                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+            say(sent=sent, seconds=time.perf_counter() - began, cpu_s=usage()["cpu_s"] - before)
 
     trio.run(main) if task["client"] == "trio" else plain()
 
@@ -294,8 +291,7 @@ def sentences(task: dict[str, Any]) -> None:
                 await stream.send_many(next(source))
                 sent += size
             await stream.flush()
-            say(sent=sent, seconds=time.perf_counter() - began,
-                cpu_s=usage()["cpu_s"] - before)  # fmt: skip
+            say(sent=sent, seconds=time.perf_counter() - began, cpu_s=usage()["cpu_s"] - before)
 
     trio.run(main)
 

@@ -107,8 +107,9 @@ def bare_timed(task: dict[str, Any]) -> None:
         while sent < ticks:
             body = kind.encode([Timed("latency", sent, schedule.due(sent))])
             sections = (wire.Section(kind.fingerprint, 1, len(body)),)
-            data = wire.Data("timed", 0, "client-0123456789", sent, 1, sections,
-                             created_ms=1_700_000_000_000)  # fmt: skip
+            data = wire.Data(
+                "timed", 0, "client-0123456789", sent, 1, sections, created_ms=1_700_000_000_000
+            )
             socket.send(wire.envelope([wire.encode_frame(data, body)]))
             sent += 1
     say(cpu_s=usage()["cpu_s"] - before)

@@ -206,8 +206,10 @@ class Link:
             for route in self.routes:
                 route.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
-            log.info("the node is stopping; what it has not taken waits for the next connection",
-                     address=self.address)  # fmt: skip
+            log.info(
+                "the node is stopping; what it has not taken waits for the next connection",
+                address=self.address,
+            )
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)
@@ -299,11 +301,15 @@ class Link:
     def _warn_of_one_lane(self, outbox: Outbox) -> None:
         why, outbox.warning = outbox.warning, None
         assert why is not None
-        log.warning("all events of a stream go to one partition, and its node sends each of them "
-                    "on, for the input's key cannot be found here; that is slower",
-                    stream=outbox.stream, key=why.key, input_routing=why.routing,
-                    fix="make the input's key the name of an attribute, or give the KeyFinders of "
-                    "both sides the same name")  # fmt: skip
+        log.warning(
+            "all events of a stream go to one partition, and its node sends each of them "
+            "on, for the input's key cannot be found here; that is slower",
+            stream=outbox.stream,
+            key=why.key,
+            input_routing=why.routing,
+            fix="make the input's key the name of an attribute, or give the KeyFinders of "
+            "both sides the same name",
+        )
 
     def _push(self) -> None:
         """Give the socket the envelope that waits for it, if it takes it."""

@@ -181,9 +181,10 @@ class RemoteSender:
     def marks(self) -> list[tuple[str, Mark]]:
         """A mark behind all that has been put so far, on the way to each consumer."""
         return [
-            (name, outgoing.mark()) for name, (_, _, outgoing) in self._consumers.items()
+            (name, outgoing.mark())
+            for name, (_, _, outgoing) in self._consumers.items()
             if outgoing.unsettled
-        ]  # fmt: skip
+        ]
 
     async def send(self, events: Sequence[Any]) -> int:
         """Take events from a source once there is room; returns how many were dropped."""

@@ -173,8 +173,11 @@ class Committer:
         new = sorted(set(pes) - self._unused)
         if new:
             self._unused.update(new)
-            log.warning("state of PE classes that the app no longer has is kept, and not used",
-                        pes=new, folder=str(self._folder))  # fmt: skip
+            log.warning(
+                "state of PE classes that the app no longer has is kept, and not used",
+                pes=new,
+                folder=str(self._folder),
+            )
 
     def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
         """Raise CheckpointError where a task has been set back, and others cannot go back."""
@@ -346,9 +349,13 @@ def _is_behind(claim: Claim, state: TaskState) -> bool:
 def _tell_missing(claim: Claim, state: TaskState) -> None:
     """Say where a database does not have all commits that were written."""
     if _is_behind(claim, state):
-        log.error("commits of a task are missing; what they had done is done again from its "
-                  "inputs, and what producers were told is safe may be lost",
-                  task=claim.task, found=state.last[1], written=claim.commit)  # fmt: skip
+        log.error(
+            "commits of a task are missing; what they had done is done again from its "
+            "inputs, and what producers were told is safe may be lost",
+            task=claim.task,
+            found=state.last[1],
+            written=claim.commit,
+        )
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

@@ -109,9 +109,13 @@ class DeadLetterQueue:
             )
         stream = f"{ssp.system}.{ssp.stream}"
         if not self.counts[stream]:
-            log.warning("an event of an input cannot be processed; further ones are only counted",
-                        input=str(ssp), offset=number, reason=reason,
-                        kept=self._keep is not None)  # fmt: skip
+            log.warning(
+                "an event of an input cannot be processed; further ones are only counted",
+                input=str(ssp),
+                offset=number,
+                reason=reason,
+                kept=self._keep is not None,
+            )
         self.counts[stream] += 1
         if self._keep is None:
             if not given:

@@ -84,10 +84,15 @@ class Recovery:
         place, fault = place_of(batch, index), fault_of(error)
         if batch.stream not in self._failing:
             self._failing.add(batch.stream)
-            log.error("an event cannot be processed, and is left out; further ones are only "
-                      "counted", stream=batch.stream, at=str(place), on_error=said, pe=error.pe,
-                      reason=fault.reason,
-                      exc_info=error.__cause__ if fault.trace else None)  # fmt: skip
+            log.error(
+                "an event cannot be processed, and is left out; further ones are only counted",
+                stream=batch.stream,
+                at=str(place),
+                on_error=said,
+                pe=error.pe,
+                reason=fault.reason,
+                exc_info=error.__cause__ if fault.trace else None,
+            )
         self.counts[batch.stream] += 1
         assert task.failures.isolation is not None
         task.failures.isolation.poison_events.add(place, fault)
@@ -95,9 +100,14 @@ class Recovery:
 
     def searches(self, task: Task, error: NotSaveable) -> None:
         """The task goes back to find the event that this is due to."""
-        log.warning("what a task has done cannot be saved; it goes back to its last commit, and "
-                    "looks for the event that this is due to", task=task.name, pe=error.pe,
-                    key=error.key, error=str(error.__cause__))  # fmt: skip
+        log.warning(
+            "what a task has done cannot be saved; it goes back to its last commit, and "
+            "looks for the event that this is due to",
+            task=task.name,
+            pe=error.pe,
+            key=error.key,
+            error=str(error.__cause__),
+        )
 
     def before_end(self, task: Task) -> Op:
         """What the task does that is to be told of the end of its inputs."""
@@ -139,8 +149,12 @@ class Recovery:
             )
         if (task.partition, place) not in self._killers:
             self._killers.add((task.partition, place))
-            log.error("an event that kills the process is left out", stream=stream, at=str(place),
-                      on_error=said)  # fmt: skip
+            log.error(
+                "an event that kills the process is left out",
+                stream=stream,
+                at=str(place),
+                on_error=said,
+            )
             self.counts[stream] += 1
 
     def may(self, task: Task) -> bool:

@@ -177,8 +177,11 @@ class TaskCommits:
         try:
             self.state.close()
         except (StateError, StoreCorrupt) as error:  # others go on, and have removed what is older
-            log.info("a task's files could not be closed; what was committed is safe",
-                     task=self.claim.task, error=str(error))  # fmt: skip
+            log.info(
+                "a task's files could not be closed; what was committed is safe",
+                task=self.claim.task,
+                error=str(error),
+            )
 
     def go_back(self, new: Task) -> None:
         """Go on with ``new`` and what is committed, in place of a task that has failed."""
@@ -354,8 +357,11 @@ class TaskCommits:
         now = trio.current_time()
         if self._failing_since is None:
             self._failing_since = now
-            log.warning("progress could not be written; it is tried again, and a crash now replays "
-                        "more", task=self.claim.task, error=str(error))  # fmt: skip
+            log.warning(
+                "progress could not be written; it is tried again, and a crash now replays more",
+                task=self.claim.task,
+                error=str(error),
+            )
         elif now - self._failing_since >= self._context.timeout:
             raise CheckpointError(
                 f"the progress of task {self.claim.task!r} could not be written for "

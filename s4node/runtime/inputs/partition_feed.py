@@ -222,9 +222,14 @@ class PartitionFeed:
         task, stream, end = taker.task, batch.stream, batch.first + batch.size
         if taker.next < end:
             mine = MixedBatch(
-                batch, task.partition, taker.progress, taker.next, taker.undecoded,
-                keyed.partition_of, partial(self._tasks.send, task, stream),
-            )  # fmt: skip
+                batch,
+                task.partition,
+                taker.progress,
+                taker.next,
+                taker.undecoded,
+                keyed.partition_of,
+                partial(self._tasks.send, task, stream),
+            )
             taker.next = end
             self._tasks.feed(task, mine)
 

@@ -126,8 +126,10 @@ class Ports:
     def leave_one(self, partition: int) -> None:
         """A partition is another member's; tell its producers that these were our last words."""
         for port in self._all:
-            _say_last(port, [lane for lane in port.admission.lanes.values()
-                             if lane.partition == partition])  # fmt: skip
+            _say_last(
+                port,
+                [lane for lane in port.admission.lanes.values() if lane.partition == partition],
+            )
             port.leave(partition)
         self.committed()  # who has waited for a commit of it is to ask the next owner
 
@@ -258,13 +260,19 @@ class Ports:
         """What came in, by stream; but for what others count, to whom it was ``passed_on``."""
         return {
             name: InputStatistics(
-                one.admitted - port.uncounted - others.events, one.refused - others.refused,
-                one.shed - others.shed, one.left, one.duplicates, one.gaps,
-                one.over_credit, port.redispatched, port.forwarded if name in self.ports else 0,
+                one.admitted - port.uncounted - others.events,
+                one.refused - others.refused,
+                one.shed - others.shed,
+                one.left,
+                one.duplicates,
+                one.gaps,
+                one.over_credit,
+                port.redispatched,
+                port.forwarded if name in self.ports else 0,
             )
             for name, port in (*self.ports.items(), *self.inner.items())
             for one, others in [(port.admission, passed_on.get(name, PassedOn()))]
-        }  # fmt: skip
+        }
 
     def stages(self) -> Iterator[StageStatistics]:
         """The ``deserializer`` stages of the streams that have a port."""

@@ -92,12 +92,14 @@ class StartingOffsets:
             )
         if kept < bounds.oldest:
             return self.skipped(
-                ssp, kept, bounds.oldest,
+                ssp,
+                kept,
+                bounds.oldest,
                 InputLost(
                     f"{ssp}: the checkpoint goes on at offset {kept}, and the oldest event that is "
                     f"there is {bounds.oldest}: retention has removed those between"
                 ),
-            )  # fmt: skip
+            )
         return kept
 
     def skipped(
@@ -111,8 +113,12 @@ class StartingOffsets:
             ) from error
         name = f"{ssp.system}.{ssp.stream}"
         self.lost[name] = self.lost.get(name, 0) + oldest - position
-        log.warning("events of an input are lost: retention was faster", input=str(ssp),
-                    events=oldest - position, goes_on_at=oldest)  # fmt: skip
+        log.warning(
+            "events of an input are lost: retention was faster",
+            input=str(ssp),
+            events=oldest - position,
+            goes_on_at=oldest,
+        )
         return oldest
 
 

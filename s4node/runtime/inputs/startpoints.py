@@ -67,9 +67,14 @@ class Startpoints:
                 continue
             ssp = SystemStreamPartition(*request.place)
             back = deleting(self._config, self._name, ssp, request.task)
-            log.warning("a startpoint is not taken", input=str(ssp), id=request.id,
-                        startpoint=describe(request.startpoint), reason=self._why(request, now),
-                        fix=f"set another one, or take it back: {back}")  # fmt: skip
+            log.warning(
+                "a startpoint is not taken",
+                input=str(ssp),
+                id=request.id,
+                startpoint=describe(request.startpoint),
+                reason=self._why(request, now),
+                fix=f"set another one, or take it back: {back}",
+            )
 
     def _why(self, request: Request, now: int) -> str:
         """Why no task takes what is asked for."""
@@ -100,8 +105,11 @@ class Startpoints:
         try:
             await self._with_store(partial(StartpointStore.take, task=task, consumed=ids), None)
         except StartpointError as error:
-            log.warning("a startpoint that is over could not be removed; it is ignored from now on",
-                        task=task, error=str(error))  # fmt: skip
+            log.warning(
+                "a startpoint that is over could not be removed; it is ignored from now on",
+                task=task,
+                error=str(error),
+            )
             return False
         passing("startpoint.removed")
         return True

@@ -113,8 +113,9 @@ class Pipeline:
         wanted: int = self._value(STREAM, stream, "parallelism") or found.parallelism
         if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
             if found.parallelism > 1 or self._named(STREAM, stream, "parallelism"):
-                log.warning("parallelism takes a key and no singleton; handled one by one",
-                            stream=stream)  # fmt: skip
+                log.warning(
+                    "parallelism takes a key and no singleton; handled one by one", stream=stream
+                )
             return 1
         return wanted
 
@@ -226,15 +227,23 @@ class Pipeline:
             near = get_close_matches(stream, self._app.streams, 1)
             meant = f": did you mean {near[0]}?" if near else ""
             told.append(f"{key} ({self._config.origin(key)}{meant})")
-        log.warning("settings of streams that the app does not have do nothing",
-                    app=self._app.name, settings=", ".join(told),
-                    streams=", ".join(self._app.streams))  # fmt: skip
+        log.warning(
+            "settings of streams that the app does not have do nothing",
+            app=self._app.name,
+            settings=", ".join(told),
+            streams=", ".join(self._app.streams),
+        )
 
     def _tell_uncalled(self) -> None:
         """Handlers that look as if they were called: an author would wait for them for ever."""
         for pe, handler, missing in graph.uncalled(self._app):
-            log.warning("a handler is never called: what sets when is missing in on_init",
-                        app=self._app.name, pe=pe, handler=handler, missing=missing)  # fmt: skip
+            log.warning(
+                "a handler is never called: what sets when is missing in on_init",
+                app=self._app.name,
+                pe=pe,
+                handler=handler,
+                missing=missing,
+            )
 
     def _tell_cycles(self) -> None:
         for group in self.order.edges.groups:
@@ -242,8 +251,11 @@ class Pipeline:
                 continue
             self._logged.add(group)
             path = " -> ".join(self.order.edges.cycle(min(group)))
-            log.warning("streams feed themselves; what their stages cannot hold waits on disk",
-                        path=path, app=self._app.name)  # fmt: skip
+            log.warning(
+                "streams feed themselves; what their stages cannot hold waits on disk",
+                path=path,
+                app=self._app.name,
+            )
             for stream in group:
                 for queue in self._queues.get(stream, ()):
                     self.spill(stream, queue)

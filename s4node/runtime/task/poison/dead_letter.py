@@ -32,17 +32,24 @@ def dead_letter(
     """Make the dead letter of an event; ``event`` is its bytes if it does not decode."""
     system, stream, partition = home
     place = {
-        "system": system, "stream": stream, "partition": partition, "offset": offset,
+        "system": system,
+        "stream": stream,
+        "partition": partition,
+        "offset": offset,
         "origin": origin,
-    }  # fmt: skip
+    }
     if isinstance(event, bytes):
         return GenericEvent(**place, reason=reason, raw=event)
     kind = EventType(type(event))
     fields = [list(field) for field in kind.declaration.fields]
     return GenericEvent(
-        **place, reason=reason, raw=kind.encode([event]), type=kind.name, fields=fields,
+        **place,
+        reason=reason,
+        raw=kind.encode([event]),
+        type=kind.name,
+        fields=fields,
         **(more or {}),
-    )  # fmt: skip
+    )
 
 
 def raw_of(event: Any) -> bytes:
