@@ -25,6 +25,7 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/process/te
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
+	tests/runtime/task/poison/test_kills.py \
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
 # and what has the machine for itself, for it measures

@@ -187,7 +187,8 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
 
 
 class EventKills(S4Error):  # noqa: N818
-    """An event has killed the process three times, and the settings say to stop at that."""
+    """The process has died at an event three times, and the settings say to stop at that; or was
+    killed at one again and again, by who knows whom."""
 
 
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar

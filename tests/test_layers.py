@@ -25,7 +25,7 @@ APPS = ROOT / "apps"
 ROOMS = [
     "version", "errors", "clocks", "threads", "tokens", "config", "logger", "failpoints", "sqlite",
     "metrics",
-    "events", "store_spec", "app", "packaged", "stages", "offsets", "state",
+    "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log",
     "cluster.coordination", "cluster.node",

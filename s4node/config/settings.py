@@ -363,7 +363,7 @@ DEAD_LETTERS = Setting(
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What becomes of an event of a stream at which a handler fails, or which kills the process "
+    "What becomes of an event of a stream at which a handler fails, or at which the process dies "
     "three times: fail stops the container, as it does where nobody says anything; skip leaves the "
     "event out; dead-letter keeps it in task.dead.letter.stream. Of an event that was left out "
     "nothing stays, neither state nor output: its task goes back to its last commit. So it takes "

@@ -30,6 +30,7 @@ from typing import NoReturn
 import msgspec
 import trio
 
+from s4node import exit_record
 from s4node.app.app import AdapterApp, App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
@@ -157,7 +158,7 @@ class Line:
                 self._stop()
         self._stop()
         time.sleep(self._drain_seconds)
-        os._exit(1)
+        exit_record.exit_now(1)
 
     def _stop(self) -> None:
         with self._lock:
@@ -181,6 +182,7 @@ def main() -> NoReturn:
     begin = line.begin()
     status = 0
     log_setup.print_whole_lines()
+    exit_record.assign(begin.exit_record, supervised=True)
     try:
         config = Config.of(begin.settings)
         log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
@@ -196,7 +198,7 @@ def main() -> NoReturn:
     with suppress(OSError):  # it has been told, or there was worse to tell
         sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads of the app that never end do not hold it up
+    exit_record.exit_now(status)  # threads of the app that never end do not hold it up
 
 
 def failure(error: BaseException) -> supervisor_protocol.Failed:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import trio
 
+from s4node import exit_record
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
@@ -46,10 +47,13 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None], node:
     """Run ``app`` until a signal or a failure, on a node of that name; returns the exit status."""
     log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     log_setup.print_whole_lines()
+    exit_record.assign(exit_record.new_path(config[settings.STATE_FOLDER]), supervised=False)
     try:
         return trio.run(_serve, app, config, on_ready, node)
     except BaseException as error:
         return exit_status(error)
+    finally:
+        exit_record.end()
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str) -> int:
@@ -128,7 +132,7 @@ def stop_on_signals(
         elif number == signal.SIGINT and not cut:
             cut = True
             token.run_sync_soon(scope.cancel)
-            _after(_AT_ONCE_SECONDS, os._exit, 130)
+            _after(_AT_ONCE_SECONDS, exit_record.exit_now, 130)
             _write(_CUT_SHORT)
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -165,7 +169,7 @@ def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
             return
         if not alive.wait(_STUCK_SECONDS):
             _write(_STUCK)
-            os._exit(130)
+            exit_record.exit_now(130)
         time.sleep(_AT_ONCE_SECONDS)
 
 

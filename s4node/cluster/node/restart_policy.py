@@ -116,6 +116,8 @@ class Restarts:
         """How often it ended in a row without being asked."""
         self.reason = ""
         """Why it was killed the last time, in words; empty where it was not."""
+        self.missed_pulse = False
+        """Whether that was for a pulse that did not come."""
         self.next_at: float | None = now
         """When to look again at the latest; None if only an exit can change anything."""
         self._stop_wanted = False
@@ -149,6 +151,7 @@ class Restarts:
             f"a handler blocks its loop",
             Phase.STOPPING: f"had not drained within {self.limits.drain:g} s",
         }[self.phase]
+        self.missed_pulse = self.phase is Phase.RUNNING
         self._go(Seen.LATE)
         self.next_at = None
         return Action.KILL

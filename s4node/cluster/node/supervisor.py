@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import trio
 
+from s4node import exit_record
 from s4node.cluster.node import admin, supervisor_protocol
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import settings
@@ -161,6 +162,9 @@ class ContainerProcess:
     async def _live(self) -> None:
         """One process, from its start to its end."""
         self.failure = None
+        folder = Config.of(self.begin.settings)[settings.STATE_FOLDER]
+        record = exit_record.new_path(folder)
+        self.begin = msgspec.structs.replace(self.begin, exit_record=record)
         try:
             near, process = await self._open()
         except OSError as error:  # too many processes or files, or Python itself has gone
@@ -177,6 +181,7 @@ class ContainerProcess:
                     nursery.start_soon(self._listen, line, heard_all)
                     await self._say(self.begin)
                     await process.wait()
+                    exit_record.write(record, self._end_of(process.returncode))
                     with trio.move_on_after(_LAST_WORDS_SECONDS):
                         await heard_all.wait()
                     nursery.cancel_scope.cancel()
@@ -256,6 +261,13 @@ class ContainerProcess:
                 log.info("a container is done", app=self.begin.app, container=self.begin.member)
                 self._life.stop(now)
         self._nudge()
+
+    def _end_of(self, status: int | None) -> str:
+        """How it has ended, for its exit record."""
+        if status != -signal.SIGKILL:
+            return _ending(status)
+        killed = self._life.phase is Phase.KILLED and self._life.missed_pulse
+        return self._life.reason if killed else exit_record.SIGKILL
 
     def _exited(self, status: int | None) -> None:
         asked = self._life.phase is Phase.STOPPING

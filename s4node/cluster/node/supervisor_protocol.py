@@ -53,7 +53,8 @@ class Begin(Message, tag="begin", frozen=True):
     the app's own code is to say it. ``member`` is the container's
     name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
     partitions with the ``expected`` members. ``door`` is where programs outside ask for it, ``log``
-    where its supervisor serves a log; empty where it has none.
+    where its supervisor serves a log; empty where it has none. ``exit_record`` is the file in which
+    it is written how the process ends.
     """
 
     app: str
@@ -68,6 +69,7 @@ class Begin(Message, tag="begin", frozen=True):
     coordination: str = ""
     door: str = ""
     log: str = ""
+    exit_record: str = ""
     expected: int = 1
     adapter: bool = False
     hold: bool = False

@@ -30,7 +30,14 @@ from s4node.logger import get_logger
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.poison.poison_events import KILLS, LeftOut, Place, fault_of, place_of
+from s4node.runtime.task.poison.poison_events import (
+    KILLED,
+    KILLS,
+    LeftOut,
+    Place,
+    fault_of,
+    place_of,
+)
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -124,6 +131,8 @@ class Recovery:
         for one in found:
             place, _, stream, reason, dead_letter = one
             said = self.said(stream)
+            if reason == KILLED.reason:
+                self._killed(task, place, stream)
             if reason == KILLS.reason:
                 self._kills(task, place, stream, said)
             if said != DEAD_LETTER:
@@ -136,6 +145,17 @@ class Recovery:
                 task.failures.isolation.tell(batch, one, self._dead_letters)
             else:
                 self._dead_letter_queue.send_skipped(task, place, dead_letter)
+
+    def _killed(self, task: Task, place: Place, stream: str) -> None:
+        """The task has come to an event at which the process was only ever killed."""
+        assert task.failures.isolation is not None
+        raise EventKills(
+            f"stream {stream!r}: {KILLED.reason} ({place}), and nobody can see who has sent the "
+            f"SIGKILLs, so the event is not left out, whatever s4.stream.{stream}.onError says. "
+            f"The container stops here, as often as it is started. Look for what kills the "
+            f"process; then stop the job, delete {task.failures.isolation.suspects_files}, and "
+            f"start it again"
+        )
 
     def _kills(self, task: Task, place: Place, stream: str, said: str) -> None:
         """The task has come to an event that kills the process, maybe again after it went back;

@@ -10,6 +10,7 @@ Rules
 - Suspects are replaced as a whole: those that a full disk does not take leave the ones before.
 - It is there only while the task runs: who finds that of an earlier owner knows that he was killed,
   or may be alive and out of date. It has the owner's epoch in its name, so two never share one.
+- It names the exit record of its process, which says whether an event can have killed it.
 - Suspects are kept until they are committed, whatever ends the process. Of others' events the next
   owner finds that by their numbers; of the task's own nothing else tells.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from s4node import exit_record
 from s4node.errors import StateError
 from s4node.events.schema import UNREADABLE
 from s4node.runtime.task.poison.suspects import Suspect, after_death
@@ -35,9 +37,12 @@ SLOTS = 64
 from where the name is longer than a slot."""
 
 _ORIGIN_BYTES = 1006
+_RECORD_BYTES = 4096
 _SLOT = struct.Struct(f"<HQQ{_ORIGIN_BYTES}s")
 _BUSY = struct.Struct("<HQQ")
 _NONE = bytes(2)
+_SLOTS_BYTES = _SLOT.size * SLOTS
+_FILE_BYTES = _SLOTS_BYTES + _RECORD_BYTES
 _FILE, _SUSPECTS = "under-way-", "suspects-"
 _NEW = ".new"  # suspects that are not yet whole
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL}
@@ -51,10 +56,14 @@ class InFlightJournal:
         self.suspects = suspects
         self._path = folder / f"{_FILE}{epoch}"
         self._suspects_path = folder / f"{_SUSPECTS}{epoch}"
+        self.suspects_files = str(folder / f"{_SUSPECTS}*")
         self._named = [""] * SLOTS
         self._lengths = [0] * SLOTS
         self._free = list(range(1, SLOTS))
-        self._map = _mapped(self._path, _SLOT.size * SLOTS)
+        self._map = _mapped(self._path, _FILE_BYTES)
+        record = exit_record.begin().encode()
+        if len(record) <= _RECORD_BYTES:
+            self._map[_SLOTS_BYTES : _SLOTS_BYTES + len(record)] = record
         self.keep(suspects)
 
     def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
@@ -116,9 +125,9 @@ def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> InFlightJou
         for before in sorted(_epochs(folder)):
             if before < epoch:
                 known = _known(folder / f"{_SUSPECTS}{before}")
-                under_way = _under_way(folder / f"{_FILE}{before}")
+                under_way, how = _under_way(folder / f"{_FILE}{before}")
                 if under_way:
-                    known = after_death(known, under_way, positions)
+                    known = after_death(known, under_way, positions, at_fault=bool(how))
         found = InFlightJournal(folder, epoch, after_death(known, (), positions))
         for before in _epochs(folder):
             if before < epoch:
@@ -162,15 +171,17 @@ def _known(path: Path) -> list[Suspect]:
         return []
 
 
-def _under_way(path: Path) -> list[Suspect]:
+def _under_way(path: Path) -> tuple[list[Suspect], str]:
+    """What was under way, and how the process has ended, where that can be due to it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return []
+        return [], ""
     found = []
-    if len(data) != _SLOT.size * SLOTS:  # another version's
-        return []
-    for length, first, last, origin in _SLOT.iter_unpack(data):
+    if len(data) != _FILE_BYTES:  # another version's
+        return [], ""
+    for length, first, last, origin in _SLOT.iter_unpack(data[:_SLOTS_BYTES]):
         if 0 < length <= _ORIGIN_BYTES:
             found.append(Suspect(origin[:length].decode(errors="replace"), first, last))
-    return found
+    record = data[_SLOTS_BYTES:].rstrip(b"\0").decode(errors="replace")
+    return found, exit_record.read(record) if found and record else ""

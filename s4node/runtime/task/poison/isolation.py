@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from s4node.events.event import EventBatch
 from s4node.net.ingress.rerouted_batch import MixedPart
 from s4node.runtime.task.poison.poison_events import (
+    KILLED,
     KILLS,
     CommitBackoff,
     LeftOut,
@@ -115,8 +116,9 @@ class Isolation(Generic[T]):
         """Tell what is under way, and be careful with those who may have killed its owners."""
         self._under_way = under_way
         for one in under_way.suspects:
-            if one.convicted:
-                self.poison_events.add(Place(one.origin, one.first), KILLS)
+            if one.convicted or one.only_killed:
+                fault = KILLS if one.convicted else KILLED
+                self.poison_events.add(Place(one.origin, one.first), fault)
         self._suspect(under_way.suspects)
 
     def succeeds(self, before: Isolation[T]) -> None:
@@ -137,6 +139,11 @@ class Isolation(Generic[T]):
     def suspects(self) -> list[Suspect]:
         """Events that may have killed the process, and are not committed."""
         return [] if self._suspects is None else self._suspects.left
+
+    @property
+    def suspects_files(self) -> str:
+        """The files that have the suspects of the task; empty where it keeps none."""
+        return "" if self._under_way is None else self._under_way.suspects_files
 
     # -- events ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from s4node.errors import EventError, EventTimeout, NotSaveable, ProcessingError
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
 from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
-from s4node.runtime.task.poison.suspects import DEATHS, OWN
+from s4node.runtime.task.poison.suspects import DEATHS, MOST_KILLS, OWN
 
 MAX_TRACE = 2000
 """Characters of a traceback in a dead letter; its end says most."""
@@ -58,8 +58,11 @@ class Fault(NamedTuple):
     trace: str = ""
 
 
-KILLS = Fault(f"the process was killed {DEATHS} times while this event was processed")
+KILLS = Fault(f"the process has died {DEATHS} times while this event was processed")
 """The fault of an event that no handler could fail at."""
+
+KILLED = Fault(f"the process was killed {MOST_KILLS} times while this event was processed")
+"""The fault of an event that may be innocent: nobody knows who has sent the SIGKILLs."""
 
 
 class LeftOut(NamedTuple):

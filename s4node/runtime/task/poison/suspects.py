@@ -1,10 +1,12 @@
-"""Events that were under way when their process was killed, and may have killed it. Pure.
+"""Events that were being processed when their process died, and may be the cause. Pure.
 
 Rules
-- What was under way is known as ranges of numbers. With each death the ranges of that moment are
-  suspects; a range in one that was known before has one death more than that.
+- What was being processed is known as ranges of numbers. With each death the ranges of that moment
+  are suspects; a range in one that was known before has one death more than that.
 - Suspects are processed one by one, and nothing of the other suspects beside them: so with the
   second death the very event is known, and with the third it is convicted.
+- A SIGKILL of which nobody knows who sent it is no death that an event can be blamed for. It is
+  counted by itself: an event at which the process is killed again and again stops the job.
 - A suspect is none when a commit is written that covers it: all up to a number, of what is read in
   order. Of a task's own events, which have no order, it is the very one that was processed; or any
   that can no longer be known, for a commit finds nothing waiting of what the task has put.
@@ -19,6 +21,10 @@ import msgspec
 DEATHS = 3
 """After so many with it under way an event is convicted."""
 
+MOST_KILLS = 8
+"""SIGKILLs of unknown senders with one event under way at which the job stops, as Samza does after
+so many restarts of a container."""
+
 ALL = (1 << 64) - 1
 """The last number of a range of which nobody knows the numbers."""
 
@@ -29,13 +35,14 @@ OWN = " (put by the task itself)"
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers from ``first`` to ``last`` of an origin; the process was killed at them so many
-    times (``deaths``)."""
+    """The numbers from ``first`` to ``last`` of an origin; the process has died at them so many
+    times (``deaths``), and was killed by who knows whom (``kills``)."""
 
     origin: str
     first: int
     last: int
     deaths: int = 1
+    kills: int = 0
 
     @property
     def own(self) -> bool:
@@ -47,25 +54,37 @@ class Suspect(msgspec.Struct, frozen=True, array_like=True):
         """Whether it is the event that has killed the process."""
         return self.first == self.last and self.deaths >= DEATHS
 
+    @property
+    def only_killed(self) -> bool:
+        """Whether it is an event at which the process was killed too often to go on."""
+        return self.first == self.last and self.kills >= MOST_KILLS and not self.convicted
+
     def has(self, origin: str, number: int) -> bool:
         """Whether an event is meant."""
         return origin == self.origin and self.first <= number <= self.last
 
 
 def after_death(
-    known: Iterable[Suspect], under_way: Iterable[Suspect], positions: Mapping[str, int]
+    known: Iterable[Suspect],
+    under_way: Iterable[Suspect],
+    positions: Mapping[str, int],
+    *,
+    at_fault: bool = True,
 ) -> list[Suspect]:
     """The suspects when a process has died with these events ``under_way``.
 
-    ``known`` are those of before, ``positions`` are what is committed by origin.
+    ``known`` are those of before, ``positions`` are what is committed by origin. ``at_fault`` is
+    whether the death can be due to an event.
     """
     left = [one for one in known if one.last >= positions.get(one.origin, 0)]
     found = []
     for one in under_way:
         if one.last < positions.get(one.origin, 0):
             continue
-        before = [e.deaths for e in left if e.has(one.origin, one.first)]
-        found.append(Suspect(one.origin, one.first, one.last, max(before, default=0) + 1))
+        before = [e for e in left if e.has(one.origin, one.first)]
+        deaths = max((e.deaths for e in before), default=0) + at_fault
+        kills = max((e.kills for e in before), default=0) + (not at_fault)
+        found.append(Suspect(one.origin, one.first, one.last, deaths, kills))
     singles = {(one.origin, one.first, one.last) for one in found}
     found += [one for one in left if (one.origin, one.first, one.last) not in singles]
     return found[:MAX_SUSPECTS]

@@ -47,7 +47,9 @@ def look_at(click, slow):
     if click.what.startswith("bad") and "MENDED" not in os.environ:
         raise ValueError(f"click {click.number} is {click.what}")
     if click.what == "kills":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if click.what == "exits":
+        os._exit(3)
 """
 
 ELEMENTS = (
@@ -160,7 +162,7 @@ class Pages(ProcessingElement):
             os.remove("hold")
             await trio.sleep_forever()
         if os.path.exists("kills"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
 
 class Counts(App):
     def on_init(self) -> None:
@@ -289,7 +291,7 @@ async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
         await it.append(clicks_of(3000, kills=1700, bad=1739))  # of one user: it comes again
         for _ in range(3):
             async with s4_process(*it.run(app), cwd=tmp_path) as process:
-                assert await process.wait() == -signal.SIGKILL
+                assert await process.wait() == -signal.SIGSEGV
         async with s4_process(*it.run(app), cwd=tmp_path) as process:
             await until(lambda: it.counted() == it.truth())
             process.signal(signal.SIGTERM)
@@ -299,7 +301,7 @@ async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
         assert it.counted() == it.truth()
         assert sorted(letter.reason for letter in await it.letters()) == [
             "ValueError: click 1739 is bad",
-            "the process was killed 3 times while this event was processed",
+            "the process has died 3 times while this event was processed",
         ]
         assert not list((tmp_path / "state" / "default" / "counts").glob("tasks/*/*-[0-9]*"))
 
@@ -312,13 +314,13 @@ async def test_what_kills_stops_the_container_where_nobody_says_anything_and_can
         fail = {"s4.stream.clicks.onError": "fail"}
         for _ in range(3):
             async with s4_process(*it.run("elements", **fail), cwd=tmp_path) as process:
-                assert await process.wait() == -signal.SIGKILL
+                assert await process.wait() == -signal.SIGSEGV
         for _ in range(2):  # and does not kill again
             async with s4_process(
                 *it.run("elements", **fail), cwd=tmp_path, ready=False
             ) as process:
                 assert await process.wait() == 1
-            assert "the process was killed 3 times while this event was processed" in process.errors
+            assert "the process has died 3 times while this event was processed" in process.errors
             assert "(log.clicks[" in process.errors
             assert "started, also with a handler that was mended" in process.errors
             assert "s4.stream.clicks.onError = skip" in process.errors
@@ -343,7 +345,7 @@ async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_ar
         for _ in range(3):
             hops = it.run("hops", **skip)
             async with s4_process(*hops, cwd=tmp_path, ready=False) as process:
-                assert await process.wait() == -signal.SIGKILL
+                assert await process.wait() == -signal.SIGSEGV
         kills.unlink()
         for count in (1, 2, 3):
             async with s4_process(*it.run("hops", **skip), cwd=tmp_path) as process:

@@ -16,6 +16,11 @@ from s4node.runtime.task.poison.suspects import Suspect
 CLICKS, VIEWS = "log.clicks[0]", "views[0]@a producer"
 
 
+def killed(origin: str, first: int, last: int, kills: int = 1) -> Suspect:
+    """One whose process was killed; it has no record of how it ends."""
+    return Suspect(origin, first, last, 0, kills)
+
+
 def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     assert first.suspects == []
@@ -24,11 +29,11 @@ def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: 
     first.begin(VIEWS, 7, 7, slot)
     first.begin(CLICKS, 20, 29)  # and that is the end of it
     second = enter(tmp_path, 2, {CLICKS: 15})
-    assert second.suspects == [Suspect(CLICKS, 20, 29), Suspect(VIEWS, 7, 7)]
+    assert second.suspects == [killed(CLICKS, 20, 29), killed(VIEWS, 7, 7)]
     first.end()  # it was only paused, and writes where nobody looks any more
     second.begin(CLICKS, 23, 23)
     third = enter(tmp_path, 3, {CLICKS: 20, VIEWS: 8})
-    assert Suspect(CLICKS, 23, 23, 2) in third.suspects
+    assert killed(CLICKS, 23, 23, 2) in third.suspects
     assert all(one.origin == CLICKS for one in third.suspects)
 
 
@@ -39,7 +44,7 @@ def test_a_process_that_ends_by_itself_leaves_only_the_suspects_that_it_had(tmp_
     second.begin(CLICKS, 11, 11)
     second.close(second.suspects)
     third = enter(tmp_path, 3, {})
-    assert third.suspects == [Suspect(CLICKS, 10, 19)]
+    assert third.suspects == [killed(CLICKS, 10, 19)]
     third.close([])
     assert list(tmp_path.iterdir()) == []
 
@@ -51,10 +56,10 @@ def test_the_task_s_own_events_are_suspected_until_somebody_says_that_they_are_c
     first = enter(tmp_path, 1, {})
     first.begin(hops, 7, 7)
     second = enter(tmp_path, 2, {})
-    assert second.suspects == [Suspect(hops, 7, 7)]
+    assert second.suspects == [killed(hops, 7, 7)]
     second.acquit(second.suspects)
     second.begin(hops, 7, 7)  # another one that is equal
-    assert enter(tmp_path, 3, {}).suspects == [Suspect(hops, 7, 7, 1)]
+    assert enter(tmp_path, 3, {}).suspects == [killed(hops, 7, 7)]
 
 
 def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_origins_have_long_names_but_for_those_that_no_slot_holds(tmp_path: Path
     first.begin(long, 7, 7, first.take())
     first.begin(longer, 8, 8, first.take())
     first.begin(longer, 9, 9, first.take())
-    assert enter(tmp_path, 2, {}).suspects == [Suspect(long, 7, 7)]
+    assert enter(tmp_path, 2, {}).suspects == [killed(long, 7, 7)]
 
 
 def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_a_disk_without_room_is_told_when_the_file_is_made_and_not_by_a_signal(
     with pytest.raises(StateError, match=r"No space left on device; .* make room on its disk"):
         enter(small_disk, 2, {})
     (small_disk / "ballast").unlink()
-    assert enter(small_disk, 2, {}).suspects == [Suspect(CLICKS, 10, 19)]
+    assert enter(small_disk, 2, {}).suspects == [killed(CLICKS, 10, 19)]
 
 
 def test_on_a_full_disk_every_slot_is_written_and_suspects_stay_as_they_were(

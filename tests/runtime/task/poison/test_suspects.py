@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.poison.suspects import ALL, Suspect, Suspects, after_death
+from s4node.runtime.task.poison.suspects import ALL, MOST_KILLS, Suspect, Suspects, after_death
 
 
 @given(
@@ -39,6 +39,16 @@ def test_deaths_at_other_events_convict_nobody() -> None:
     for number in (4, 5, 6, 7):
         known = after_death(known, [Suspect("log.clicks[0]", number, number)], {})
     assert {one.deaths for one in known} == {1}
+
+
+def test_a_kill_of_which_nobody_knows_the_sender_blames_no_event() -> None:
+    known: list[Suspect] = []
+    for number in range(MOST_KILLS):
+        assert not any(one.only_killed for one in known)
+        known = after_death(known, [Suspect("log.clicks[0]", 4, 4)], {}, at_fault=False)
+        assert known == [Suspect("log.clicks[0]", 4, 4, 0, number + 1)]
+    assert known[0].only_killed
+    assert not known[0].convicted
 
 
 def test_what_is_committed_is_suspected_no_more() -> None:
