@@ -21,6 +21,7 @@ from typing import IO, NoReturn
 
 import msgspec
 
+from s4node import clocks
 from s4node.events.schema import UNREADABLE
 
 SIGKILL = "SIGKILL"
@@ -128,14 +129,14 @@ def write(path: str, how: str) -> None:
 def read(path: str) -> str:
     """How a process has ended, in words, where that can be due to what it was processing; empty
     where nothing says so. Waits for a supervisor that has just seen it."""
-    until = time.monotonic() + MOST_SECONDS
+    until = clocks.steady() + MOST_SECONDS
     while True:
         try:
             header, _, rest = Path(path).read_bytes().partition(b"\n")
             begun = _decode(header)
         except (OSError, ValueError, *UNREADABLE):
             return ""
-        if rest or not begun.supervised or time.monotonic() > until:
+        if rest or not begun.supervised or clocks.steady() > until:
             break
         time.sleep(0.01)
     how = rest.decode(errors="replace").partition("\n")[0]
@@ -162,7 +163,7 @@ def _oom_kills() -> tuple[str, int]:
 
 
 def _sweep(folder: Path) -> None:
-    before = time.time() - _KEPT_SECONDS
+    before = clocks.wall() - _KEPT_SECONDS
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.stat().st_mtime < before:

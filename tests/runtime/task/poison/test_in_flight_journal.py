@@ -128,7 +128,7 @@ def test_on_a_full_disk_every_slot_is_written_and_suspects_stay_as_they_were(
     assert (done.returncode, done.stdout) == (0, "written\n"), done.stderr
     (small_disk / "ballast").unlink()
     found = enter(small_disk, 3, {}).suspects
-    assert Suspect(CLICKS, 5, 9) in found
+    assert killed(CLICKS, 5, 9) in found
     assert {one.first for one in found if one.origin == VIEWS} == set(range(1, SLOTS))
 
 
