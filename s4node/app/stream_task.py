@@ -125,10 +125,10 @@ class TaskContext(Protocol):
         ...
 
     def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
-        """Begin to read an input at an offset, or another Startpoint, whatever was saved; in
-        ``init`` only. ``ssp`` (system, stream, partition) is one of
-        ``system_stream_partitions``, ``offset`` an int or a Startpoint; what cannot be is told
-        when ``init`` has ended."""
+        """Begin to read an input at an offset, or another Startpoint, when the app starts, whatever
+        was saved; in ``init`` only. Who takes the task over while the app runs ignores it.
+        ``ssp`` (system, stream, partition) is one of ``system_stream_partitions``, ``offset`` an
+        int or a Startpoint; what cannot be is told when ``init`` has ended."""
         ...
 
 

@@ -338,7 +338,8 @@ SYSTEM_OFFSET_DEFAULT = Pattern(
 )
 RESET_OFFSET = Pattern(
     _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
-    "Begin where samza.offset.default says at every start, whatever progress there is.",
+    "Begin where samza.offset.default says at every start of the app, whatever progress there is; "
+    "a container that takes a task over while others run goes on from its progress.",
     "streams.clicks.samza.reset.offset",
 )
 ON_LOST = Pattern(

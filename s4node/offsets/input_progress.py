@@ -30,8 +30,8 @@ class InputProgress:
 
     ``committed`` is the offset that a restart would go on at, None while there is none.
     ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
-    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoint``
-    is the id of the one that is consumed by the first event that is read, if there is one.
+    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoints``
+    are the ids of those that its ``start`` comes from, until that is committed.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class InputProgress:
         "origin",
         "ssp",
         "start",
-        "startpoint",
+        "startpoints",
     )
 
     def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
@@ -52,7 +52,7 @@ class InputProgress:
         self.committed: int | None = None
         self.on_refused = on_refused
         self.on_safe: Callable[[int], None] | None = None
-        self.startpoint = ""
+        self.startpoints: frozenset[str] = frozenset()
         self._low = LowWatermark(start)
 
     @property
@@ -70,19 +70,12 @@ class InputProgress:
 def taken(
     progress: Mapping[SystemStreamPartition, InputProgress],
 ) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
-    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed.
-
-    An input that was begun at a startpoint has no offset before an event of it is done.
-    """
-    offsets: dict[SystemStreamPartition, int] = {}
+    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed."""
     consumed: set[str] = set()
-    for ssp, each in progress.items():
-        if not each.startpoint:
-            offsets[ssp] = each.safe
-        elif each.safe > each.start:
-            offsets[ssp] = each.safe
-            consumed.add(each.startpoint)
-    return offsets, frozenset(consumed)
+    for each in progress.values():
+        if each.startpoints:
+            consumed |= each.startpoints
+    return {ssp: each.safe for ssp, each in progress.items()}, frozenset(consumed)
 
 
 class Pieces:

@@ -7,6 +7,8 @@ Rules
 - A job starts with the first of its containers: it alone does what belongs to a start, while others
   that begin at the same time wait at the gate. So does a container that begins while somebody needs
   the job not to run.
+- A start has a name of its own, which the first container writes into ``.running``: what holds for
+  one start only is kept with that name.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from s4node import tokens
 from s4node.errors import JobRuns, ProgressUnwritten
 
 _RUNNING = ".running"
 _GATE = ".gate"
+_NAME_BYTES = 6
 
 
 class JobLock:
@@ -30,13 +34,16 @@ class JobLock:
         self._folder = folder
         self._fd: int | None = None
 
-    def enter(self, at_start: Callable[[], None]) -> None:
-        """Be there from now on; call ``at_start`` first if no other container is. Blocks."""
+    def enter(self, at_start: Callable[[], None]) -> str:
+        """Be there from now on; call ``at_start`` first if no other container is. Returns the name
+        of the job's start. Blocks."""
         with _locked(self._folder / _GATE):
             self._fd = _opened(self._folder / _RUNNING)
             if _alone(self._fd):
                 at_start()
+                os.pwrite(self._fd, tokens.fresh(_NAME_BYTES).encode(), 0)
             fcntl.flock(self._fd, fcntl.LOCK_SH)
+            return os.pread(self._fd, 2 * _NAME_BYTES, 0).decode()
 
     def leave(self) -> None:
         """Be there no longer; a second time does nothing."""

@@ -7,8 +7,10 @@ Rules
 - When a job starts, requests are fanned out: each task has its own pending startpoints. A task
   that has one pending for a partition keeps it until a later one is requested, so that another
   start between does not lose it.
-- A pending startpoint has an id. A task takes it over by its id and says so with the commit that
-  covers the first event read from there; from then on it is over, wherever it is still written.
+- A pending startpoint has an id. A task turns it into an offset once, and commits that with the id
+  before it reads anything; from then on it is over, wherever it is still written.
+- What a task or the settings say of a start of the job holds once a start, too: that has an id made
+  of the start's name, which is kept as long as that start lasts.
 """
 
 from __future__ import annotations
@@ -24,6 +26,19 @@ EXPIRY_MS = 12 * 3600 * 1000
 
 Place = tuple[str, str, int]
 """System, stream, partition."""
+
+
+_START = "start "
+
+
+def id_of_start(start: str, place: Place) -> str:
+    """The id of what a start of the job says of a partition."""
+    return f"{_START}{start} {place[0]}.{place[1]}[{place[2]}]"
+
+
+def ids_of_start(ids: Iterable[str], start: str = "") -> frozenset[str]:
+    """Those that belong to this start of the job, or without one to any."""
+    return frozenset(each for each in ids if each.startswith(f"{_START}{start}"))
 
 
 class Request(msgspec.Struct, frozen=True):

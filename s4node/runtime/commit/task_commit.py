@@ -15,8 +15,8 @@ Rules
   damaged file, stop the container at once.
 - That a task is done is part of the commit that covers what it did last: so its next owner neither
   starts it nor tells it of the end of its inputs again. It holds for the run of the job.
-- An input that was begun at a startpoint keeps its old offset until an event of it is processed;
-  the commit that covers that one also says that the startpoint is consumed.
+- The offset that a startpoint has become is committed, with the id of the startpoint, before
+  anything is read from there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CommitContext:
 
     ``progress`` is by task and partition, ``producers`` are those of durable streams.
     ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and returns
-    whether nobody can meet them any more. ``exchange`` is what tasks put for others. ``timeout``
+    those that nobody can meet any more. ``exchange`` is what tasks put for others. ``timeout``
     (seconds) is for how long commits may fail. ``commits`` and ``failures`` count. The ``store`` of
     claims and the ``run`` of the job are set when it is open.
     """
@@ -86,7 +86,7 @@ class CommitContext:
     def __init__(
         self,
         progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
-        on_consumed: Callable[[str, Collection[str]], Awaitable[bool]],
+        on_consumed: Callable[[str, Collection[str]], Awaitable[Collection[str]]],
         producers: Producers,
         *,
         exchange: Exchange,
@@ -382,10 +382,9 @@ class TaskCommits:
         self._context.producers.committed(self.task.partition, producers)
         if consumed:
             for each in progress.values():
-                if each.startpoint in consumed:
-                    each.startpoint = ""
-            if await self._context.on_consumed(self.claim.task, consumed):
-                self.forget(consumed)
+                each.startpoints -= consumed
+            if over := await self._context.on_consumed(self.claim.task, consumed):
+                self.forget(over)
 
     async def expire(self) -> None:
         """Delete what is over its time, in slices; the next commit has it."""

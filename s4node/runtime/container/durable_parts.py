@@ -33,7 +33,7 @@ from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest, Startpoint
-from s4node.offsets.startpoint_fan_out import Request
+from s4node.offsets.startpoint_fan_out import Request, ids_of_start
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer, folder_of, job_before
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
@@ -83,6 +83,7 @@ class DurableParts:
         self._model: JobModel
         self._startpoints: Startpoints
         self._presence: JobLock
+        self._start = ""  # the name of this start of the job
         self._dead_letter_partitions = 0  # of the stream of a system that dead letters go to
         self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
 
@@ -271,7 +272,7 @@ class DurableParts:
     ) -> None:
         """Let others see that the job runs, and do what belongs to its start if nobody else has."""
         try:
-            await threads.run_sync(self._presence.enter, self._startpoints.fan_out)
+            self._start = await threads.run_sync(self._presence.enter, self._startpoints.fan_out)
             task_status.started()
             await trio.sleep_forever()
         finally:
@@ -293,7 +294,8 @@ class DurableParts:
         self._attach(task)
         kept = await self.committer.claim(task, model.name, origin, epoch)
         startpoints = await self._startpoints.of(model.name, kept.consumed)
-        self.committer.forget(task.partition, kept.consumed)
+        over = kept.consumed - ids_of_start(kept.consumed, self._start)
+        self.committer.forget(task.partition, over)
         self._kept[task.partition] = kept, startpoints
         if self.committer.is_done(task):
             if task.may_rest and not startpoints and kept.offsets.keys() >= set(model.ssps):
@@ -330,7 +332,7 @@ class DurableParts:
         """Read the inputs of these tasks, which have started."""
         kept = [(task, self._kept.pop(task.partition)) for task in tasks]
         gained = [
-            Gained(task, self._model.tasks[task.partition].ssps, *known)
+            Gained(task, self._model.tasks[task.partition].ssps, *known, self._start)
             for task, known in kept
             if not task.rests
         ]

@@ -3,6 +3,8 @@
 Rules
 - First what the task's ``init`` said; then the startpoint that was asked for; then the checkpoint;
   then what the settings say. The log line says which it was.
+- What ``init`` said, and a reset, hold once a start of the job: who takes a task over while the job
+  runs goes on from the checkpoint. That the task has begun there is committed with the offset.
 - A partition that an input has got since the job began is read from its oldest event.
 - What lies outside of what an input has is no place: it ends the start, saying what to set. Only
   where retention has removed what comes next, a setting may have the rest read; that is counted.
@@ -28,11 +30,13 @@ log = get_logger("s4node.runtime")
 
 class Known(NamedTuple):
     """What there is to say where a task goes on with an input: the wish of its ``init``, a pending
-    startpoint, and the offset of its checkpoint."""
+    startpoint, and the offset of its checkpoint. ``start`` is the id of what this start of the job
+    says; empty where the task has begun there already."""
 
     wish: Startpoint | None
     request: Request | None
     kept: int | None
+    start: str
 
 
 class StartingOffsets:
@@ -52,11 +56,11 @@ class StartingOffsets:
 
         Raises StartpointError, CheckpointError or InputLost where there is no such place.
         """
-        if known.wish is not None:
+        if known.wish is not None and known.start:
             return await system.resolve(ssp, known.wish), "set by its task"
         if known.request is not None:
             return await self._requested(system, ssp, task, known.request), "startpoint"
-        reset = self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
+        reset = self._resets(ssp) and known.start
         if known.kept is not None and not reset:
             return await self._checkpointed(system, ssp, known.kept), "checkpoint"
         if not reset and ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf):
@@ -66,6 +70,15 @@ class StartingOffsets:
             bounds = await system.bounds(ssp)
             return max(bounds.oldest, bounds.upcoming - 1), word
         return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
+
+    def consumed(self, ssp: SystemStreamPartition, known: Known) -> frozenset[str]:
+        """The ids of what must not hold again once the offset is committed."""
+        wanted = known.wish is not None or known.request is not None or self._resets(ssp)
+        ids = {known.start if wanted else "", "" if known.request is None else known.request.id}
+        return frozenset(ids - {""})
+
+    def _resets(self, ssp: SystemStreamPartition) -> bool:
+        return self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)
 
     async def _requested(
         self, system: System, ssp: SystemStreamPartition, task: str, request: Request

@@ -5,6 +5,7 @@ Rules
   later waits for the next start.
 - What no task takes is told, with the command that takes it back: it waits on until it expires.
 - A startpoint that a task has consumed is removed, or ignored for as long as it cannot be.
+- What holds for a start of the job is known as consumed until the job starts again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from s4node.errors import StartpointError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import describe
-from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request, ids_of_start
 from s4node.offsets.startpoint_store import StartpointStore, existing
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
@@ -99,8 +100,11 @@ class Startpoints:
         passing("startpoint.taken")
         return pending
 
-    async def consumed(self, task: str, ids: Collection[str]) -> bool:
-        """A task has written that it has consumed these; returns whether they are removed."""
+    async def consumed(self, task: str, ids: Collection[str]) -> Collection[str]:
+        """A task has written that it has consumed these; returns those that are removed."""
+        requests = frozenset(ids) - ids_of_start(ids)
+        if not requests:
+            return ()
         passing("startpoint.consumed")
         try:
             await self._with_store(partial(StartpointStore.take, task=task, consumed=ids), None)
@@ -110,9 +114,9 @@ class Startpoints:
                 task=task,
                 error=str(error),
             )
-            return False
+            return ()
         passing("startpoint.removed")
-        return True
+        return requests
 
     async def _with_store(self, work: Callable[[StartpointStore], R], without: E) -> R | E:
         """What ``work`` makes of the store, in a thread; ``without`` where there is none."""

@@ -27,7 +27,7 @@ from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.startpoint import Startpoint
-from s4node.offsets.startpoint_fan_out import Request
+from s4node.offsets.startpoint_fan_out import Request, id_of_start
 from s4node.offsets.system import System, SystemStreamPartition
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.inputs.input_batches import refused
@@ -71,11 +71,13 @@ class Gained(NamedTuple):
     ssps: Collection[SystemStreamPartition]
     kept: Checkpoint
     startpoints: Mapping[SystemStreamPartition, Request]
+    start: str
+    """The name of this start of the job."""
 
 
 def _is_kept(taker: Taker) -> bool:
-    """Whether the task's checkpoint, or else its startpoint, has a place for the input."""
-    return taker.progress.committed is not None or bool(taker.progress.startpoint)
+    """Whether the task's checkpoint has the place at which it goes on."""
+    return taker.progress.committed is not None and not taker.progress.startpoints
 
 
 class SystemConsumers:
@@ -160,12 +162,18 @@ class SystemConsumers:
     ) -> None:
         """Feed these tasks, which have started, with their partitions from where they go on."""
         found: dict[tuple[str, str], list[Taker]] = {}
-        for task, ssps, kept, startpoints in gained:
+        for task, ssps, kept, startpoints, start in gained:
             self.progress[task.partition] = {}
             self._begun[task.partition] = []
             starts = wishes(task)
             for ssp in ssps:
-                known = Known(starts.get(ssp), startpoints.get(ssp), kept.offsets.get(ssp))
+                mark = id_of_start(start, ssp)
+                known = Known(
+                    starts.get(ssp),
+                    startpoints.get(ssp),
+                    kept.offsets.get(ssp),
+                    "" if mark in kept.consumed else mark,
+                )
                 taker = Taker(task, ssp, known)
                 taker.undecoded = partial(self._undecoded, taker)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
@@ -199,7 +207,7 @@ class SystemConsumers:
             taker.next = before.start if before.committed is None else before.committed
             taker.progress = self._progress_of(taker)
             taker.progress.committed = before.committed
-            taker.progress.startpoint = before.startpoint
+            taker.progress.startpoints = before.startpoints
             self.progress[new.partition][taker.ssp] = taker.progress
             self._want_kept(taker)
             feed = self._feeds.get(taker.ssp)
@@ -228,8 +236,7 @@ class SystemConsumers:
             log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = self._progress_of(taker)
-                if taker.known.request is not None:
-                    taker.progress.startpoint = taker.known.request.id
+                taker.progress.startpoints = self.starts.consumed(taker.ssp, taker.known)
                 if taker.known.kept == taker.next:
                     taker.progress.committed = taker.next
                 self.progress[taker.task.partition][taker.ssp] = taker.progress

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,7 @@ class Job:
         self.seen: list[tuple[str, str, int]] = []
         self.wishes: dict[SystemStreamPartition, Startpoint] = {}
         self.commit_at: set[int] = set()
+        self.at_init: Callable[[], None] = lambda: None
 
     def app(self, *inputs: str) -> TaskApp:
         self.seen.clear()
@@ -267,6 +268,7 @@ class Task:
 
     def init(self, config: Any, context: Any) -> None:
         self.name = context.task_name
+        self.job.at_init()
         for ssp, startpoint in self.job.wishes.items():
             context.set_starting_offset(ssp, startpoint)
 
@@ -353,16 +355,13 @@ async def test_one_for_a_partition_holds_for_all_tasks_and_one_for_a_task_for_th
     assert job.waiting == (0, 0)
 
 
-async def test_a_startpoint_of_which_nothing_was_processed_waits_on_and_leaves_the_checkpoint(
+async def test_a_startpoint_is_over_once_its_offset_is_committed_though_nothing_was_processed(
     job: Job, system: MemorySystem
 ) -> None:
     await job.run("clicks", events=10)
-    job.ask(Specific(10))  # what comes next
-    await job.run("clicks", events=0)
-    assert job.waiting == (0, 1)
-    store = StartpointStore(job.home)
-    assert store.delete() == 1  # and can be taken back as if it had never been
-    store.close()
+    job.ask(Upcoming())
+    async with running(job.app("clicks"), job.settings):
+        await until(lambda: job.waiting == (0, 0))
     system.put("clicks", 0, GenericEvent(number=10))
     await job.run("clicks", events=1)
     assert job.offsets() == [10]
@@ -453,14 +452,19 @@ async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
     monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
     await job.run("clicks", events=10)
     job.ask(Specific(7))
+
+    def lock() -> None:
+        (job.home / FILE).rename(job.home / "away")
+        (job.home / FILE).mkdir()
+
+    job.at_init = lock
     with structlog.testing.capture_logs() as logs:
         async with running(job.app("clicks"), job.settings):
             await until(lambda: len(job.seen) == 3)
-            (job.home / FILE).rename(job.home / "away")
-            (job.home / FILE).mkdir()
     assert any("could not be removed" in line["event"] for line in logs)
     (job.home / FILE).rmdir()
     (job.home / "away").rename(job.home / FILE)
+    job.at_init = lambda: None
     assert job.waiting == (0, 1)
     await job.run("clicks", events=0)
     assert job.offsets() == []
@@ -496,9 +500,11 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
         ("startpoint.fanning", [], range(40, 100)),
         ("startpoint.fanned", [], range(40, 100)),
         ("startpoint.taken", [], range(40, 100)),
-        ("commit.write", range(40, 70), range(40, 100)),
-        ("startpoint.consumed", range(40, 70), range(70, 100)),
-        ("startpoint.removed", range(40, 70), range(70, 100)),
+        ("commit.write", [], range(40, 100)),
+        ("startpoint.consumed", [], range(40, 100)),
+        ("startpoint.removed", [], range(40, 100)),
+        ("commit.write:2", range(40, 70), range(40, 100)),
+        ("commit.told:2", range(40, 70), range(70, 100)),
     ],
 )
 async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing(
@@ -536,6 +542,79 @@ async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing
         assert await life("", 0) == []
         done = await run_s4("startpoint", "show", "tasks", "--json", *state, cwd=tmp_path)
         assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("wanted", [["--upcoming"], ["--timestamp", "2100-01-01T00:00:00Z"]])
+async def test_a_startpoint_means_one_offset_although_its_task_is_killed_before_a_commit(
+    tmp_path: Path, wanted: list[str]
+) -> None:
+    """The next start must not find another place for what was upcoming."""
+    async with bench(tmp_path, partitions=1) as it:
+        await append(it.log, 0, 10, partitions=1)
+        arguments = it.arguments("tasks", **{"task.commit.ms": "0"})
+        state = ("-p", f"s4.state.folder={tmp_path / 'state'}")
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: len(it.seen) == 10)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0, process.errors
+        set_ = await run_s4("startpoint", "set", "tasks", "log.clicks[0]", *wanted, *state,
+                            cwd=tmp_path)  # fmt: skip
+        assert set_.returncode == 0, set_.stderr
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: "input goes on" in process.errors)
+            await append(it.log, 10, 60, partitions=1)
+            await until(lambda: len(it.seen) == 60)
+            await process.kill()
+        await append(it.log, 60, 70, partitions=1)
+        async with s4_process(*arguments, cwd=tmp_path):
+            await until(lambda: it.seen[-1][2] == "69")
+        assert [int(offset) for _, _, offset in it.seen[60:]] == list(range(10, 70))
+
+
+BEGINNING = """
+from s4node import Oldest
+from tasks_app import Write as Plain
+from s4node.app.stream_task import TaskApp
+
+class Write(Plain):
+    def init(self, config, context):
+        super().init(config, context)
+        for ssp in context.system_stream_partitions:
+            context.set_starting_offset(ssp, Oldest())
+
+app = TaskApp("tasks", Write, inputs=["log.clicks"])
+"""
+
+
+@pytest.mark.parametrize("said", ["by the task", "by a reset"])
+async def test_what_a_task_or_a_reset_says_of_the_beginning_holds_at_a_start_and_at_no_take_over(
+    tmp_path: Path, said: str
+) -> None:
+    async with bench(tmp_path, partitions=4) as it:
+        more = {"task.commit.ms": "20", "s4.coordination.folder": str(tmp_path / "cluster")}
+        if said == "by a reset":
+            more["streams.clicks.samza.reset.offset"] = "true"
+        arguments = [*it.arguments("tasks", **more), "--nodes", "2"]
+        if said == "by the task":
+            (tmp_path / "beginning_app.py").write_text(BEGINNING)
+            arguments[1] = str(tmp_path / "beginning_app.py")
+        await append(it.log, 0, 400, partitions=4)
+
+        async def life(there: int, more: int) -> list[tuple[int, int]]:
+            """Have one of two containers die when all is committed, and ``more`` come."""
+            known = len(it.seen)
+            async with s4_process(*arguments, cwd=tmp_path) as nodes:
+                await until(lambda: len(it.seen) - known == there)
+                await until(lambda: set(it.offsets("tasks").values()) == {there // 4})
+                os.kill(int(it.seen[-1][0]), signal.SIGKILL)
+                await append(it.log, there, there + more, partitions=4)
+                await until(lambda: set(it.offsets("tasks").values()) == {(there + more) // 4})
+                nodes.signal(signal.SIGTERM)
+                assert await nodes.wait() == 0
+            return sorted((int(partition), int(offset)) for _, partition, offset in it.seen[known:])
+
+        assert await life(400, 200) == [(p, n) for p in range(4) for n in range(150)]
+        assert await life(600, 200) == [(p, n) for p in range(4) for n in range(200)]
 
 
 async def test_a_job_of_several_containers_goes_back_at_its_start_and_not_when_one_is_replaced(
