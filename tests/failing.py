@@ -7,8 +7,9 @@ from typing import Any
 
 import trio
 from harness import until
+from shared_apps import OnePE
 
-from s4node import App, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node import Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.events.keys import Partitioner
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container.container import Container
@@ -85,30 +86,23 @@ class AsyncCount(ProcessingElement):
             raise ValueError(f"click {event.number} is bad")
 
 
-class Counts(App):
-    def __init__(
-        self, pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0
-    ) -> None:
-        super().__init__("counts")
-        self._pe = pe
-        self._handlers = handlers
-        self._cache = cache
-
-    def on_init(self) -> None:
-        element = self.create_pe(self._pe)
-        if self._cache:
-            element.set_pe_cache(self._cache)
-        stream = self.create_input_stream("clicks", element, key="user", system="memory")
-        stream.set_parallelism(self._handlers)
+def counts_app(pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0) -> OnePE:
+    app = OnePE(pe, name="counts", system="memory")
+    app.input.set_parallelism(handlers)
+    if cache:
+        app.pe.set_pe_cache(cache)
+    return app
 
 
 def counted(container: Container) -> Counter[str]:
-    return Counter({
-        key: instance.clicks
-        for task in container.tasks.values()
-        for instances in task.instances.values()
-        for key, instance in instances.items()
-    })  # fmt: skip
+    return Counter(
+        {
+            key: instance.clicks
+            for task in container.tasks.values()
+            for instances in task.instances.values()
+            for key, instance in instances.items()
+        }
+    )
 
 
 PLACES = {

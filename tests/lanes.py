@@ -73,9 +73,15 @@ def ticks(count: int, start: int = 0) -> list[Tick]:
 
 
 def ruled(
-    route: NodeRoute, partition: int, upto: int, limit: int, outcome: int = wire.ADMITTED,
-    expected: int = 0, exceptions: Any = (), **more: Any,
-) -> None:  # fmt: skip
+    route: NodeRoute,
+    partition: int,
+    upto: int,
+    limit: int,
+    outcome: int = wire.ADMITTED,
+    expected: int = 0,
+    exceptions: Any = (),
+    **more: Any,
+) -> None:
     """The outbox hears one ruling."""
     ruling = wire.Ruling(partition, outcome, upto, limit, expected, exceptions, **more)
     route.on_verdict(wire.Verdict("ticks", "p", (ruling,)))

@@ -80,9 +80,13 @@ async def separate_log(folder: Path) -> AsyncIterator[EmbeddedLog]:
     (folder / "keeper.py").write_text(KEEPER)
     port = free_port()
     keeper = [
-        "run", folder / "keeper.py", "--listen", f"tcp://127.0.0.1:{port}",
-        "-p", f"s4.log.folder={folder / 'log'}",
-    ]  # fmt: skip
+        "run",
+        folder / "keeper.py",
+        "--listen",
+        f"tcp://127.0.0.1:{port}",
+        "-p",
+        f"s4.log.folder={folder / 'log'}",
+    ]
     log = EmbeddedLog("log", f"tcp://127.0.0.1:{port}")
     with plain_errors(), trio.fail_after(100):
         async with s4_process(*keeper, cwd=folder), trio.open_nursery() as nursery:

@@ -9,42 +9,20 @@ from typing import Any
 
 import trio
 from harness import plain_errors, running
+from shared_apps import Ignore, OnePE
 
-from s4node import App, Client, Container, Event, OutputStream, ProcessingElement
+from s4node import Client, Container, Event
 from s4node.systems.embedded_log import EmbeddedLog
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 class Tap(Event):
     name: str
 
 
-class Show(ProcessingElement):
-    shown: OutputStream
-
-    def on_event(self, click: Click) -> None:
-        self.shown.put(click)
-
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: Event) -> None:
-        pass
-
-
-def some_app() -> App:
-    app = App("some")
-    app.create_input_stream("live", app.create_pe(Ignore), types=Click, key="user")
-    return app
-
-
 @asynccontextmanager
 async def log_node(folder: Path, **more: Any) -> AsyncIterator[Container]:
     settings = {"s4.log.folder": str(folder / "log"), **more.pop("settings", {})}
-    async with running(some_app(), settings, **more) as node:
+    async with running(OnePE(Ignore, "live"), settings, **more) as node:
         yield node
 
 

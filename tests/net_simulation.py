@@ -95,8 +95,9 @@ class World:
         for header in headers_of(frames):
             lane = outbox.lanes[header.partition]
             assert header.first < lane.limit
-            if header.first >= (lane.kept[resent[lane.partition] - 1].end
-                                if resent[lane.partition] else lane.upto):  # fmt: skip
+            if header.first >= (
+                lane.kept[resent[lane.partition] - 1].end if resent[lane.partition] else lane.upto
+            ):
                 assert header.first + header.count <= lane.limit
         if frames:
             assert wire_ is not None

@@ -10,17 +10,13 @@ from typing import Any
 
 import trio
 from harness import ANY_PORT, plain_errors
+from shared_apps import Click
 
 from s4node import App, Config, Container, Event, ProcessingElement, Stream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
 
 USERS = [f"user-{n}" for n in range(40)]
-
-
-class Click(Event):
-    user: str
-    words: str = ""
 
 
 class Word(Event):
@@ -31,7 +27,7 @@ class Split(ProcessingElement):
     words: Stream
 
     def on_event(self, click: Click) -> None:
-        for word in click.words.split():
+        for word in click.text.split():
             self.words.put(Word(word))
 
 

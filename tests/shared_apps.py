@@ -112,11 +112,13 @@ class NotingApp(OnePE):
 
 
 class HoldingApp(OnePE):
-    """Notes in ``seen`` what comes; a handler waits before that until it may go on."""
+    """Notes in ``seen`` what comes; while it is held, its handlers wait before that."""
 
-    def __init__(self, stream: str = "clicks", **options: Any) -> None:
+    def __init__(self, stream: str = "clicks", *, held: bool = True, **options: Any) -> None:
         self.seen: list[Any] = []
         self.may_go_on = trio.Event()
+        if not held:
+            self.may_go_on.set()
 
         async def on_event(_pe: Any, event: Any) -> None:
             if not self.may_go_on.is_set():
@@ -124,6 +126,13 @@ class HoldingApp(OnePE):
             self.seen.append(event)
 
         super().__init__(on_event, stream, **options)
+
+    def hold(self) -> None:
+        self.may_go_on = trio.Event()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [event.n for event in self.seen]
 
 
 class ForwardingApp(App):
@@ -134,3 +143,54 @@ class ForwardingApp(App):
         forward = self.create_pe(Forward)
         self.create_input_stream(stream, forward, key="user")
         forward.out = self.create_output_stream(to, key=key, types=Click)
+
+
+class CountAndTell(ProcessingElement):
+    """Counts the clicks of its key, and tells its app; a negative number removes it."""
+
+    count: int = 0
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_create(self) -> None:
+        self.app.created.append(self.key)
+
+    def on_event(self, event: Click) -> None:
+        self.count += 1
+        self.seen.append(event.n)
+        self.app.counts[self.key] = self.count
+        self.app.seen[self.key] = list(self.seen)
+        if event.n < 0:
+            self.remove()
+
+    def on_remove(self) -> None:
+        self.app.gone.append(self.key)
+
+
+class CountingApp(App):
+    """Counts clicks by user, in state; the app itself has what was told in this life."""
+
+    def __init__(
+        self,
+        pe: type[ProcessingElement] = CountAndTell,
+        *,
+        key: Any = "user",
+        system: str = "live",
+        parallelism: int = 1,
+        **cache: Any,
+    ) -> None:
+        super().__init__("counting")
+        self.pe = pe
+        self.cache = cache
+        self.input = {"key": key, "system": system}
+        self.parallelism = parallelism
+        self.created: list[Any] = []
+        self.gone: list[Any] = []
+        self.counts: dict[Any, int] = {}
+        self.seen: dict[Any, list[int]] = {}
+
+    def on_init(self) -> None:
+        pe = self.create_pe(self.pe)
+        if self.cache:
+            pe.set_pe_cache(**self.cache)
+        clicks = self.create_input_stream("clicks", pe, **self.input)
+        clicks.set_parallelism(self.parallelism)

@@ -110,8 +110,19 @@ EXCEPTIONS = {
 }
 # What reads the time of the machine, or calls in threads of its own, by itself: what runs in no
 # container, and what a module of the world needs.
-BY_ITSELF = {"clocks", "threads", "bench", "cli", "deploy", "process", "cluster.node", "testing",
-             "net.transport.probe", "metrics.registry", "app.app"}  # fmt: skip
+BY_ITSELF = {
+    "clocks",
+    "threads",
+    "bench",
+    "cli",
+    "deploy",
+    "process",
+    "cluster.node",
+    "testing",
+    "net.transport.probe",
+    "metrics.registry",
+    "app.app",
+}
 SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
           "deploy", "process", "cli", "bench", "spark"}  # fmt: skip
 LIBRARIES = {
@@ -202,9 +213,13 @@ def code_lines(path: Path) -> int:
     source = path.read_text(encoding="utf-8")
     lines: set[int] = set()
     layout = (
-        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
         tokenize.ENDMARKER,
-    )  # fmt: skip
+    )
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in layout:
             lines.update(range(token.start[0], token.end[0] + 1))
@@ -373,8 +388,14 @@ def test_trio_is_known_to_shells_only() -> None:
 
 
 def test_what_runs_in_containers_reads_the_time_and_calls_in_threads_by_the_contracts() -> None:
-    read = {"time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter",
-            "trio.to_thread"}  # fmt: skip
+    read = {
+        "time.time",
+        "time.time_ns",
+        "time.monotonic",
+        "time.monotonic_ns",
+        "time.perf_counter",
+        "trio.to_thread",
+    }
     found = {
         module
         for module in INNER

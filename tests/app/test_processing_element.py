@@ -146,8 +146,10 @@ def test_the_order_of_the_methods_does_not_matter() -> None:
         def on_event_c(self, event: Animal) -> None: ...
         def on_event_a(self, event: Dog) -> None: ...
 
-    for cls, dog, puppy in ((CatsLast, "on_event_c", "on_event_a"),
-                            (CatsFirst, "on_event_a", "on_event_b")):  # fmt: skip
+    for cls, dog, puppy in (
+        (CatsLast, "on_event_c", "on_event_a"),
+        (CatsFirst, "on_event_a", "on_event_b"),
+    ):
         assert (chosen(cls, Dog), chosen(cls, Puppy)) == (dog, puppy)
 
 
@@ -402,9 +404,14 @@ UNRESOLVED = (
         (TwoForOne, "TwoForOne.on_event_a and TwoForOne.on_event_b both take Dog; keep one"),
         (TwoForAll, "TwoForAll.on_event and TwoForAll.on_event_too both take object; keep one"),
         (NoSuchType, UNRESOLVED.format("NoSuchType", "Nowhere", "name 'Nowhere' is not defined")),
-        (NoSuchAttribute,
-         UNRESOLVED.format("NoSuchAttribute", "functools.Nowhere",
-                           "module 'functools' has no attribute 'Nowhere'")),
+        (
+            NoSuchAttribute,
+            UNRESOLVED.format(
+                "NoSuchAttribute",
+                "functools.Nowhere",
+                "module 'functools' has no attribute 'Nowhere'",
+            ),
+        ),
         (NoParameter, "NoParameter.on_event takes 1 parameters; write (self, event: Type)"),
         (ManyParameters, "ManyParameters.on_event takes 3 parameters; write (self, event: Type)"),
         (ByName, "ByName.on_event takes its event by name only; write (self, event: Type)"),
@@ -421,7 +428,7 @@ UNRESOLVED = (
         (HookTakesLess, "HookTakesLess.on_create takes 0 parameters; write (self)"),
         (RemoveTakesMore, "RemoveTakesMore.on_remove takes 3 parameters; write (self)"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_pe_class_is_reported_when_the_pe_is_created(
     pe: type[ProcessingElement], message: str
 ) -> None:

@@ -445,8 +445,11 @@ def test_a_subclass_adds_state_and_changes_defaults_with_or_without_annotation()
     instance = instances["a"]
     instance.on_event(Dog())
     assert (instance.count, instance.mode, instance.names, instance.extra) == (
-        0, "fast", ["child", "new"], {"a": 1},
-    )  # fmt: skip
+        0,
+        "fast",
+        ["child", "new"],
+        {"a": 1},
+    )
     assert (instances["b"].names, instances["b"].extra) == (["child"], {})
     _, parents = started(Parent)
     assert (parents["a"].names, parents["a"].mode) == ([], "slow")

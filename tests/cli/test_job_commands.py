@@ -86,8 +86,16 @@ async def test_the_commands_of_the_page_print_what_it_says(
             assert matches(told, (done.stdout + done.stderr).splitlines()), (command, done)
         if command == commands()[3][0]:  # what the page says next: it goes back, and once
             assert "2 clicks" in await life(2)
-            done = await run_s4("startpoint", "set", "clicks", "log.clicks[0]", "--offset", "3",
-                                *state, cwd=tmp_path)  # fmt: skip
+            done = await run_s4(
+                "startpoint",
+                "set",
+                "clicks",
+                "log.clicks[0]",
+                "--offset",
+                "3",
+                *state,
+                cwd=tmp_path,
+            )
             await life(0)
     assert len(commands()) == 8
     system.put("clicks", 0, GenericEvent(user="ann"))
@@ -242,19 +250,27 @@ async def test_an_app_that_has_not_run_yet_is_named_as_for_a_start(s4: S4, kept:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("memory.clicks[7] --task Nope",
-         "task 'Nope' of app 'new' would not read memory.clicks[7], 'Partition 7' would"),
+        (
+            "memory.clicks[7] --task Nope",
+            "task 'Nope' of app 'new' would not read memory.clicks[7], 'Partition 7' would",
+        ),
         ("memory.clicks[7] --task 'Partition 6'", "'Partition 7' would"),
         ("memory.clicks[7] --task 'Partition 7'", ""),
-        (f"memory.clicks[7] --task 'Partition 7' -p {GROUPER.name}=by-ssp",
-         (f"'memory.clicks[7]' would ({GROUPER.name} = by-ssp); name that one, or leave --task "
-          "out")),
+        (
+            f"memory.clicks[7] --task 'Partition 7' -p {GROUPER.name}=by-ssp",
+            (
+                f"'memory.clicks[7]' would ({GROUPER.name} = by-ssp); name that one, or leave "
+                "--task out"
+            ),
+        ),
         (f"memory.clicks[7] --task Nope -p {GROUPER.name}=mine:Own", ""),
         ("memory.clicks[0] --task 'Partition 5' -p task.broadcast.inputs=memory.clicks#0", ""),
-        ("memory.clicks[0] --task Nope -p task.broadcast.inputs=memory.clicks#0",
-         "would not read memory.clicks[0], 'Partition 0' would"),
+        (
+            "memory.clicks[0] --task Nope -p task.broadcast.inputs=memory.clicks#0",
+            "would not read memory.clicks[0], 'Partition 0' would",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_a_task_that_an_app_cannot_have_is_refused_before_it_has_run(
     s4: S4, kept: Path, command: str, said: str
 ) -> None:
@@ -273,13 +289,16 @@ async def test_checkpoints_are_exported_changed_and_imported(s4: S4, kept: Path)
     done = await s4("checkpoint export notes")
     document = json.loads(done.stdout)
     assert document["tasks"]["Partition 0"]["offsets"][0] == {
-        "system": "memory", "stream": "clicks", "partition": 0, "offset": 5,
-    }  # fmt: skip
+        "system": "memory",
+        "stream": "clicks",
+        "partition": 0,
+        "offset": 5,
+    }
     document["tasks"] = {
-        "Partition 1": {"offsets": [
-            {"system": "memory", "stream": "clicks", "partition": 1, "offset": 3}
-        ]}
-    }  # fmt: skip
+        "Partition 1": {
+            "offsets": [{"system": "memory", "stream": "clicks", "partition": 1, "offset": 3}]
+        }
+    }
     done = await s4("checkpoint import notes -", json.dumps(document).encode())
     assert done.returncode == 0, done.stderr
     shown = json.loads((await s4("checkpoint show notes --json")).stdout)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from harness import free_port, run_s4, running
-from log_nodes import Click, log_at, log_node, some_app
+from log_nodes import log_at, log_node
+from shared_apps import Click, Ignore, OnePE
 
 from s4node.cli.main import main
 
@@ -34,7 +35,7 @@ from s4node.cli.main import main
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
         ("trim clicks --to-offset 1", 1, "say which one with --partition"),
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
-        ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
+        ("create live", 1, "app 'app' has a stream 'live' already; choose another name"),
         ("create a/b", 1, "'a/b' is no name for a stream of the log"),
         ("create clicks --partitions 3 --key user --retention-ms 5000", 1, ("stream 'clicks' "
          "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
@@ -109,9 +110,14 @@ async def test_programs_read_json(tmp_path: Path) -> None:
         assert (made["stream"], made["retention_ms"], len(made["partitions"])) == ("clicks", 0, 1)
         sent = await told("append clicks", b'{"user": "joe"}\n{"user": "ann"}\n')
         assert sent == {
-            "stream": "clicks", "admitted": 2, "shed": 0, "refused": 0, "unsent": 0, "pending": 0,
+            "stream": "clicks",
+            "admitted": 2,
+            "shed": 0,
+            "refused": 0,
+            "unsent": 0,
+            "pending": 0,
             "bad lines": 0,
-        }  # fmt: skip
+        }
         event = {"partition": 0, "offset": 1, "event": {"user": "ann"}}
         assert await told("tail clicks --from newest --count 1") == event
         assert await told("tail clicks --from 1 --count 1") == event
@@ -122,7 +128,7 @@ async def test_programs_read_json(tmp_path: Path) -> None:
 
 
 async def test_a_node_without_a_log_and_no_node_at_all_are_told_apart(tmp_path: Path) -> None:
-    async with running(some_app()) as node:
+    async with running(OnePE(Ignore)) as node:
         done = await run_s4("log", "describe", "--to", node.address, cwd=tmp_path)
         assert "this node has no log; start it with the setting s4.log.folder" in done.stderr
         assert done.returncode == 1

@@ -467,9 +467,14 @@ async def test_config_check_tells_all_mistakes_together_with_their_places(tmp_pa
     assert lines[6].startswith("command line: s4.hasher = 'md5' is neither")
     told = json.loads(done.stdout)
     assert [(each["file"], each["line"]) for each in told] == [
-        ("one.properties", 1), ("one.properties", 2), ("one.properties", 3), ("two.properties", 1),
-        ("three.properties", None), ("command line", None), ("command line", None),
-    ]  # fmt: skip
+        ("one.properties", 1),
+        ("one.properties", 2),
+        ("one.properties", 3),
+        ("two.properties", 1),
+        ("three.properties", None),
+        ("command line", None),
+        ("command line", None),
+    ]
     assert (told[3]["key"], told[3]["text"]) == ("s4.comm.timeout", lines[3].partition(": ")[2])
 
 
@@ -701,10 +706,11 @@ async def test_output_that_nobody_reads_is_no_fault_and_a_full_disk_is_told_in_a
     where = ("--cluster", "shop", "--folder", "shared")
     (tmp_path / "hello.py").write_text(HELLO)
     async with (
-        s4_process("node", "shop", *where[2:], "-p", f"s4.listener.address={ANY_PORT}",
-                   cwd=tmp_path),
+        s4_process(
+            "node", "shop", *where[2:], "-p", f"s4.listener.address={ANY_PORT}", cwd=tmp_path
+        ),
         node_process("hello.py", *log, cwd=tmp_path) as node,
-    ):  # fmt: skip
+    ):
         to = ("--to", node.address)
         assert (await run_s4("log", "create", "evs", *to, cwd=tmp_path)).returncode == 0
         event = b'{"user": "joe"}\n'
@@ -714,9 +720,13 @@ async def test_output_that_nobody_reads_is_no_fault_and_a_full_disk_is_told_in_a
         async def told(output: int) -> tuple[int, bytes]:
             with trio.fail_after(30):
                 done = await trio.run_process(
-                    whole, stdout=output, capture_stderr=True, check=False, cwd=tmp_path,
+                    whole,
+                    stdout=output,
+                    capture_stderr=True,
+                    check=False,
+                    cwd=tmp_path,
                     env=environment(),
-                )  # fmt: skip
+                )
             return done.returncode, done.stderr
 
         reader, writer = os.pipe()
@@ -797,18 +807,24 @@ NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its fu
         ("startpoint show hello -p s4.state.folder=state", f"/hello/progress.sqlite {LOOPS}fix"),
         ("state scan hello -p s4.state.folder=state", "or name another folder with -p s4.state.fo"),
         (f"startpoint show {LONG} -p s4.state.folder=state", f"s4: no app '{LONG}' of cluster"),
-        (f"checkpoint list hello --cluster {LONG} -p s4.state.folder=state",
-         f"s4: '{LONG}' is too long for the name of a folder in"),
+        (
+            f"checkpoint list hello --cluster {LONG} -p s4.state.folder=state",
+            f"s4: '{LONG}' is too long for the name of a folder in",
+        ),
         ("startpoint show hello -p s4.state.folder=~nobody-at-all/x", f"s4.state.folder {NOWHERE}"),
         ("status --folder ~nobody-at-all/x", f"s4: s4.coordination.folder {NOWHERE}"),
         ("node shop --folder ~nobody-at-all/x", f"s4: s4.coordination.folder {NOWHERE}"),
         ("run hello.py -p s4.log.folder=~nobody-at-all/x", f"s4: s4.log.folder {NOWHERE}"),
-        (f"run hello.py -p s4.stream.names.grade=durable -p s4.cluster.name={LONG}",
-         "300 bytes, 255 at most; take a shorter one"),
-        ("run long.py -p s4.stream.names.grade=durable -p s4.state.folder=state",
-         "300 bytes, 255 at most; take a shorter one"),
+        (
+            f"run hello.py -p s4.stream.names.grade=durable -p s4.cluster.name={LONG}",
+            "300 bytes, 255 at most; take a shorter one",
+        ),
+        (
+            "run long.py -p s4.stream.names.grade=durable -p s4.state.folder=state",
+            "300 bytes, 255 at most; take a shorter one",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_a_path_that_cannot_be_looked_at_is_told_in_a_line_with_the_fix(
     folder: Path, command: str, said: str
 ) -> None:
@@ -840,8 +856,11 @@ async def test_from_a_folder_that_has_gone_a_path_leads_nowhere(
     with trio.fail_after(30):
         done = await trio.run_process(
             ["bash", "-c", f"cd gone && rmdir ../gone && exec {whole}"],
-            capture_stderr=True, check=False, cwd=folder, env=environment(),
-        )  # fmt: skip
+            capture_stderr=True,
+            check=False,
+            cwd=folder,
+            env=environment(),
+        )
     assert done.stderr.decode().startswith(said)
     assert done.stderr.count(b"\n") == 1
     assert done.returncode == 2

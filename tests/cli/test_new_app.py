@@ -75,8 +75,13 @@ async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "inside"
 
     assert names_in(folder) == [
-        "README.md", "app.properties", "app.py", "compose.yaml", "pyproject.toml", "test_app.py",
-    ]  # fmt: skip
+        "README.md",
+        "app.properties",
+        "app.py",
+        "compose.yaml",
+        "pyproject.toml",
+        "test_app.py",
+    ]
     assert "class X2App(App):" in (folder / "app.py").read_text()
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert (project["name"], project["dependencies"]) == ("x2", [f"s4node>={__version__}"])

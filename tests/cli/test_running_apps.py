@@ -76,8 +76,9 @@ async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path)
         assert app["owners"] == [node["name"]] * 3
         assert [
             (row["stage"], row["admitted"])
-            for row in cluster["stages"] if row["stream"] == "clicks"
-        ] == [("deserializer", 2), ("stream", 2)]  # fmt: skip
+            for row in cluster["stages"]
+            if row["stream"] == "clicks"
+        ] == [("deserializer", 2), ("stream", 2)]
         shown = await run_s4("status", cwd=folder)
         assert shown.stdout.startswith(f"cluster default, process {process.pid}\n")
         top = await run_s4("top", "--count", "2", "--interval", "0.1", cwd=folder)
@@ -99,12 +100,17 @@ async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_
     ):
         found = await told(folder, "status")
         assert sorted((each["cluster"], len(each["nodes"])) for each in found) == [
-            ("alone", 1), ("default", 1), ("east", 1), ("shop", 2),
-        ]  # fmt: skip
+            ("alone", 1),
+            ("default", 1),
+            ("east", 1),
+            ("shop", 2),
+        ]
         apps = await told(folder, "apps")
         assert [(app["app"], app["cluster"]) for app in apps] == [
-            ("clicks", "shop"), ("clicks", "alone"), ("clicks", "default"),
-        ]  # fmt: skip
+            ("clicks", "shop"),
+            ("clicks", "alone"),
+            ("clicks", "default"),
+        ]
         (one,) = await told(folder, "status", "--cluster", "alone")
         assert one["cluster"] == "alone"
         (one,) = await told(folder, "status", "-p", "s4.cluster.name=shop")
@@ -206,9 +212,10 @@ async def test_two_running_apps_of_one_name_are_told_apart_by_their_cluster(fold
 async def test_send_and_tail_without_an_address_go_to_the_app_that_has_the_stream(
     folder: Path, nodes: tuple[str, ...]
 ) -> None:
-    async with clicks(folder, *nodes), s4_process(
-        "tail", "totals", "--count", "1", cwd=folder, ready=False
-    ) as tail:  # fmt: skip
+    async with (
+        clicks(folder, *nodes),
+        s4_process("tail", "totals", "--count", "1", cwd=folder, ready=False) as tail,
+    ):
         with trio.fail_after(30):
             while not tail.stdout:  # it reads from when it has connected
                 await send(folder, "joe")

@@ -39,10 +39,18 @@ def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
     )
     assert rows == [
         Row(
-            "shop", "stream", "clicks", depth=100, capacity=300, in_flight=2, admitted=13,
-            shed={"full": 3, "rate": 4}, waited=0.2, fullest=0.9,
+            "shop",
+            "stream",
+            "clicks",
+            depth=100,
+            capacity=300,
+            in_flight=2,
+            admitted=13,
+            shed={"full": 3, "rate": 4},
+            waited=0.2,
+            fullest=0.9,
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_a_row_tells_what_is_promised_for_its_stream() -> None:

@@ -259,8 +259,10 @@ async def test_a_new_version_takes_over_while_a_sender_goes_on_and_loses_nothing
         await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "4")
         await together(send, change)
         await until(lambda: len(printed(one, two)) == sent)
-        by = {word: [line for line in printed(one, two) if line.startswith(word)] for word in
-              ("v1", "v2")}  # fmt: skip
+        by = {
+            word: [line for line in printed(one, two) if line.startswith(word)]
+            for word in ("v1", "v2")
+        }
         assert len(by["v1"]) >= 100
         assert len(by["v2"]) >= 100
         assert len(set(printed(one, two))) == sent  # each count of each version came once
@@ -1012,10 +1014,19 @@ async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_t
     state = {"s4.state.folder": str(folder / "state")}
     async with node(folder, "one", **state, task_shutdown_ms="100") as one:
         await deploy(
-            folder, "failing.py", "--partitions", "2", "-p", "s4.stream.clicks.grade=durable",
-            "-p", "s4.stream.clicks.onError=skip", "-p", "s4.stream.copies.consumers=nobody",
-            "-p", "s4.cluster.nobody.address=tcp://127.0.0.1:9",
-        )  # fmt: skip
+            folder,
+            "failing.py",
+            "--partitions",
+            "2",
+            "-p",
+            "s4.stream.clicks.grade=durable",
+            "-p",
+            "s4.stream.clicks.onError=skip",
+            "-p",
+            "s4.stream.copies.consumers=nobody",
+            "-p",
+            "s4.cluster.nobody.address=tcp://127.0.0.1:9",
+        )
         told = (await s4_of(folder, "status")).stdout
         assert "left out" not in told
         assert "outbox" not in told

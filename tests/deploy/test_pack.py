@@ -361,8 +361,10 @@ def test_a_module_goes_along_from_whatever_folder_it_is_imported(
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "library")])
     package = pack(str(tmp_path / "uses_prices.py"))
     assert sorted(package.files) == [
-        "app.pickle", "sources/prices_of_test.py", "sources/uses_prices.py",
-    ]  # fmt: skip
+        "app.pickle",
+        "sources/prices_of_test.py",
+        "sources/uses_prices.py",
+    ]
 
 
 def test_what_an_app_imports_by_names_that_it_makes_goes_along(tmp_path: Path) -> None:
@@ -401,8 +403,10 @@ def test_files_that_a_source_finds_beside_itself_go_along(tmp_path: Path) -> Non
     )
     files = pack(str(tmp_path / "reads_files.py")).files
     assert sorted(name for name in files if name.endswith("txt")) == [
-        "sources/data/a.txt", "sources/data/more/b.txt", "sources/words.txt",
-    ]  # fmt: skip
+        "sources/data/a.txt",
+        "sources/data/more/b.txt",
+        "sources/words.txt",
+    ]
 
 
 # -- what an app needs installed ------------------------------------------------------------------
@@ -412,10 +416,12 @@ def test_files_that_a_source_finds_beside_itself_go_along(tmp_path: Path) -> Non
     ("name", "text"),
     [
         ("requirements.txt", "# those\nmsgspec>=0.1\nno-such-thing>=2 # this\n-r other.txt\n"),
-        ("pyproject.toml",
-         "[project]\nname='x'\ndependencies = ['msgspec>=0.1', 'no-such-thing>=2']\n"),
+        (
+            "pyproject.toml",
+            "[project]\nname='x'\ndependencies = ['msgspec>=0.1', 'no-such-thing>=2']\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_an_app_declares_is_checked_where_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
@@ -582,8 +588,14 @@ def damaged(at: bytes, offset: int, value: int) -> bytes:
 
 
 def manifest(**changes: object) -> bytes:
-    given = {"name": "a", "version": "1", "kind": "source", "entry": "m:a", "python": "3.11",
-             "s4node": "0"}  # fmt: skip
+    given = {
+        "name": "a",
+        "version": "1",
+        "kind": "source",
+        "entry": "m:a",
+        "python": "3.11",
+        "s4node": "0",
+    }
     return msgspec.json.encode(given | changes)
 
 

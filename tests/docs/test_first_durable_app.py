@@ -64,9 +64,13 @@ class Terminal:
         elif words[0] == "python":
             with trio.fail_after(60):
                 ended = await trio.run_process(
-                    [sys.executable, *words[1:]], cwd=self.folder, env=environment(),
-                    capture_stdout=True, capture_stderr=True, check=False,
-                )  # fmt: skip
+                    [sys.executable, *words[1:]],
+                    cwd=self.folder,
+                    env=environment(),
+                    capture_stdout=True,
+                    capture_stderr=True,
+                    check=False,
+                )
             assert ended.returncode == 0, (ended.stdout + ended.stderr).decode()
         else:
             fed, pipe, rest = command.rpartition(" | ")

@@ -33,14 +33,21 @@ def python_blocks(page: str) -> list[str]:
 def node(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A running ``s4`` command and its address; asked to stop at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "s4node", *arguments, "--json",
-         "-p", "s4.listener.address=tcp://127.0.0.1:0"],
+        [
+            sys.executable,
+            "-m",
+            "s4node",
+            *arguments,
+            "--json",
+            "-p",
+            "s4.listener.address=tcp://127.0.0.1:0",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["address"], process
@@ -116,8 +123,10 @@ def test_a_stream_that_is_kept_feeds_the_keyed_count_and_a_task(tmp_path: Path) 
         assert appended.stderr.startswith("clicks: 1 admitted")
         with subprocess.Popen(
             [sys.executable, "-m", "s4node", *tail[1:], "--to", address],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        ) as reader:  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        ) as reader:
             assert reader.stdout is not None
             assert json.loads(reader.stdout.readline()) == {"user": "joe"}
             reader.terminate()

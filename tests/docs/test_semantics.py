@@ -108,13 +108,17 @@ def test_what_is_in_a_file_that_was_left_out_by_name_is_judged_when_that_runs() 
         (guarantee("tests/a.py::test_b"), []),
         (guarantee(promise="not yet"), []),
         (guarantee(), ["loop-01: no test proves it"]),
-        (guarantee("tests/a.py::test_b", promise="not yet"),
-         ["loop-01: not yet, and yet it names tests/a.py::test_b"]),
-        (guarantee("tests/a.py::test_b", promise="perhaps"),
-         ["loop-01: 'perhaps' is none of kept, stronger, different, not yet"]),
+        (
+            guarantee("tests/a.py::test_b", promise="not yet"),
+            ["loop-01: not yet, and yet it names tests/a.py::test_b"],
+        ),
+        (
+            guarantee("tests/a.py::test_b", promise="perhaps"),
+            ["loop-01: 'perhaps' is none of kept, stronger, different, not yet"],
+        ),
         (guarantee("tests/a.py::test_b", number=2), ["loop-02: it is number 1 of its group"]),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_on_the_page_is_told(one: Guarantee, told: list[str]) -> None:
     assert mistakes([one]) == told
 
@@ -131,9 +135,14 @@ def test_a_page_is_read_as_it_is_written() -> None:
         read(page)
 
     assert read(page.replace("a | b", "a")) == [
-        Guarantee("loop-01", "It goes.", "kept", "It does `a`.",
-                  ("tests/a.py::test_b", "tests/c.py::test_d"))
-    ]  # fmt: skip
+        Guarantee(
+            "loop-01",
+            "It goes.",
+            "kept",
+            "It does `a`.",
+            ("tests/a.py::test_b", "tests/c.py::test_d"),
+        )
+    ]
     with pytest.raises(ValueError, match="no guarantee: loop-02"):
         read(page.replace("a | b", "a").replace("- loop-01", "- loop-02"))
 
@@ -179,13 +188,23 @@ THREE = "loop-03: tests/test_z.py::test_three was skipped"
         (["--deselect", "tests/test_a.py::test_two", "-k", "not four"], [THREE], True),
         (["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
         (["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"], [THREE, FOUR], False),
-        (["--deselect", "tests/test_a.py::test_two", "--deselect", "tests/test_z.py::test_four"],
-         [THREE], True),
+        (
+            ["--deselect", "tests/test_a.py::test_two", "--deselect", "tests/test_z.py::test_four"],
+            [THREE],
+            True,
+        ),
         (["-x", "tests/test_a.py"], [], False),
     ],
-    ids=["the whole suite", "an expression", "a part", "paths", "without files", "without tests",
-         "until one fails"],
-)  # fmt: skip
+    ids=[
+        "the whole suite",
+        "an expression",
+        "a part",
+        "paths",
+        "without files",
+        "without tests",
+        "until one fails",
+    ],
+)
 def test_a_session_is_judged_by_what_ran(
     options: list[str], told: list[str], passes: bool, jobs: str, tmp_path: Path
 ) -> None:

@@ -245,8 +245,14 @@ def test_the_client_uses_only_these_modules_of_the_standard_library() -> None:
     imports = [node for node in ast.walk(ast.parse(CLIENT)) if isinstance(node, ast.Import)]
     assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(ast.parse(CLIENT)))
     assert {alias.name for node in imports for alias in node.names} == {
-        "json", "secrets", "socket", "struct", "sys", "time", "zlib",
-    }  # fmt: skip
+        "json",
+        "secrets",
+        "socket",
+        "struct",
+        "sys",
+        "time",
+        "zlib",
+    }
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from harness import running, until
+from shared_apps import Click, NotingApp, OnePE, handling
 
 from s4node import (
-    App,
     Client,
-    Event,
     GenericEvent,
     ProcessingElement,
     S4Error,
@@ -22,43 +21,18 @@ from s4node import (
 from s4node.testing import AppTest
 
 
-class Click(Event):
-    user: str
-
-
-class Note(ProcessingElement):
-    """Notes the ids of its events, in the app's list."""
-
-    def on_event(self, event: Click) -> None:
-        self.app.ids.append((event.user, event_id()))
-        if event.user == "again":
-            self.app.inner.put(Click("inner"))
-
-
-class Inner(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        with pytest.raises(S4Error, match="was put by its own task, and has no id"):
-            event_id()
-        self.app.ids.append((event.user, ""))
-
-
-class Noting(App):
-    ids: list[tuple[str, str]]
-    pe: type[ProcessingElement] = Note
-    parallelism = 1
-
-    def on_init(self) -> None:
-        self.ids = []
-        self.inner = self.create_stream("inner", self.create_pe(Inner), key="user")
-        stream = self.create_input_stream("clicks", self.create_pe(self.pe), key="user",
-                                          system="log")  # fmt: skip
-        stream.set_parallelism(self.parallelism)
+def noted(pe: Any, click: Click) -> tuple[str, str]:
+    """The user of a click and its id; one of "again" puts another."""
+    if click.user == "again":
+        pe.app.inner.put(Click("inner"))
+    return click.user, event_id()
 
 
 def test_an_event_has_the_id_of_its_task_its_input_and_its_place_there() -> None:
-    with AppTest(Noting) as test:
+    app = NotingApp(system="log", note=noted)
+    with AppTest(app) as test:
         test.send("clicks", Click("joe"), Click("ann"), Click("joe"))
-        assert test.app.ids == [
+        assert app.seen == [
             ("joe", "Partition 0/log.clicks[0]:0"),
             ("ann", "Partition 0/log.clicks[0]:1"),
             ("joe", "Partition 0/log.clicks[0]:2"),
@@ -66,9 +40,16 @@ def test_an_event_has_the_id_of_its_task_its_input_and_its_place_there() -> None
 
 
 def test_an_event_that_the_task_has_put_itself_has_none() -> None:
-    with AppTest(Noting) as test:
+    def has_none(_pe: Any, click: Click) -> None:
+        with pytest.raises(S4Error, match="was put by its own task, and has no id"):
+            event_id()
+        app.seen.append((click.user, ""))
+
+    app = NotingApp(system="log", note=noted)
+    app.inner = app.create_stream("inner", app.create_pe(handling(has_none)), key="user")
+    with AppTest(app) as test:
         test.send("clicks", Click("again"))
-        assert test.app.ids == [("again", "Partition 0/log.clicks[0]:0"), ("inner", "")]
+        assert app.seen == [("again", "Partition 0/log.clicks[0]:0"), ("inner", "")]
 
 
 class Later(ProcessingElement):
@@ -81,25 +62,20 @@ class Later(ProcessingElement):
         self.app.timed = True
 
 
-class InParallel(Noting):
-    pe = Later
-    parallelism = 2
-
-    def on_init(self) -> None:
-        super().on_init()
-        self.prototypes["Later"][0].set_timer_interval(5)
-
-
 def test_handlers_that_overlap_have_each_their_own() -> None:
-    with AppTest(InParallel) as test:
+    app = OnePE(Later, system="log")
+    app.ids = []
+    app.input.set_parallelism(2)
+    app.pe.set_timer_interval(5)
+    with AppTest(app) as test:
         test.send("clicks", Click("joe"), Click("ann"), Click("joe"))
-        assert sorted(test.app.ids) == [
+        assert sorted(app.ids) == [
             ("ann", "Partition 0/log.clicks[0]:1"),
             ("joe", "Partition 0/log.clicks[0]:0"),
             ("joe", "Partition 0/log.clicks[0]:2"),
         ]
         test.advance(seconds=6)
-        assert test.app.timed
+        assert app.timed
 
 
 class Plain:
@@ -148,73 +124,43 @@ def test_outside_of_handlers_there_is_none() -> None:
         created_ms()
 
 
-class Dated(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.ids.append((event.user, created_ms()))
-        if event.user == "again":
-            self.app.inner.put(Click("inner"))
-
-
-class DatedLater(ProcessingElement):
-    async def on_event(self, event: Click) -> None:
-        self.app.ids.append((event.user, created_ms()))
-
-
-class DatedInner(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.ids.append((event.user, created_ms()))
-
-
-class Dating(App):
-    ids: list[tuple[str, int]]
-
-    def on_init(self) -> None:
-        self.ids = []
-        self.inner = self.create_stream("inner", self.create_pe(DatedInner), key="user")
-        self.create_input_stream("clicks", self.create_pe(Dated), key="user")
-        later = self.create_input_stream("later", self.create_pe(DatedLater), key="user")
-        later.set_parallelism(2)
-
-
-class DatedAny(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        self.app.ids.append((event.user, created_ms()))
-
-
-class DatingAny(App):
-    ids: list[tuple[str, int]]
-
-    def on_init(self) -> None:
-        self.ids = []
-        self.create_input_stream("any", self.create_pe(DatedAny), key=lambda event: event.user)
-
-
 @pytest.mark.parametrize("partitions", [1, 4])
 async def test_it_is_told_too_where_the_node_finds_the_key_s_partition(partitions: int) -> None:
-    app = DatingAny()
+    app = NotingApp(key=lambda event: event.user, types=GenericEvent, note=lambda *_: created_ms())
     before = int(time.time() * 1000)
     async with (
         running(app, partitions=partitions) as container,
         Client(container.address) as client,
     ):
-        stream = await client.stream("any")
+        stream = await client.stream("clicks")
         await stream.send_many([GenericEvent(user=f"u{n}") for n in range(20)])
         await stream.flush()
-    assert len(app.ids) == 20
-    assert all(before <= at <= time.time() * 1000 for _, at in app.ids)
+    assert len(app.seen) == 20
+    assert all(before <= at <= time.time() * 1000 for at in app.seen)
 
 
 async def test_a_handler_is_told_when_its_event_was_sent() -> None:
-    app = Dating()
+    def dated(_pe: Any, click: Click) -> tuple[str, int]:
+        if click.user == "again":
+            inner.put(Click("inner"))
+        return click.user, created_ms()
+
+    async def dated_later(_pe: Any, click: Click) -> None:
+        app.seen.append((click.user, created_ms()))
+
+    app = NotingApp(note=dated)
+    inner = app.create_stream("inner", app.pe, key="user")
+    later = app.create_input_stream("later", app.create_pe(handling(dated_later)), key="user")
+    later.set_parallelism(2)
     before = int(time.time() * 1000)
     async with running(app) as container, Client(container.address) as client:
         for name in ("clicks", "later"):
             stream = await client.stream(name, types=Click)
             await stream.send_many([Click("joe"), Click("again")])
             await stream.flush()
-        await until(lambda: len(app.ids) == 5)
+        await until(lambda: len(app.seen) == 5)
     after = int(time.time() * 1000)
-    times = [sent for user, sent in app.ids if user != "inner"]
+    times = [sent for user, sent in app.seen if user != "inner"]
     assert len(times) == 4
     assert all(before <= sent <= after for sent in times)
-    assert ("inner", 0) in app.ids
+    assert ("inner", 0) in app.seen

@@ -96,8 +96,12 @@ def test_a_batch_decodes_only_where_each_event_does_and_to_the_same(
     if refused:
         assert found is None
     elif found is None:  # a number between 63 and 64 bits, which is worth no check of its own
-        assert any(1 << 63 <= value < BIG for one in objects for value in one.values()
-                   if isinstance(value, int))  # fmt: skip
+        assert any(
+            1 << 63 <= value < BIG
+            for one in objects
+            for value in one.values()
+            if isinstance(value, int)
+        )
     else:
         assert found == alone
         assert list(map(type, found)) == list(map(type, alone))

@@ -106,8 +106,12 @@ def test_s4_hashes_utf_16_units_and_even_lone_surrogates() -> None:
         ("a", b"a", 3904355907, 4005),
         ("abc", b"abc", 891568578, 3037),
         ("123456789", b"123456789", 0xCBF43926, 736),  # the check value of CRC-32
-        ("The quick brown fox jumps over the lazy dog",
-         b"The quick brown fox jumps over the lazy dog", 0x414FA339, 183),
+        (
+            "The quick brown fox jumps over the lazy dog",
+            b"The quick brown fox jumps over the lazy dog",
+            0x414FA339,
+            183,
+        ),
         ("héllo", b"h\xc3\xa9llo", 2654700086, 3412),
         (1, b"\x01", 2768625435, 1925),
         (-1, b"\xff", 4278190080, 1264),
@@ -116,7 +120,7 @@ def test_s4_hashes_utf_16_units_and_even_lone_surrogates() -> None:
         (("a", "b"), b"\x92\xa1a\xa1b", 3313947078, 2318),
         (("joe", 7, b"x"), b"\x93\xa3joe\x07\xc4\x01x", 4208005705, 894),
     ],
-)  # fmt: skip
+)
 def test_crc32m_hashes_these_bytes_to_these_numbers(
     key: Key, seen: bytes, checksum: int, expected: int
 ) -> None:
@@ -136,9 +140,19 @@ def test_two_keys_have_the_same_bytes_only_if_they_are_the_same_but_for_text(
 
 def test_a_composite_key_is_not_what_its_parts_spell_together() -> None:
     keys: list[Key] = [
-        "ab", ("a", "b"), "a^b", ("a^b", ""), ("a", "^b"), ("", "a^b"), ("a", b"b"),
-        ("1", "2"), (1, 2), (12, ""), ("a", "b", ""), b"ab",
-    ]  # fmt: skip
+        "ab",
+        ("a", "b"),
+        "a^b",
+        ("a^b", ""),
+        ("a", "^b"),
+        ("", "a^b"),
+        ("a", b"b"),
+        ("1", "2"),
+        (1, 2),
+        (12, ""),
+        ("a", "b", ""),
+        b"ab",
+    ]
     assert len(set(keys)) == len({key_bytes(key) for key in keys}) == 12
 
 
@@ -254,9 +268,16 @@ def test_another_number_of_partitions_only_slices_the_same_groups_anew(
 
 @pytest.mark.parametrize(
     ("hasher", "partitions", "slack"),
-    [(crc32m, 2, 0.02), (crc32m, 3, 0.02), (crc32m, 7, 0.04), (crc32m, 16, 0.06),
-     (crc32m, 64, 0.12), (s4, 4, 0.2), (s4, 16, 0.2)],
-)  # fmt: skip
+    [
+        (crc32m, 2, 0.02),
+        (crc32m, 3, 0.02),
+        (crc32m, 7, 0.04),
+        (crc32m, 16, 0.06),
+        (crc32m, 64, 0.12),
+        (s4, 4, 0.2),
+        (s4, 16, 0.2),
+    ],
+)
 def test_partitions_get_nearly_even_shares_of_ordinary_keys(
     hasher: Any, partitions: int, slack: float
 ) -> None:

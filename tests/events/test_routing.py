@@ -117,11 +117,13 @@ def test_an_iterator_tells_which_event_it_handed_out_last() -> None:
     ("error", "words"),
     [
         (KeyFinderError("no key"), "no key"),
-        (AttributeError("no attribute 'user'"),
-         "the KeyFinder raised AttributeError: no attribute 'user'"),
+        (
+            AttributeError("no attribute 'user'"),
+            "the KeyFinder raised AttributeError: no attribute 'user'",
+        ),
         (KeyError("user"), "the KeyFinder raised KeyError: 'user'"),
     ],
-)  # fmt: skip
+)
 def test_why_no_key_was_found_is_said_in_words(error: Exception, words: str) -> None:
     assert key_failure(error) == words
 

@@ -391,10 +391,24 @@ def test_a_batch_of_generic_events_is_one_msgpack_array_of_maps() -> None:
 
 
 EVERYTHING = Everything(
-    True, b"\x00", 1.5, {"a": [1, None]}, datetime(2024, 1, 2, 3, 4, 5), None, [1], {"a"},  # noqa: DTZ001
-    (1, "b"), (1, 2), {"x": [0.5]}, Colour.BLUE, "fast", Point(1), Box(2), {"loud": True},
+    True,
+    b"\x00",
+    1.5,
+    {"a": [1, None]},
+    datetime(2024, 1, 2, 3, 4, 5),  # noqa: DTZ001
+    None,
+    [1],
+    {"a"},
+    (1, "b"),
+    (1, 2),
+    {"x": [0.5]},
+    Colour.BLUE,
+    "fast",
+    Point(1),
+    Box(2),
+    {"loud": True},
     Pair(1, "r"),
-)  # fmt: skip
+)
 
 
 def test_whatever_msgspec_encodes_comes_back_the_same() -> None:
@@ -416,12 +430,17 @@ def from_json(kind: TypeReader, body: bytes) -> tuple[list[Any], Refusals]:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
-    | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner,
-                                                                max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=4), max_size=5))

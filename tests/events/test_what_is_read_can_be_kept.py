@@ -85,9 +85,12 @@ def nested(depth: int) -> Any:
 TEXTS = TIMES | st.sampled_from(["2020-01-01", "12:00:00+14:00", "P999999999D", "NaN", "1e99999"])
 LEAVES = st.none() | st.booleans() | st.floats() | TEXTS | st.text(max_size=3) | INTEGERS
 DEPTHS = st.integers(1, 1000) | st.sampled_from([600, 800, 860, 880, 900, 930, 960, 990])
-VALUES = LEAVES | st.lists(LEAVES, max_size=3) | DEPTHS.map(nested) | st.dictionaries(
-    INTEGERS.map(str) | st.text(max_size=3), LEAVES, max_size=3
-)  # fmt: skip
+VALUES = (
+    LEAVES
+    | st.lists(LEAVES, max_size=3)
+    | DEPTHS.map(nested)
+    | st.dictionaries(INTEGERS.map(str) | st.text(max_size=3), LEAVES, max_size=3)
+)
 NAMES = st.sampled_from([*Every.__struct_fields__, "name", "children"])
 
 

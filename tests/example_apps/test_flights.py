@@ -226,9 +226,14 @@ async def test_rows_that_the_adapter_refuses_raise_and_the_others_are_counted(
     flights: DataFrame,
 ) -> None:
     unfit = flights.selectExpr(
-        "nullif(carrier, 'EV') AS carrier", "tailnum", "origin", "dest", "dep_delay", "arr_delay",
+        "nullif(carrier, 'EV') AS carrier",
+        "tailnum",
+        "origin",
+        "dest",
+        "dep_delay",
+        "arr_delay",
         "time",
-    )  # fmt: skip
+    )
     async with nodes() as (board, address):
         with pytest.raises(RuntimeError, match="refused 1 of 12 rows on stream 'rows'") as caught:
             await trio.to_thread.run_sync(send, unfit, address)

@@ -321,8 +321,18 @@ async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> N
     listen = ("-p", f"s4.listener.address={ANY_PORT}")
     async with s4_process("node", "demo", *folder, *listen, cwd=tmp_path) as node:
         for stream, partitions in (("page-views", 12), ("profiles", 14), ("visits", 3)):
-            created = await run_s4("log", "create", stream, "--partitions", str(partitions),
-                                   "--key", "user", "--to", node.address, cwd=tmp_path)  # fmt: skip
+            created = await run_s4(
+                "log",
+                "create",
+                stream,
+                "--partitions",
+                str(partitions),
+                "--key",
+                "user",
+                "--to",
+                node.address,
+                cwd=tmp_path,
+            )
             assert created.returncode == 0, created.stderr
         users = [f"user-{n}" for n in range(30)]
         async with Client(node.address) as client:

@@ -21,7 +21,8 @@ from harness import (
     s4_process,
     until,
 )
-from log_nodes import Click, log_at, log_node, read_all
+from log_nodes import log_at, log_node, read_all
+from shared_apps import Click
 
 from s4node import Client
 from s4node.errors import StartpointError
@@ -34,9 +35,16 @@ async def node_at(
     folder: Path, port: int, *more: str, limits: Callable[[], None] | None = None
 ) -> AsyncIterator[NodeProcess]:
     command = (
-        "node", "demo", "--folder", folder / "cluster", "-p", f"s4.log.folder={folder / 'log'}",
-        "-p", f"s4.listener.address=tcp://127.0.0.1:{port}", *more,
-    )  # fmt: skip
+        "node",
+        "demo",
+        "--folder",
+        folder / "cluster",
+        "-p",
+        f"s4.log.folder={folder / 'log'}",
+        "-p",
+        f"s4.listener.address=tcp://127.0.0.1:{port}",
+        *more,
+    )
     async with s4_process(*command, cwd=folder, limits=limits) as node:
         yield node
 
@@ -135,12 +143,14 @@ async def test_producers_and_readers_may_be_killed_at_any_time(tmp_path: Path) -
         for _ in range(2):
             producer = await trio.lowlevel.open_process(
                 [sys.executable, "-c", PRODUCER, node.address],
-                stdout=subprocess.PIPE, env=environment(),
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                env=environment(),
+            )
             reader = await trio.lowlevel.open_process(
                 [sys.executable, "-c", READER, node.address],
-                stdout=subprocess.PIPE, env=environment(),
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                env=environment(),
+            )
             assert producer.stdout is not None
             assert reader.stdout is not None
             with trio.fail_after(20):
@@ -184,10 +194,16 @@ async def test_an_orderly_stop_has_on_disk_what_was_acknowledged(tmp_path: Path)
 async def test_two_nodes_on_one_folder_and_the_second_says_who_has_it(tmp_path: Path) -> None:
     async with node_at(tmp_path, free_port()):
         done = await run_s4(
-            "node", "other", "--folder", tmp_path / "cluster2", "-p",
-            f"s4.log.folder={tmp_path / 'log'}", "-p", "s4.listener.address=tcp://127.0.0.1:0",
+            "node",
+            "other",
+            "--folder",
+            tmp_path / "cluster2",
+            "-p",
+            f"s4.log.folder={tmp_path / 'log'}",
+            "-p",
+            "s4.listener.address=tcp://127.0.0.1:0",
             cwd=tmp_path,
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert "is held by process" in done.stderr
     assert "set s4.log.folder to another folder" in done.stderr

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import trio
 from harness import raw_peer, running
-from log_nodes import Click, Show, log_at, log_node, read_all
+from log_nodes import log_at, log_node, read_all
+from shared_apps import Click, ForwardingApp
 from structlog.testing import capture_logs
 
-from s4node import App, Client
+from s4node import Client
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
@@ -57,13 +58,9 @@ async def test_each_event_tells_its_place(tmp_path: Path) -> None:
 
 
 async def test_a_live_stream_is_read_from_now_on_only(tmp_path: Path) -> None:
-    app = App("shows")
-    pe = app.create_pe(Show)
-    app.create_input_stream("live", pe, types=Click, key="user")
-    pe.shown = app.create_output_stream("shown", types=[Click])
-    async with running(app) as node, Client(node.address) as client:
+    async with running(ForwardingApp("live", "shown")) as node, Client(node.address) as client:
         for start in (Oldest(), Timestamp(0), Specific(3), {0: 3}):
-            with pytest.raises(StartpointError, match=r"'shown' of app 'shows' is a live one"):
+            with pytest.raises(StartpointError, match=r"'shown' of app 'forward' is a live one"):
                 async with client.subscribe("shown", start=start):
                     pass
         async with client.subscribe("shown", types=Click, start=Upcoming()) as shown:

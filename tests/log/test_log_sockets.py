@@ -19,9 +19,10 @@ from harness import (
     until,
 )
 from log_files import database, locked
-from log_nodes import Click, Ignore, Tap, log_at, log_node, read_all, some_app
+from log_nodes import Tap, log_at, log_node, read_all
+from shared_apps import Click, Count, Ignore, OnePE
 
-from s4node import App, Client, GenericEvent, ProcessingElement
+from s4node import Client, GenericEvent
 from s4node.errors import (
     ConnectionRefused,
     StartpointError,
@@ -132,7 +133,7 @@ async def test_a_batch_decodes_when_it_is_loaded_and_names_its_poison_events(
         batch = await generic.read()
         assert isinstance(batch, InputBatch)
         batch.load()
-        assert batch.events == [GenericEvent(name="x"), GenericEvent(user="b", n=2)]
+        assert batch.events == [GenericEvent(name="x"), GenericEvent(user="b", n=2, text="")]
         assert batch.first == 1
         await generic.aclose()
 
@@ -430,8 +431,8 @@ async def test_json_becomes_generic_events_or_the_type_that_the_stream_has(
             assert "it has no field 'm', its fields are user, n" in refused.reason
         found = await read_all(node.address, "clicks", 3, types=Click, start=Oldest())
         assert sorted(map(repr, found)) == [
-            "Click(user='ann', n=7)",
-            "Click(user='zoe', n=1)",
+            "Click(user='ann', n=7, text='')",
+            "Click(user='zoe', n=1, text='')",
             "GenericEvent(user='joe', at=[1])",
         ]
 
@@ -457,10 +458,15 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
             await log.create("clicks", 3, key="user")
             async with raw_peer(node.address) as peer:
                 await peer.send_frames(
-                    wire.Hello("raw", str(life), "clicks", (EventType(Click).declaration,),
-                               positions=(wire.Position(1, 0),)),
+                    wire.Hello(
+                        "raw",
+                        str(life),
+                        "clicks",
+                        (EventType(Click).declaration,),
+                        positions=(wire.Position(1, 0),),
+                    ),
                     frame,
-                )  # fmt: skip
+                )
                 verdict = await peer.receive_until(lambda h: isinstance(h, wire.Verdict))
                 assert isinstance(verdict, wire.Verdict)
                 assert verdict.rulings[0].upto == 100
@@ -482,7 +488,7 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
         ("create", {"stream": "x", "partitions": 0}, "StoreError", "1 to 4096 partitions, not 0"),
         ("create", {"stream": "x", "partitions": "2"}, "StoreError", "'2' is no whole number"),
         ("create", {"stream": "x", "key": "a b"}, "GraphError", "'a b' is not an attribute's name"),
-        ("create", {"stream": "live"}, "StoreError", "app 'some' has a stream 'live' already"),
+        ("create", {"stream": "live"}, "StoreError", "app 'app' has a stream 'live' already"),
         ("create", {"stream": "clicks", "partitions": 9}, "StoreError", "with other settings"),
         ("trim", {"stream": "clicks", "partition": 7, "offset": 0}, "UnknownStream", "not 7"),
         ("trim", {"stream": "clicks", "offset": 5}, "StartpointError", "has offsets 0 to 0"),
@@ -517,7 +523,7 @@ async def test_bad_questions_are_answered_with_what_is_wrong(
 
 
 async def test_a_node_without_a_log_says_so() -> None:
-    async with running(some_app()) as node, log_at(node.address) as log:
+    async with running(OnePE(Ignore)) as node, log_at(node.address) as log:
         with pytest.raises(UnknownStream, match=r"this node has no log; start it with"):
             await log.streams()
 
@@ -559,27 +565,13 @@ async def test_garbage_from_producers_and_readers_harms_nobody(tmp_path: Path) -
 async def test_a_stream_of_the_app_s_own_name_stops_the_start(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
-    app = App("other")
-    app.create_input_stream("clicks", app.create_pe(Ignore), types=Click, key="user")
+    app = OnePE(Ignore, name="other")
     with pytest.raises(StoreError, match=r"has a stream 'clicks', and so has app 'other'"):
         async with running(app, {"s4.log.folder": str(tmp_path / "log")}):
             pass
 
 
 # -- an app beside the log ------------------------------------------------------------------------
-
-
-class Sum(ProcessingElement):
-    total: int = 0
-
-    def on_event(self, click: Click) -> None:
-        self.total += click.n
-
-
-def sums_from_the_log() -> App:
-    app = App("sums")
-    app.create_input_stream("clicks", app.create_pe(Sum), types=Click, key="user", system="log")
-    return app
 
 
 async def test_an_app_reads_from_the_log_of_its_own_process(tmp_path: Path) -> None:
@@ -594,13 +586,19 @@ async def test_an_app_reads_from_the_log_of_its_own_process(tmp_path: Path) -> N
             clicks = await client.stream("clicks")
             await clicks.send_many([Click(f"u{n % 10}", 1) for n in range(1000)])
             await clicks.flush()
-    async with running(sums_from_the_log(), settings) as node, Client(node.address) as client:
+    async with (
+        running(OnePE(Count, system="log"), settings) as node,
+        Client(node.address) as client,
+    ):
         await until(lambda: node.processed == 1000, "all that was there is read")
         clicks = await client.stream("clicks")
         await clicks.send_many([Click(f"u{n % 10}", 1) for n in range(500)])
         await clicks.flush()
         await until(lambda: node.processed == 1500, "all that comes is read")
-    async with running(sums_from_the_log(), settings) as node, Client(node.address) as client:
+    async with (
+        running(OnePE(Count, system="log"), settings) as node,
+        Client(node.address) as client,
+    ):
         clicks = await client.stream("clicks")
         await clicks.send(Click("u1", 7))
         await clicks.flush()
@@ -615,7 +613,7 @@ async def test_an_app_creates_the_streams_that_its_own_process_s_log_lacks(tmp_p
         "task.dead.letter.stream": "log.dead",
     }
     async with (
-        running(sums_from_the_log(), settings, partitions=3) as node,
+        running(OnePE(Count, system="log"), settings, partitions=3) as node,
         log_at(node.address) as log,
         Client(node.address) as client,
     ):
@@ -636,7 +634,7 @@ async def test_a_stream_that_another_node_s_log_lacks_is_not_created(tmp_path: P
             "systems.log.address": node.address,
         }
         with pytest.raises(UnknownStream, match="Create it with: s4 log create clicks"):
-            async with running(sums_from_the_log(), settings):
+            async with running(OnePE(Count, system="log"), settings):
                 pass
         assert (await log.streams())["streams"] == []
 
@@ -665,10 +663,21 @@ async def test_several_containers_read_from_the_log_of_their_launcher(tmp_path: 
             await clicks.flush()
     (tmp_path / "sums.py").write_text(SUMS)
     command = (
-        "run", "sums.py", "--listen", "tcp://127.0.0.1:0", "--nodes", "2", "--partitions", "4",
-        "-p", f"s4.log.folder={tmp_path / 'log'}", "-p", f"s4.state.folder={tmp_path / 'state'}",
-        "-p", "streams.clicks.samza.offset.default=oldest",
-    )  # fmt: skip
+        "run",
+        "sums.py",
+        "--listen",
+        "tcp://127.0.0.1:0",
+        "--nodes",
+        "2",
+        "--partitions",
+        "4",
+        "-p",
+        f"s4.log.folder={tmp_path / 'log'}",
+        "-p",
+        f"s4.state.folder={tmp_path / 'state'}",
+        "-p",
+        "streams.clicks.samza.offset.default=oldest",
+    )
     async with s4_process(*command, cwd=tmp_path) as process:
         await until(lambda: len(process.stdout) == 400, "all is read")
         assert sorted(line.split()[1] for line in process.stdout) == sorted(map(str, range(400)))
@@ -693,11 +702,23 @@ async def test_containers_that_start_together_have_one_stream_in_the_log_of_thei
             await log.create("clicks", there, key="user")
     (tmp_path / "sums.py").write_text(SUMS)
     command = (
-        "run", "sums.py", "--listen", "tcp://127.0.0.1:0", "--nodes", "4", "--partitions", "8",
-        "-p", f"s4.log.folder={tmp_path / 'log'}", "-p", f"s4.state.folder={tmp_path / 'state'}",
-        "-p", "streams.clicks.samza.offset.default=oldest",
-        "-p", "task.dead.letter.stream=log.dead",
-    )  # fmt: skip
+        "run",
+        "sums.py",
+        "--listen",
+        "tcp://127.0.0.1:0",
+        "--nodes",
+        "4",
+        "--partitions",
+        "8",
+        "-p",
+        f"s4.log.folder={tmp_path / 'log'}",
+        "-p",
+        f"s4.state.folder={tmp_path / 'state'}",
+        "-p",
+        "streams.clicks.samza.offset.default=oldest",
+        "-p",
+        "task.dead.letter.stream=log.dead",
+    )
     async with s4_process(*command, cwd=tmp_path) as process:
         async with log_at(process.address) as log, Client(process.address) as client:
             described = await log.describe("clicks")

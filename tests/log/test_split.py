@@ -118,9 +118,8 @@ def test_events_of_a_type_that_nobody_declared_are_refused_the_others_go() -> No
 def test_json_stays_json_and_is_checked_against_the_type() -> None:
     body = b'[{"user":"ann","n":1},{"user":"joe","m":2},{"n":3},{"user":"zoe"}]'
     data = wire.Data(
-        "clicks", 0, "p", 0, 4, (wire.Section(CLICK.fingerprint, 4, len(body)),),
-        encoding=wire.JSON,
-    )  # fmt: skip
+        "clicks", 0, "p", 0, 4, (wire.Section(CLICK.fingerprint, 4, len(body)),), encoding=wire.JSON
+    )
     parts, refusals = take_apart(data, memoryview(body), READERS, lambda e: len(e.user))
     assert [(part.numbers, part.body) for part in parts] == [
         ([0, 3], b'[{"user":"ann","n":1},{"user":"zoe"}]')

@@ -9,14 +9,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from harness import ROOT, free_port, running, until
 from input_systems import fresh, memory
+from shared_apps import NotingApp, OnePE
 from structlog.testing import capture_logs
 
-from s4node import App, Client, Event, ProcessingElement
+from s4node import App, Client, Event
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.config.config import Config
 from s4node.errors import ConfigError, MetricError
@@ -482,30 +484,17 @@ async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> 
         assert int(task["app"]["windows"]) == int(mine["window-calls"])
 
 
-class Copy(ProcessingElement):
-    """Passes ticks on to other tasks and to another app, but for those at which it fails."""
+def copying() -> App:
+    """Passes ticks on to another app, but for those at which it fails."""
 
-    def on_event(self, event: Tick) -> None:
-        self.app.streams["copies"].put(event)
-        if event.number < 0:
-            raise ValueError(event.number)
+    def copy(_pe: Any, tick: Tick) -> None:
+        copies.put(tick)
+        if tick.number < 0:
+            raise ValueError(tick.number)
 
-
-class Copies(App):
-    def on_init(self) -> None:
-        self.create_output_stream("copies", key="number", types=Tick)
-        self.create_input_stream("ticks", self.create_pe(Copy), key="number")
-
-
-class Seen(App):
-    def on_init(self) -> None:
-        self.numbers: list[int] = []
-        self.create_input_stream("copies", self.create_pe(See), key="number")
-
-
-class See(ProcessingElement):
-    def on_event(self, event: Tick) -> None:
-        self.app.numbers.append(event.number)
+    app = OnePE(copy, "ticks", key="number", types=Tick)
+    copies = app.create_output_stream("copies", key="number", types=Tick)
+    return app
 
 
 async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted(
@@ -524,7 +513,7 @@ async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted
     def waiting(container: Container) -> int:
         return sum(each.depth for each in container.statistics().outboxes)
 
-    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+    async with running(copying(), values | consumed, partitions=2) as container:
         async with Client(container.address) as client:
             ticks = await client.stream("ticks")
             await ticks.send_many([Tick(number) for number in range(-3, 20)])
@@ -547,16 +536,16 @@ async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted
         for each in statistics.outboxes
     ] == [each.depth for each in statistics.outboxes]
     # whose consumer is not there at all: it waits as it is
-    async with running(Copies("copies"), values, partitions=2) as container:
+    async with running(copying(), values, partitions=2) as container:
         left = container.statistics().outboxes
         assert sum(each.depth for each in left) == 20
         assert all(isinstance(each, OutboxStatistics) and each.bytes > 0 for each in left)
-    async with running(Copies("copies"), values | consumed, partitions=2) as container:
+    async with running(copying(), values | consumed, partitions=2) as container:
         assert waiting(container) == 20
-        seen = Seen("keeper")
-        async with running(seen, {"s4.listener.address": address}):
+        keeper = NotingApp("copies", key="number", types=Tick)
+        async with running(keeper, {"s4.listener.address": address}):
             await until(lambda: not waiting(container))
-        assert sorted(seen.numbers) == list(range(20))
+        assert sorted(tick.number for tick in keeper.seen) == list(range(20))
 
 
 async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(

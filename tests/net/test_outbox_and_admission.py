@@ -141,6 +141,5 @@ class Streams(RuleBasedStateMachine):
 
 TestStreams = Streams.TestCase
 TestStreams.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)

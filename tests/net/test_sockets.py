@@ -25,9 +25,10 @@ from harness import (
     running,
     until,
 )
+from shared_apps import Buy, Click, NotingApp, handling
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, App, Client, Event, ProcessingElement
+from s4node import AdapterApp, Client, Event
 from s4node.errors import ConfigError, ConnectionRefused
 from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
@@ -36,16 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from s4node import Container
-
-
-class Click(Event):
-    user: str
-    n: int = 0
-
-
-class Buy(Event):
-    user: str
-    cents: int = 0
 
 
 def open_files() -> int:
@@ -59,15 +50,7 @@ class Node:
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.checks = 0
-        seen = self.seen
-
-        class Note(ProcessingElement):
-            def on_event(self, event: Click) -> None:
-                seen.append(event.n)
-
-        self.app = App("notes")
-        note = self.app.create_pe(Note)
-        self.app.create_input_stream("clicks", note, key="user", types=[Click, Buy])
+        self.app = NotingApp(types=Click | Buy, seen=self.seen, note=lambda _, event: event.n)
         self.container: Container
 
     async def works(self) -> None:
@@ -560,13 +543,12 @@ async def test_a_client_that_never_reads_its_verdicts_is_held_back_and_costs_not
 
 async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_on() -> None:
     node = Node()
-    hold = trio.Event()
+    may_end = trio.Event()
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Buy) -> None:
-            await hold.wait()
+    async def wait(_pe: Any, _buy: Buy) -> None:
+        await may_end.wait()
 
-    slow = node.app.create_pe(Slow)
+    slow = node.app.create_pe(handling(wait, Buy))
     node.app.create_input_stream("slow", slow, key="user")
     async with running(node.app, {"s4.stream.workQueueSize": "100"}, partitions=2) as container:
         node.container = container
@@ -587,7 +569,7 @@ async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_o
             await until(lambda: admission.over_credit + admission.gaps == 398)
             assert admission.admitted == 100
             await node.works()
-            hold.set()
+            may_end.set()
 
 
 async def test_a_peer_that_asks_without_end_and_never_reads_costs_a_bounded_number_of_answers(

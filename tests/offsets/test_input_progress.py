@@ -112,8 +112,9 @@ def test_safe_never_passes_what_is_not_done_and_reaches_the_end_when_all_is(
             mine = whole.part(numbers)
             early = Step(
                 partial(mine.passed, numbers[0], numbers[cut - 1] + 1 if cut else numbers[0]),
-                batch, set(numbers[:cut]) - held,
-            )  # fmt: skip
+                batch,
+                set(numbers[:cut]) - held,
+            )
             pending.append([early, Step(mine.done, batch, set(), part)])
     while any(pending):
         step = data.draw(st.sampled_from([steps for steps in pending if steps])).pop(0)

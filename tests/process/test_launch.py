@@ -183,9 +183,13 @@ async def test_a_container_that_stops_with_events_that_nobody_took_fails_the_com
         "out = app.create_output_stream('totals', types=Click)\n"
     )
     away = (
-        "-p", "s4.stream.totals.consumers=away", "-p", "task.shutdown.ms=100",
-        "-p", f"s4.cluster.away.address=tcp://127.0.0.1:{free_port()}",
-    )  # fmt: skip
+        "-p",
+        "s4.stream.totals.consumers=away",
+        "-p",
+        "task.shutdown.ms=100",
+        "-p",
+        f"s4.cluster.away.address=tcp://127.0.0.1:{free_port()}",
+    )
     command = ("run", "relay.py", "--listen", ANY_PORT, "--nodes", "1", *away)
     async with s4_process(*command, cwd=tmp_path) as process:
         await click_all(process.address)
@@ -223,8 +227,9 @@ async def test_containers_whose_tasks_are_done_are_not_started_again_and_the_com
 ) -> None:
     (tmp_path / "alarms.py").write_text(DONE)
     quick = ("-p", "s4.container.restartDelay=50")
-    done = await run_s4("run", "alarms.py", "--listen", ANY_PORT, *quick, "--nodes", "2",
-                        cwd=tmp_path)  # fmt: skip
+    done = await run_s4(
+        "run", "alarms.py", "--listen", ANY_PORT, *quick, "--nodes", "2", cwd=tmp_path
+    )
     assert done.returncode == 0
     assert len({line for line in done.stdout.splitlines() if line.endswith("begins")}) == 2
     assert done.stderr.count("a container is done") == 2

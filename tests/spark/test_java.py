@@ -212,8 +212,13 @@ def test_where_the_cache_cannot_be_written_the_script_lives_as_long_as_the_proce
 
 
 def test_jdk4pys_java_starts_with_the_module_options_only_through_the_script(shim: Path) -> None:
-    options = (f"--add-modules={MODULE}", "--add-modules", MODULE,
-               "--add-opens=java.base/sun.security.action=ALL-UNNAMED", "-version")  # fmt: skip
+    options = (
+        f"--add-modules={MODULE}",
+        "--add-modules",
+        MODULE,
+        "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+        "-version",
+    )
     alone, through = run(BUNDLED, *options), run(shim, *options)
 
     assert (alone.returncode, f"Module {MODULE} not found" in alone.stdout) == (1, True)
@@ -222,17 +227,27 @@ def test_jdk4pys_java_starts_with_the_module_options_only_through_the_script(shi
 
 def test_jdk4pys_java_gets_the_other_options_through_the_script(shim: Path) -> None:
     done = run(
-        shim, "-Dwords=a b  c", "-Dempty=", "-Dquotes='\"$HOME*", "--add-modules", "java.sql",
-        "-XshowSettings:properties", "-version",
+        shim,
+        "-Dwords=a b  c",
+        "-Dempty=",
+        "-Dquotes='\"$HOME*",
+        "--add-modules",
+        "java.sql",
+        "-XshowSettings:properties",
+        "-version",
         PATH=os.defpath,
         JDK_JAVA_OPTIONS=f"--add-modules {MODULE} -Dleft=1 --add-modules={MODULE} -Dright=2",
-    )  # fmt: skip
+    )
     shown = dict(re.findall(r"(?m)^ +(words|empty|quotes|left|right) = (.*)$", done.stdout))
 
     assert done.returncode == 0
     assert shown == {
-        "words": "a b  c", "empty": "", "quotes": "'\"$HOME*", "left": "1", "right": "2"
-    }  # fmt: skip
+        "words": "a b  c",
+        "empty": "",
+        "quotes": "'\"$HOME*",
+        "left": "1",
+        "right": "2",
+    }
 
 
 @pytest.mark.parametrize(
@@ -249,11 +264,13 @@ def test_jdk4pys_java_gets_the_other_options_through_the_script(shim: Path) -> N
         ([f"--add-modules={MODULE},java.sql"], [f"--add-modules={MODULE},java.sql"]),
         (["--add-opens=java.base/java.nio=A"], ["--add-opens=java.base/java.nio=A"]),
         (["Main", "--add-modules"], ["Main", "--add-modules"]),
-        (["", "a  b", "*", "$HOME", "it's", '"', "\\", "-n"],
-         ["", "a  b", "*", "$HOME", "it's", '"', "\\", "-n"]),
+        (
+            ["", "a  b", "*", "$HOME", "it's", '"', "\\", "-n"],
+            ["", "a  b", "*", "$HOME", "it's", '"', "\\", "-n"],
+        ),
         (["two\nlines\n", "--", "é"], ["two\nlines\n", "--", "é"]),
     ],
-)  # fmt: skip
+)
 def test_the_script_drops_the_module_options_and_passes_the_rest_unchanged(
     given: list[str], passed: list[str], shim: Path, tmp_path: Path
 ) -> None:

@@ -257,9 +257,16 @@ async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) 
 async def test_an_owner_that_slept_past_its_session_counts_nothing_twice(tmp_path: Path) -> None:
     async with flowing(tmp_path) as (it, flow):
         arguments = [
-            *counting(it), "-p", f"s4.coordination.folder={tmp_path / 'cluster'}",
-            "-p", "s4.session.timeout=1000", "-p", "s4.cluster.gatherTimeout=5000", "--nodes", "2",
-        ]  # fmt: skip
+            *counting(it),
+            "-p",
+            f"s4.coordination.folder={tmp_path / 'cluster'}",
+            "-p",
+            "s4.session.timeout=1000",
+            "-p",
+            "s4.cluster.gatherTimeout=5000",
+            "--nodes",
+            "2",
+        ]
         async with s4_process(*arguments, cwd=tmp_path) as nodes:
             await committing(it)
             before = {folder: epochs.highest(folder) for folder in folders(it)}

@@ -111,8 +111,11 @@ def test_on_a_full_disk_a_commit_of_many_rows_is_whole_or_nothing(tmp_path: Path
     sizes = ("600000", "1900000", "20000")  # bytes of a file; the log of commits is the largest
     told = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), *sizes],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert told.returncode == 0, told.stderr
     outcomes = set(told.stdout.splitlines())
     possible = {"written, read 2", "failed, read 1", "failed, in part 2"}

@@ -158,8 +158,14 @@ async def test_partitions_move_between_nodes_of_a_cluster_that_share_no_folder(
 
         async with s4_process(*node("node-a"), cwd=tmp_path) as first:
             async with s4_process(*node("node-b"), cwd=tmp_path) as second:
-                done = await run_s4("deploy", it.folder / "elements_app.py", "--cluster", "shop",
-                                    *where, cwd=tmp_path)  # fmt: skip
+                done = await run_s4(
+                    "deploy",
+                    it.folder / "elements_app.py",
+                    "--cluster",
+                    "shop",
+                    *where,
+                    cwd=tmp_path,
+                )
                 assert done.returncode == 0, done.stderr
                 await until(lambda: events() > 400)
                 for pid in (*children(second.pid), second.pid):  # with its container

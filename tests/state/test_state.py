@@ -18,9 +18,10 @@ import trio.testing
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
 from kept import kept_positions
+from shared_apps import Click, CountAndTell, CountingApp, Ignore
 from structlog.testing import capture_logs
 
-from s4node import App, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node import App, Config, Container, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, crc32m
 from s4node.process.exit_status import exit_status
@@ -33,48 +34,6 @@ from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
 
 
-class Click(Event):
-    user: str
-    number: int = 0
-
-
-class Count(ProcessingElement):
-    """Counts, and tells the app's list what it has counted."""
-
-    count: int = 0
-    seen: list[int] = []  # noqa: RUF012 - copied for each instance
-
-    def on_create(self) -> None:
-        self.app.created.append(self.key)
-
-    def on_event(self, event: Click) -> None:
-        self.count += 1
-        self.seen.append(event.number)
-        self.app.counts[self.key] = self.count
-        if event.number < 0:
-            self.remove()
-
-    def on_remove(self) -> None:
-        self.app.gone.append(self.key)
-
-
-class Counting(App):
-    """An app of one PE. What it notes is of this object, so of one life."""
-
-    def __init__(self, pe: type[ProcessingElement] = Count, **cache: Any) -> None:
-        super().__init__("counting")
-        self.pe, self.cache = pe, cache
-        self.created: list[Any] = []
-        self.gone: list[Any] = []
-        self.counts: dict[Any, int] = {}
-
-    def on_init(self) -> None:
-        pe = self.create_pe(self.pe)
-        if self.cache:
-            pe.set_pe_cache(**self.cache)
-        self.create_input_stream("clicks", pe, key="user", system="memory")
-
-
 @pytest.fixture
 def settings(settings: dict[str, str]) -> dict[str, str]:
     return {**settings, "task.commit.ms": "0"}
@@ -83,8 +42,12 @@ def settings(settings: dict[str, str]) -> dict[str, str]:
 @asynccontextmanager
 async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Container]:
     """A container that ends at once, without a last commit."""
-    values = {"s4.listener.address": ANY_PORT, "s4.cluster.partitions": "1",
-              "s4.watchdog.ms": "0", **settings}  # fmt: skip
+    values = {
+        "s4.listener.address": ANY_PORT,
+        "s4.cluster.partitions": "1",
+        "s4.watchdog.ms": "0",
+        **settings,
+    }
     container = Container(app, Config.of(values))
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -111,11 +74,11 @@ async def test_after_an_orderly_stop_pes_go_on_where_they_were_and_nothing_is_re
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click(user) for user in ("joe", "ann", "joe")))
-    first = Counting()
+    first = CountingApp(system="memory")
     async with running(first, settings):
         await until(lambda: first.counts == {"joe": 2, "ann": 1})
     system.put("clicks", 0, Click("joe"), Click("new"))
-    second = Counting()
+    second = CountingApp(system="memory")
     async with running(second, settings):
         await until(lambda: "new" in second.counts)
     assert second.counts == {"joe": 3, "new": 1}
@@ -130,13 +93,13 @@ async def test_after_a_crash_state_and_offsets_are_those_of_the_last_commit(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("joe"), Click("joe"))
-    first = Counting()
+    first = CountingApp(system="memory")
     async with crashing(first, settings) as container:
         await until(lambda: first.counts == {"joe": 2})
         await commit(container)
         system.put("clicks", 0, Click("joe"), Click("ann"))
         await until(lambda: first.counts == {"joe": 3, "ann": 1})
-    second = Counting()
+    second = CountingApp(system="memory")
     async with crashing(second, settings):
         await until(lambda: second.counts == {"joe": 3, "ann": 1})
     assert second.created == ["ann"]
@@ -146,7 +109,7 @@ async def test_state_goes_along_with_its_task_to_another_container(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
-    one, other = Counting(), Counting()
+    one, other = CountingApp(system="memory"), CountingApp(system="memory")
     often = {**settings, "task.commit.ms": "10"}
     with dies(TaskFenced, match="has taken task 'Partition 0' over"):
         async with running(one, often) as container:
@@ -166,11 +129,11 @@ async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
     system.create("clicks", 1)
     for _ in range(4):  # in each of which there is something to do
         system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(1250)))
-        app = Counting()
+        app = CountingApp(system="memory")
         async with crashing(app, {**settings, "task.commit.ms": "1"}) as container:
             await until(lambda: container.processed)
             await trio.sleep(0.004)
-    last = Counting()
+    last = CountingApp(system="memory")
     async with running(last, settings):
         system.put("clicks", 0, *(Click(f"user-{n}") for n in range(50)))
         await until(lambda: len(last.counts) == 50 and min(last.counts.values()) == 101)
@@ -181,12 +144,12 @@ async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
-    app = Counting(max_size=2)
+    app = CountingApp(system="memory", max_size=2)
     users = [f"user-{n}" for n in range(10)]
     async with running(app, settings) as container:
         system.put("clicks", 0, *map(Click, users))
         await until(lambda: len(app.counts) == 10)
-        assert len(container.tasks[0].instances["Count"]) == 2
+        assert len(container.tasks[0].instances["CountAndTell"]) == 2
         await commit(container)
         system.put("clicks", 0, *map(Click, users))
         await until(lambda: set(app.counts.values()) == {2})
@@ -197,7 +160,7 @@ async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
         assert app.gone == ["user-3"]
         system.put("clicks", 0, Click("user-4", -1))
         await until(lambda: app.counts["user-4"] == 3 and "user-4" in app.gone)
-    again = Counting(max_size=2)
+    again = CountingApp(system="memory", max_size=2)
     system.put("clicks", 0, *map(Click, users))
     async with running(again, settings):
         await until(lambda: len(again.counts) == 10)
@@ -205,13 +168,10 @@ async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
     assert again.created == ["user-4"]
 
 
-class Third(ProcessingElement):
+class Third(Ignore):
     """Fires at each third event of a key; a singleton beside it counts all."""
 
     fired: int = 0
-
-    def on_event(self, event: Click) -> None:
-        pass
 
     def on_trigger(self, event: Click) -> None:
         self.fired += 1
@@ -229,7 +189,7 @@ class Total(ProcessingElement):
         self.app.counts["total"] = self.total
 
 
-class Triggered(Counting):
+class Triggered(CountingApp):
     def on_init(self) -> None:
         third, total = self.create_pe(Third), self.create_pe(Total)
         third.set_trigger(Click, events=3)
@@ -256,7 +216,7 @@ class Seldom(Third):
     """Fires at the first event that comes so long after the last firing."""
 
 
-class Seldomly(Counting):
+class Seldomly(CountingApp):
     def on_init(self) -> None:
         pe = self.create_pe(Seldom)
         pe.set_trigger(Click, seconds=0.5)
@@ -288,11 +248,8 @@ async def test_a_triggers_time_passes_while_its_instance_is_not_in_memory(
     assert app.counts == {"joe": 1}
 
 
-class Unsavable(ProcessingElement):
+class Unsavable(Ignore):
     lock: trio.Lock = None  # type: ignore[assignment]
-
-    def on_event(self, event: Click) -> None:
-        pass
 
 
 async def test_an_app_whose_state_cannot_be_saved_does_not_start(
@@ -300,7 +257,7 @@ async def test_an_app_whose_state_cannot_be_saved_does_not_start(
 ) -> None:
     system.create("clicks", 1)
     with dies(GraphError, match=r"PE class Unsavable: attribute lock is .*cannot be saved"):
-        async with running(Counting(Unsavable), settings):
+        async with running(CountingApp(Unsavable, system="memory"), settings):
             pass
 
 
@@ -349,7 +306,7 @@ MIGRATES = {
 }
 
 
-class Migrating(Counting):
+class Migrating(CountingApp):
     def __init__(self, pe: type[ProcessingElement], *, singleton: bool, handlers: int) -> None:
         super().__init__(pe)
         self.singleton, self.handlers = singleton, handlers
@@ -373,8 +330,9 @@ async def test_a_migrate_that_fails_is_told_with_the_key_and_is_what_to_mend(
     how: str,
 ) -> None:
     named: dict[str, Any] = {
-        "singleton": how == "singleton", "handlers": 4 if how == "parallel" else 1
-    }  # fmt: skip
+        "singleton": how == "singleton",
+        "handlers": 4 if how == "parallel" else 1,
+    }
     system.create("clicks", 1)
     system.put("clicks", 0, Click("joe"))
     async with running(Migrating(Before, **named), settings) as container:
@@ -416,18 +374,15 @@ async def test_a_default_that_the_prototype_was_given_is_checked_as_that_of_the_
             pass
 
 
-class Timed(ProcessingElement):
+class Timed(Ignore):
     ticks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        pass
 
     def on_time(self) -> None:
         self.ticks += 1
         self.app.counts[self.key] = self.ticks
 
 
-class Ticking(Counting):
+class Ticking(CountingApp):
     def on_init(self) -> None:
         pe = self.create_pe(Timed)
         pe.set_timer_interval(0.01)
@@ -468,16 +423,16 @@ async def test_handlers_that_overlap_lose_nothing(
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click(f"user-{n % 7}") for n in range(210)))
     often = {**settings, **more, "task.commit.ms": "5", "s4.stream.clicks.parallelism": "4"}
-    first = Counting(Slow)
+    first = CountingApp(Slow, system="memory")
     async with running(first, often):
         await until(lambda: sum(first.counts.values()) == 210)
     system.put("clicks", 0, *(Click(f"user-{n}") for n in range(7)))
-    second = Counting(Slow)
+    second = CountingApp(Slow, system="memory")
     async with running(second, often):
         await until(lambda: second.counts == {f"user-{n}": 31 for n in range(7)})
 
 
-class SlowInThreads(Count):
+class SlowInThreads(CountAndTell):
     """As Slow, in threads."""
 
     def on_event(self, event: Click) -> None:
@@ -490,7 +445,7 @@ class SlowInThreads(Count):
 @pytest.mark.parametrize("pe", [Slow, SlowInThreads])
 @pytest.mark.parametrize("more", [{}, {"task.async.commit": "true"}], ids=["drained", "async"])
 async def test_a_cache_is_bounded_beside_handlers_that_overlap_and_loses_nothing(
-    system: MemorySystem, settings: dict[str, str], pe: type[Count], more: dict[str, str]
+    system: MemorySystem, settings: dict[str, str], pe: type[CountAndTell], more: dict[str, str]
 ) -> None:
     most = 0
 
@@ -504,20 +459,20 @@ async def test_a_cache_is_bounded_beside_handlers_that_overlap_and_loses_nothing
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click(f"user-{n * 7 % 300}") for n in range(1500)))
     often = {**settings, **more, "task.commit.ms": "20", "s4.stream.clicks.parallelism": "4"}
-    app = Counting(pe, max_size=5)
+    app = CountingApp(pe, system="memory", max_size=5)
     async with running(app, often) as container:
         await watch(container)
     assert app.counts == {f"user-{n}": 5 for n in range(300)}
     assert most < 90  # the size, those in use, and a slice beyond
 
 
-class Waits(Count):
+class Waits(CountAndTell):
     """As Count; the handler of an event with a negative number waits for the door."""
 
     door = trio.Event()
 
     async def on_event(self, event: Click) -> None:
-        if event.number < 0:
+        if event.n < 0:
             await self.door.wait()
         self.count += 1
         self.app.counts[self.key] = self.count
@@ -529,7 +484,7 @@ async def test_an_instance_that_leaves_the_cache_has_what_its_last_handler_did_b
     system.create("clicks", 1)
     system.put("clicks", 0, Click("slow", -1), Click("a"), Click("b"))
     more = {**settings, "task.async.commit": "true", "s4.stream.clicks.parallelism": "2"}
-    app = Counting(Waits, max_size=1)
+    app = CountingApp(Waits, system="memory", max_size=1)
     async with running(app, more) as container:
         await until(lambda: app.counts == {"a": 1, "b": 1})
         await commit(container)  # while the handler waits
@@ -727,24 +682,12 @@ def test_a_store_that_cannot_be_is_refused_with_the_graph() -> None:
 # -- state that is there and is not used ----------------------------------------------------------
 
 
-class Tapped(App):
-    """Counts what programs send, durable or not as the settings say."""
-
-    def __init__(self) -> None:
-        super().__init__("tapped")
-        self.counts: dict[Any, int] = {}
-        self.created: list[Any] = []
-
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Count), key="user", types=Click)
-
-
 async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_without(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def told(**more: str) -> list[Any]:
         with capture_logs() as logs:
-            async with running(Tapped(), settings | more):
+            async with running(CountingApp(), settings | more):
                 pass
         return [log for log in logs if log["log_level"] == "warning"]
 
@@ -753,8 +696,8 @@ async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_
     assert await told(**durable) == []
     (warning,) = await told()
     assert "keeps nothing with these settings, and has kept state by others" in warning["event"]
-    assert warning["app"] == "tapped"
-    assert warning["folder"] == str(Path(settings["s4.state.folder"]) / "default" / "tapped")
+    assert warning["app"] == "counting"
+    assert warning["folder"] == str(Path(settings["s4.state.folder"]) / "default" / "counting")
     assert warning["fix"] == (
         "set s4.stream.clicks.grade = durable as before, or remove the folder"
     )
@@ -773,7 +716,7 @@ async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_
     assert "tasks" in looked
 
 
-class Renamed(Count):
+class Renamed(CountAndTell):
     """Another class than that of which there is state."""
 
 
@@ -783,12 +726,12 @@ async def test_state_of_a_pe_class_that_is_gone_is_told_once_at_the_start(
     system.create("clicks", 2)
     for partition in range(2):
         system.put("clicks", partition, Click("joe"), Click("ann"))
-    first = Counting()
+    first = CountingApp(system="memory")
     async with running(first, settings, partitions=2):
         await until(lambda: set(first.counts) == {"joe", "ann"})
-    for pe, gone in ((Count, []), (Renamed, ["Count"]), (Count, ["Renamed"])):
+    for pe, gone in ((CountAndTell, []), (Renamed, ["CountAndTell"]), (CountAndTell, ["Renamed"])):
         with capture_logs() as logs:
-            async with running(Counting(pe), settings, partitions=2):
+            async with running(CountingApp(pe, system="memory"), settings, partitions=2):
                 pass
         said = [log["pes"] for log in logs if "no longer has is kept, and not used" in log["event"]]
         assert said == ([gone] if gone else [])
@@ -802,19 +745,19 @@ async def test_what_is_kept_can_be_shown_of_an_app_that_runs(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("joe", 4), Click("ann", 5), Click("joe", 6))
-    app = Counting()
+    app = CountingApp(system="memory")
     state = ("-p", f"s4.state.folder={settings['s4.state.folder']}")
     async with running(app, settings) as container:
         await until(lambda: app.counts == {"joe": 2, "ann": 1})
         await commit(container)
         done = await run_s4("state", "get", "counting", "joe", *state, cwd=tmp_path)
-        assert done.stdout == 'Partition 0  Count  joe  {"count": 2, "seen": [4, 6]}\n'
+        assert done.stdout == 'Partition 0  CountAndTell  joe  {"count": 2, "seen": [4, 6]}\n'
         done = await run_s4("state", "scan", "counting", "--json", *state, cwd=tmp_path)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert {row["key"]: row["value"]["count"] for row in rows} == {"joe": 2, "ann": 1}
         done = await run_s4("state", "scan", "counting", "--table", "Sum", *state, cwd=tmp_path)
         assert done.returncode == 1
-        assert "keeps no 'Sum'; it keeps: Count" in done.stderr
+        assert "keeps no 'Sum'; it keeps: CountAndTell" in done.stderr
 
 
 # -- real processes, killed at any moment ----------------------------------------------------------
@@ -824,7 +767,8 @@ from s4node import App, Event, ProcessingElement
 
 class Click(Event):
     user: str
-    number: int = 0
+    n: int = 0
+    text: str = ""
 
 class Count(ProcessingElement):
     count: int = 0
@@ -832,7 +776,7 @@ class Count(ProcessingElement):
 
     def on_event(self, event: Click) -> None:
         self.count += 1
-        self.total += event.number
+        self.total += event.n
 
 class Clicks(App):
     def on_init(self) -> None:
@@ -846,7 +790,8 @@ from s4node import App, Event, ProcessingElement
 
 class Click(Event):
     user: str
-    number: int = 0
+    n: int = 0
+    text: str = ""
 
 class Digit(Event):
     digit: str
@@ -856,7 +801,7 @@ class Spread(ProcessingElement):
 
     def on_event(self, event: Click) -> None:
         self.count += 1
-        self.app.streams["digits"].put(Digit(str(event.number % 10)))
+        self.app.streams["digits"].put(Digit(str(event.n % 10)))
 
 class Count(ProcessingElement):
     count: int = 0
@@ -901,8 +846,14 @@ async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> Non
     (tmp_path / "keeper.py").write_text(KEEPER)
     (tmp_path / "counter.py").write_text(HOPPING if app == "hops" else COUNTER)
     port, total, lives = free_port(), 12_000, 5
-    keeper = ["run", tmp_path / "keeper.py", "--listen", f"tcp://127.0.0.1:{port}",
-              "-p", f"s4.log.folder={tmp_path / 'log'}"]  # fmt: skip
+    keeper = [
+        "run",
+        tmp_path / "keeper.py",
+        "--listen",
+        f"tcp://127.0.0.1:{port}",
+        "-p",
+        f"s4.log.folder={tmp_path / 'log'}",
+    ]
     settings = {
         "systems.log.type": "log",
         "systems.log.address": f"tcp://127.0.0.1:{port}",
@@ -928,10 +879,11 @@ async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> Non
                         clicks = [Click(f"user-{n % 97}", n) for n in range(first, first + 200)]
                         for partition in (0, 1):
                             mine = [
-                                click for click in clicks
-                                if (click.number % 2 if app == "strays" else memo[click.user])
+                                click
+                                for click in clicks
+                                if (click.n % 2 if app == "strays" else memo[click.user])
                                 == partition
-                            ]  # fmt: skip
+                            ]
                             await log.append("clicks", partition, mine)
                             numbers[partition] += len(mine)
                     if life < lives - 1:

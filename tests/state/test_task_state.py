@@ -295,8 +295,9 @@ class Changing:
         assert {key: self.store.get(key) for key in found} == found
         if not self.state.changed:
             look = StateReader(self.state, now=lambda: self.now)
-            assert {key: self.store._decode(self.store._encode(value))
-                    for key, value in look.store("s")} == found  # fmt: skip
+            assert {
+                key: self.store._decode(self.store._encode(value)) for key, value in look.store("s")
+            } == found
         return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import trio
 import trio.lowlevel
+from shared_apps import Click, Forward, NotingApp, OnePE, handling
 
 from s4node import App, Event, GenericEvent, OutputStream, ProcessingElement, S4Error, Stream
 from s4node.errors import (
@@ -19,11 +20,6 @@ from s4node.errors import (
     WouldBlock,
 )
 from s4node.testing import AppTest, Refused
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 class Pair(Event):
@@ -138,11 +134,8 @@ def test_an_internal_stream_can_be_sent_to_and_read() -> None:
     keyed = app.create_pe(Singleton)
     inner = app.create_stream("inner", keyed, broadcast=True)
 
-    class Spread(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            inner.put(click)
-
-    app.create_input_stream("clicks", app.create_pe(Spread), key="user")
+    spread = app.create_pe(handling(lambda _, click: inner.put(click)))
+    app.create_input_stream("clicks", spread, key="user")
     with AppTest(app, partitions=2) as test:
         test.send("inner", Click("ann"))
         assert test.output("inner") == []
@@ -162,10 +155,8 @@ def test_a_cycle_ends_with_its_exact_count() -> None:
                 for user in ("joe", "ann"):
                     self.again.put(Click(user, click.n + 1))
 
-    app = App("cycle")
-    branch = app.create_pe(Branch)
-    branch.again = app.create_stream("again", branch, key="user")
-    app.create_input_stream("clicks", branch, key="user")
+    app = OnePE(Branch)
+    app.pe.again = app.create_stream("again", app.pe, key="user")
     with AppTest(app, partitions=4, settings={"s4.stream.workQueueSize": "10"}) as test:
         test.send("clicks", Click("joe"))
 
@@ -179,18 +170,11 @@ def test_a_cycle_ends_with_its_exact_count() -> None:
 def test_an_event_without_a_key_is_refused_with_the_reason_and_the_others_go_on(
     partitions: int,
 ) -> None:
-    class Named(ProcessingElement):
-        seen: int = 0
-
-        def on_event(self, event: GenericEvent) -> None:
-            self.seen += 1
-
-    app = App("generic")
-    app.create_input_stream("names", app.create_pe(Named), key="name")
+    app = NotingApp("names", key="name", types=GenericEvent)
     with AppTest(app, partitions=partitions) as test:
         test.send("names", GenericEvent(name="a"), GenericEvent(x=1), GenericEvent(name="b"))
 
-        assert sorted(test.keys(Named)) == ["a", "b"]
+        assert sorted(test.keys("Handling")) == ["a", "b"]
         [refused] = test.refused
         assert refused[:2] == ("names", GenericEvent(x=1))
         assert "name" in refused.reason
@@ -203,9 +187,7 @@ def test_events_travel_so_a_list_arrives_as_the_type_that_is_declared() -> None:
         def on_event(self, pair: Pair) -> None:
             self.both = pair.both
 
-    app = App("wire")
-    app.create_input_stream("pairs", app.create_pe(Keep), key="user")
-    with AppTest(app) as test:
+    with AppTest(OnePE(Keep, "pairs")) as test:
         test.send("pairs", Pair("joe", [1, 2]))  # type: ignore[arg-type]
         assert test.state(Keep, "joe").both == (1, 2)
 
@@ -222,14 +204,9 @@ def test_a_type_that_the_stream_does_not_carry_cannot_be_sent(event: Any) -> Non
 
 
 def test_an_event_that_msgpack_cannot_hold_cannot_be_sent() -> None:
-    app = App("generic")
-    app.create_input_stream("names", app.create_pe(AnyName), key="name")
+    app = NotingApp("names", key="name", types=GenericEvent)
     with AppTest(app) as test, pytest.raises(EventError, match="cannot be encoded"):
         test.send("names", GenericEvent(name="joe", what=object()))
-
-
-class AnyName(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None: ...
 
 
 def test_events_that_no_handler_takes_are_counted() -> None:
@@ -472,26 +449,17 @@ def test_an_output_that_overflows_stops_the_tasks_that_could_put_on_it() -> None
 
 
 def test_an_internal_stream_that_overflows_takes_what_is_put_and_holds_the_inputs() -> None:
-    app = App("inner")
-
-    class Pass(ProcessingElement):
-        inner: Stream
-
-        def on_event(self, click: Click) -> None:
-            self.inner.put(click)
-
-    first, second = app.create_pe(Pass), app.create_pe(Singleton)
-    first.inner = app.create_stream("inner", second)
-    app.create_input_stream("clicks", first, key="user")
+    app = OnePE(Forward)
+    app.pe.out = app.create_stream("inner", app.create_pe(Singleton))
     with AppTest(app) as test:
         test.overflow("inner")
         test.send("clicks", Click("joe"))
         test.send("clicks", Click("ann"))
-        assert test.keys(Pass) == ["joe"]
+        assert test.keys(Forward) == ["joe"]
         assert test.state(Singleton).seen == 0
 
         test.relieve("inner")
-        assert test.keys(Pass) == ["joe", "ann"]
+        assert test.keys(Forward) == ["joe", "ann"]
         assert test.state(Singleton).seen == 2
 
 

@@ -105,8 +105,9 @@ class Cluster:
             async with self._coordination.session(f"counting-{name}") as session:
                 session._file = _File(session._file, self, name)  # type: ignore[assignment]
                 enrolment = Enrolment(session, "default", "counting", name, expected)
-                container = Container(counting(), Config.of(settings), node=name,
-                                      enrolment=enrolment)  # fmt: skip
+                container = Container(
+                    counting(), Config.of(settings), node=name, enrolment=enrolment
+                )
                 self.containers[name] = container
                 await container.run()
         except BaseException as error:

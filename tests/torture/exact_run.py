@@ -159,8 +159,15 @@ class ExactTorture(LogTorture):
     async def _start_producer(self, name: str) -> None:
         stream = STREAM_OF[name]
         to = self.address if stream == "orders" else ",".join(self.addresses)
-        command = [sys.executable, "-m", "torture.exact_producer", to, stream,
-                   name, str(self._notes(name))]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "torture.exact_producer",
+            to,
+            stream,
+            name,
+            str(self._notes(name)),
+        ]
         await self._open(name, command)
         self.busy.discard(name)
 

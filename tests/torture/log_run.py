@@ -34,11 +34,20 @@ from torture.run import SESSION_SECONDS, SETTINGS, SHUTDOWN_SECONDS, Member, Tor
 
 PRODUCERS = ("direct-1", "direct-2", "texts")
 DEEDS = (
-    ("kill", "producer"), ("stop", "producer"), ("pause", "producer"),
-    ("kill", "log"), ("stop", "log"), ("pause", "log"),
-    ("kill", "member"), ("kill", "member"), ("stop", "member"), ("pause", "member"),
-    ("freeze", "member"), ("cut", "member"), ("add", "member"),
-)  # fmt: skip
+    ("kill", "producer"),
+    ("stop", "producer"),
+    ("pause", "producer"),
+    ("kill", "log"),
+    ("stop", "log"),
+    ("pause", "log"),
+    ("kill", "member"),
+    ("kill", "member"),
+    ("stop", "member"),
+    ("pause", "member"),
+    ("freeze", "member"),
+    ("cut", "member"),
+    ("add", "member"),
+)
 MOST = 4
 PAUSES = (0.1, 0.5, 1.0, 3.0)
 STOP_SECONDS = 90  # a producer stops when all that it has sent is settled
@@ -58,16 +67,20 @@ class LogTorture(Torture):
         self.partitions = chance.choice([1, 4, 6])
         self.address = f"tcp://127.0.0.1:{free_port()}"
         tasks = chance.choice([4, 6, 9]) if self.way.endswith("-keyed") else self.partitions
-        self.settings = SETTINGS | WAYS[self.way.removesuffix("-keyed")][1] | {
-            "s4.cluster.partitions": str(max(tasks, self.partitions)),
-            "s4.state.folder": str(folder / "state"),
-            "systems.log.address": self.address,
-            "streams.taps.samza.offset.default": "oldest",
-            "s4.stream.copies.consumers": "log",
-            "s4.cluster.log.address": self.address,
-            "task.commit.ms": chance.choice(["50", "300", "2000"]),
-            "task.window.ms": chance.choice(["0", "20", "200"]),
-        }  # fmt: skip
+        self.settings = (
+            SETTINGS
+            | WAYS[self.way.removesuffix("-keyed")][1]
+            | {
+                "s4.cluster.partitions": str(max(tasks, self.partitions)),
+                "s4.state.folder": str(folder / "state"),
+                "systems.log.address": self.address,
+                "streams.taps.samza.offset.default": "oldest",
+                "s4.stream.copies.consumers": "log",
+                "s4.cluster.log.address": self.address,
+                "task.commit.ms": chance.choice(["50", "300", "2000"]),
+                "task.window.ms": chance.choice(["0", "20", "200"]),
+            }
+        )
         self.processes: dict[str, trio.Process] = {}
         self.busy: set[str] = set()  # down, or not running as it should
         self.saved: list[Saved] = []
@@ -187,19 +200,30 @@ class LogTorture(Torture):
     async def _start_log(self) -> None:
         command = [
             *s4("node", "torture", "--name", "keeper", "--folder", self.folder / "nodes"),
-            "-p", f"s4.log.folder={self.folder / 'log'}",
-            "-p", f"s4.listener.address={self.address}",
-            "-p", f"s4.state.folder={self.folder / 'state-of-node'}",
-            "-p", "s4.watchdog.ms=0",
-        ]  # fmt: skip
+            "-p",
+            f"s4.log.folder={self.folder / 'log'}",
+            "-p",
+            f"s4.listener.address={self.address}",
+            "-p",
+            f"s4.state.folder={self.folder / 'state-of-node'}",
+            "-p",
+            "s4.watchdog.ms=0",
+        ]
         process = await self._open("log", command)
         await self._until_line(process, "log", " runs at ")
         self.busy.discard("log")
 
     async def _start_producer(self, name: str) -> None:
         notes = self.folder / f"{name}.appended"
-        command = [sys.executable, "-m", "torture.log_producer", self.address, name,
-                   str(notes), str(self.partitions)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "torture.log_producer",
+            self.address,
+            name,
+            str(notes),
+            str(self.partitions),
+        ]
         lives = notes.read_text().count("begins") if notes.exists() else 0
         await self._open(name, command)
         with trio.move_on_after(60) as patience:
@@ -214,9 +238,12 @@ class LogTorture(Torture):
     async def _open(self, name: str, command: list[str]) -> trio.Process:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await trio.lowlevel.open_process(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 env=self._environment_of(name),
-            )  # fmt: skip
+            )
         self.processes[name] = process
         self.log(f"{name} is started")
         return process

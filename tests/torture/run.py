@@ -170,11 +170,21 @@ class Torture:
     async def _start(self, app: str, name: str, expected: int = 1) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "torture.member", str(self.folder / "cluster"), app, name,
-                 str(expected), str(self.folder / f"{name}.notes"),
-                 *(f"{key}={value}" for key, value in self._settings_of(name).items())],
-                stdout=subprocess.PIPE, stderr=log, env=self._environment_of(name),
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "torture.member",
+                    str(self.folder / "cluster"),
+                    app,
+                    name,
+                    str(expected),
+                    str(self.folder / f"{name}.notes"),
+                    *(f"{key}={value}" for key, value in self._settings_of(name).items()),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment_of(name),
+            )
         member = self.members[name] = Member(name, app, process)
         self._nursery.start_soon(self._watch, member)
         assert process.stdout is not None

@@ -28,7 +28,7 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
     where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
     counter = Container(
         "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
-    )  # fmt: skip
+    )
     return Snapshot(
         "shop",
         "/tmp/nodes",
@@ -36,12 +36,21 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
         [NodeRow(node, "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
         [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
         [
-            Row("counter", stage, "clicks", depth=80_000, capacity=80_000, admitted=1_000_000,
-                grade="durable", fullest=1.0, rate=1234.5)
+            Row(
+                "counter",
+                stage,
+                "clicks",
+                depth=80_000,
+                capacity=80_000,
+                admitted=1_000_000,
+                grade="durable",
+                fullest=1.0,
+                rate=1234.5,
+            )
             for stage in ("deserializer", "stream", "sender")
         ],
         "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
-    )  # fmt: skip
+    )
 
 
 def lines_of(
@@ -87,9 +96,7 @@ def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
     for width in (120, 80, 60):
         split = map(str.split, lines_of(width))
         titles[width] = next(words for words in split if words[:2] == ["app", "stage"])
-    assert titles[120][3:] == [
-        "grade", "waiting", "full", "admitted", "rate", "waited", "shed"
-    ]  # fmt: skip
+    assert titles[120][3:] == ["grade", "waiting", "full", "admitted", "rate", "waited", "shed"]
     assert titles[80][3:] == ["waiting", "full", "admitted", "rate", "waited"]
     assert titles[60][3:] == ["waiting", "full", "rate"]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from harness import DEADLINE, free_port, running, together, until
-from noted import LARGE, MOST, SMALL, Buy, Click, Noted, clicks
+from noted import LARGE, MOST, SMALL, Noted, clicks
+from shared_apps import Buy, Click
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
@@ -44,7 +45,7 @@ async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
         Client("tcp://127.0.0.1:1", producer=long)
     noted = Noted()
     settings = {"s4.stream.clicks.grade": grade, "s4.state.folder": str(tmp_path)}
-    async with running(noted.app, settings) as node:
+    async with running(noted, settings) as node:
         async with Client(node.address) as client:
             client.producer = long
             with pytest.raises(ConnectionRefused, match=f"stream 'clicks': {told}"):
@@ -56,7 +57,7 @@ async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
 
 async def test_send_send_many_and_send_nowait_keep_their_order() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(0, 3000, 3):
             await stream.send(Click("ann", n))
@@ -70,7 +71,7 @@ async def test_send_send_many_and_send_nowait_keep_their_order() -> None:
 
 async def test_leaving_the_block_waits_until_everything_has_been_processed() -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         async with Client(node.address) as client:
             await (await client.stream("clicks")).send_many(clicks(5000))
             await (await client.stream("others")).send_many(clicks(5000))
@@ -79,7 +80,7 @@ async def test_leaving_the_block_waits_until_everything_has_been_processed() -> 
 
 async def test_one_quiet_event_is_processed_without_a_flush() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(5):
             await stream.send(Click("ann", n))
@@ -87,8 +88,8 @@ async def test_one_quiet_event_is_processed_without_a_flush() -> None:
 
 
 async def test_a_client_tells_what_the_app_takes() -> None:
-    noted = Noted(types=[Click, Buy])
-    async with running(noted.app, partitions=3) as node, Client(node.address) as client:
+    noted = Noted(types=Click | Buy)
+    async with running(noted, partitions=3) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         assert stream.name == "clicks"
         assert stream.partitions == 3
@@ -98,7 +99,7 @@ async def test_a_client_tells_what_the_app_takes() -> None:
 
 async def test_tasks_that_open_one_stream_at_the_same_time_share_it() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
 
         async def one(n: int) -> None:
             stream = await client.stream("clicks")
@@ -116,7 +117,7 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
         return event.user
 
     noted = Noted(key=find)
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many(clicks(1000))
         refused: list[Refusal] = await stream.flush()
@@ -131,7 +132,7 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
 
 async def test_refusals_of_large_events_are_all_told() -> None:
     noted = Noted(key=lambda event: None)
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click("x" * 100_000, n) for n in range(300)])
         refused = await stream.flush()
@@ -142,7 +143,7 @@ async def test_refusals_of_large_events_are_all_told() -> None:
 async def test_refusals_that_nobody_asked_for_are_told_when_the_client_is_left() -> None:
     noted = Noted(key=lambda event: None)
     with capture_logs() as logs:
-        async with running(noted.app) as node, Client(node.address) as client:
+        async with running(noted) as node, Client(node.address) as client:
             await (await client.stream("clicks")).send_many(clicks(3))
     (warning,) = [log for log in logs if log["event"].startswith("events were not processed")]
     assert (warning["log_level"], warning["events"]) == ("warning", 3)
@@ -151,7 +152,7 @@ async def test_refusals_that_nobody_asked_for_are_told_when_the_client_is_left()
 
 async def test_take_refusals_does_not_wait() -> None:
     noted = Noted(key=lambda event: None)
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         assert stream.take_refusals() == []
         await stream.send(Click("ann", 1))
@@ -167,7 +168,7 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
     noted = Noted()
     noted.hold()
     async with (
-        running(noted.app, SMALL) as node,
+        running(noted, SMALL) as node,
         Client(node.address, queue_size=500) as client,
     ):
         stream = await client.stream("clicks")
@@ -192,7 +193,7 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
             nursery.start_soon(go_on)
             await wait_all_tasks_blocked(0.05)
             assert sent < 1000
-            noted.release.set()
+            noted.may_go_on.set()
         assert await stream.flush() == []
         assert stream.pressure == 0
     assert sent > 1500
@@ -202,7 +203,7 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
 async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none() -> None:
     noted = Noted(key="n")
     noted.hold()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         sent = 0
 
@@ -219,7 +220,7 @@ async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none(
             assert MOST - 100 < sent < MOST
             with pytest.raises(WouldBlock, match=r"wait already, and take about [0-9]{8} bytes"):
                 stream.send_nowait(Click("ann", 0))
-            noted.release.set()
+            noted.may_go_on.set()
         assert await stream.flush() == []
     assert noted.numbers == list(range(1500))
 
@@ -228,7 +229,7 @@ async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> 
     noted = Noted()
     noted.hold()
     async with (
-        running(noted.app, SMALL) as node,
+        running(noted, SMALL) as node,
         Client(node.address, queue_size=300) as client,
     ):
         stream = await client.stream("clicks")
@@ -244,7 +245,7 @@ async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> 
         with trio.move_on_after(0.05) as blocked:
             await stream.send_many(clicks(300, n))
         assert blocked.cancelled_caught
-        noted.release.set()
+        noted.may_go_on.set()
         assert await stream.flush() == []
     assert noted.numbers == list(range(n + 300))
 
@@ -255,7 +256,7 @@ async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> 
 async def test_an_exception_leaves_the_block_as_it_is() -> None:
     noted = Noted()
     noted.hold()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         async def work() -> None:
             async with Client(node.address) as client:
@@ -265,11 +266,11 @@ async def test_an_exception_leaves_the_block_as_it_is() -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             await work()
         assert caught.type is ZeroDivisionError
-        noted.release.set()
+        noted.may_go_on.set()
 
 
 async def test_a_group_that_the_block_raises_stays_that_group() -> None:
-    async with running(Noted().app) as node:
+    async with running(Noted()) as node:
         group = ExceptionGroup("mine", [ValueError("one"), KeyError("two")])
         with pytest.raises(ExceptionGroup) as caught:
             async with Client(node.address):
@@ -280,7 +281,7 @@ async def test_a_group_that_the_block_raises_stays_that_group() -> None:
 async def test_a_cancelled_block_is_left_at_once_and_nothing_waits_for_a_verdict() -> None:
     noted = Noted()
     noted.hold()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         with trio.CancelScope() as scope:
             async with Client(node.address) as client:
                 await (await client.stream("clicks")).send_many(clicks(10))
@@ -292,22 +293,22 @@ async def test_a_cancelled_block_is_left_at_once_and_nothing_waits_for_a_verdict
             async with Client(node.address) as client:
                 await (await client.stream("clicks")).send_many(clicks(10))
         assert scope.cancelled_caught
-        noted.release.set()
+        noted.may_go_on.set()
 
 
 async def test_an_abandoned_client_leaves_without_waiting() -> None:
     noted = Noted()
     noted.hold()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         with trio.fail_after(5):
             async with Client(node.address) as client:
                 await (await client.stream("clicks")).send(Click("ann"))
                 client.abandon()
-        noted.release.set()
+        noted.may_go_on.set()
 
 
 async def test_a_client_outside_of_its_block_says_so() -> None:
-    async with running(Noted().app) as node:
+    async with running(Noted()) as node:
         client = Client(node.address)
         with pytest.raises(StageClosed, match="use it in 'async with'"):
             await client.stream("clicks")
@@ -357,7 +358,7 @@ async def test_a_node_that_starts_later_is_found() -> None:
     async with Client(address) as client, trio.open_nursery() as nursery:
 
         async def late() -> None:
-            async with running(noted.app, address=address):
+            async with running(noted, address=address):
                 await until(lambda: noted.seen)
 
         with trio.move_on_after(0.2):
@@ -380,7 +381,7 @@ async def test_an_address_that_is_none_is_a_plain_error(address: str) -> None:
 
 async def test_a_stream_that_the_app_does_not_have_is_told_with_those_it_has() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="its input streams: clicks, others"):
             await client.stream("click")
         stream = await client.stream("clicks")
@@ -391,7 +392,7 @@ async def test_a_stream_that_the_app_does_not_have_is_told_with_those_it_has() -
 
 async def test_an_event_over_the_frame_limit_is_refused_and_the_stream_lives() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         large = Click("x" * 300_000, 5)
         await stream.send_many([*clicks(5), large, *clicks(994, 6)])
@@ -405,7 +406,7 @@ async def test_an_event_over_the_frame_limit_is_refused_and_the_stream_lives() -
 async def test_an_event_over_the_nodes_own_limit_is_refused_and_the_stream_lives() -> None:
     noted = Noted()
     settings = {"s4.listener.maxFrameBytes": "4096"}
-    async with running(noted.app, settings) as node, Client(node.address) as client:
+    async with running(noted, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([*clicks(500), Click("x" * 5000, 500), *clicks(499, 501)])
         (refused,) = await stream.flush()
@@ -415,7 +416,7 @@ async def test_an_event_over_the_nodes_own_limit_is_refused_and_the_stream_lives
 
 async def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_go_on() -> None:
     noted = Noted(types=GenericEvent)
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         events = [GenericEvent(user="ann", n=n) for n in range(100)]
         events[40].put("n", object())
@@ -436,7 +437,7 @@ async def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_go_on()
 @pytest.mark.parametrize("thing", ["text", 5, None, {"user": "ann"}, object()])
 async def test_what_is_no_event_is_an_error_at_once_and_the_stream_lives(thing: Any) -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         with pytest.raises(EventError, match="is not an event type"):
             await stream.send(thing)
@@ -451,7 +452,7 @@ async def test_what_is_no_event_is_an_error_at_once_and_the_stream_lives(thing: 
 
 async def test_an_event_of_a_type_that_the_app_does_not_take_is_refused_by_itself() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many(clicks(3))
         await stream.send(Buy("ann", 5))
@@ -470,7 +471,7 @@ async def test_an_event_of_another_type_is_refused_for_that_and_not_for_lack_of_
         place: str
 
     noted = Noted()
-    async with running(noted.app, partitions=3) as node, Client(node.address) as client:
+    async with running(noted, partitions=3) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click("ann", 0), Stray("here"), Click("bob", 1)])
         (refused,) = await stream.flush()
@@ -482,7 +483,7 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
     before, after = Noted(), Noted()
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address, timeout=0.3) as client:
-        async with running(before.app, address=address):
+        async with running(before, address=address):
             stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
             assert await stream.flush() == []
@@ -492,7 +493,7 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
         assert f"nobody answers at {address} for 0.3 s; 10 events have no verdict" in str(
             caught.value
         )
-        async with running(after.app, address=address):
+        async with running(after, address=address):
             await until(lambda: len(after.seen) == 10)
             assert await stream.flush() == []
     assert before.numbers + after.numbers == list(range(20))
@@ -501,11 +502,11 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
 async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address) as client:
-        async with running(Noted().app, partitions=3, address=address):
+        async with running(Noted(), partitions=3, address=address):
             stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
             assert await stream.flush() == []
-        async with running(Noted().app, partitions=5, address=address):
+        async with running(Noted(), partitions=5, address=address):
             await until(lambda: stream._outbox.error)
             with pytest.raises(EventError, match="had 3 partitions and now has 5") as caught:
                 await client.flush()
@@ -517,9 +518,9 @@ async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_
 async def test_an_error_for_good_that_nobody_has_had_is_raised_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     client = await Client(address).__aenter__()
-    async with running(Noted().app, partitions=3, address=address):
+    async with running(Noted(), partitions=3, address=address):
         first, second = [await client.stream(name) for name in ("clicks", "others")]
-    async with running(Noted().app, partitions=5, address=address):
+    async with running(Noted(), partitions=5, address=address):
         await until(lambda: first._outbox.error and second._outbox.error)
         with pytest.raises(EventError, match="'clicks' had 3 partitions and now has 5"):
             await client.flush()
@@ -531,10 +532,10 @@ async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_i
     address = f"tcp://127.0.0.1:{free_port()}"
     with capture_logs() as logs:
         async with Client(address) as client:
-            async with running(Noted().app, partitions=3, address=address):
+            async with running(Noted(), partitions=3, address=address):
                 stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
-            async with running(Noted().app, partitions=5, address=address):
+            async with running(Noted(), partitions=5, address=address):
                 await until(lambda: stream._outbox.error)
                 with pytest.raises(EventError, match="had 3 partitions and now has 5"):
                     await stream.flush()
@@ -544,7 +545,7 @@ async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_i
 
 async def test_of_two_clients_with_one_producer_id_the_older_is_told() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address, producer="web") as older:
+    async with running(noted) as node, Client(node.address, producer="web") as older:
         first = await older.stream("clicks")
         async with Client(node.address, producer="web") as newer:
             second = await newer.stream("clicks")
@@ -560,7 +561,7 @@ async def test_of_two_clients_with_one_producer_id_the_older_is_told() -> None:
 @pytest.mark.parametrize("leave", ["in order", "abandoned"])
 async def test_a_producer_that_comes_back_under_its_id_goes_on(leave: str) -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         for life in range(3):
             async with Client(node.address, producer="web") as client:
                 stream = await client.stream("clicks")
@@ -575,7 +576,7 @@ async def test_a_producer_that_comes_back_under_its_id_goes_on(leave: str) -> No
 
 async def test_an_address_may_be_a_name() -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         port = node.address.rsplit(":", 1)[1]
         async with Client(f"tcp://localhost:{port}") as client:
             await (await client.stream("clicks")).send(Click("ann", 1))
@@ -585,7 +586,7 @@ async def test_an_address_may_be_a_name() -> None:
 @pytest.mark.skipif(not socket.has_ipv6, reason="a machine without IPv6")
 async def test_an_address_may_be_ipv6() -> None:
     noted = Noted()
-    async with running(noted.app, address="tcp://[::1]:0") as node, Client(node.address) as client:
+    async with running(noted, address="tcp://[::1]:0") as node, Client(node.address) as client:
         await (await client.stream("clicks")).send(Click("ann", 1))
         assert node.address.startswith("tcp://[::1]:")
     assert noted.numbers == [1]

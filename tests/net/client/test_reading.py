@@ -30,17 +30,29 @@ OLDEST = Oldest()
 def a_reading(start: Any = OLDEST, window: int = 100) -> tuple[Reading, list[Arrived | Lost]]:
     arrived: list[Arrived | Lost] = []
     reading = Reading(
-        "clicks", "r", [Click], start, window=window, window_bytes=1 << 20, others=False,
+        "clicks",
+        "r",
+        [Click],
+        start,
+        window=window,
+        window_bytes=1 << 20,
+        others=False,
         deliver=arrived.append,
-    )  # fmt: skip
+    )
     return reading, arrived
 
 
 def welcome(*positions: wire.Position, headers: Any = LOG, partitions: int = 0) -> wire.Hello:
     return wire.Hello(
-        "node", "", "clicks", (CLICK.declaration,), "crc32m:", partitions or len(positions) or 1,
-        positions, headers=headers,
-    )  # fmt: skip
+        "node",
+        "",
+        "clicks",
+        (CLICK.declaration,),
+        "crc32m:",
+        partitions or len(positions) or 1,
+        positions,
+        headers=headers,
+    )
 
 
 def data(

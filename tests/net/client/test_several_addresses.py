@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 from harness import DEADLINE, free_port, in_thread, run_s4, running, s4_process, until
-from noted import Click as NumberedClick
 from noted import Noted
-from several_containers import Click, nodes
-from test_subscription import Total, sums
+from several_containers import nodes
+from shared_apps import Click, Total
+from test_subscription import sums
 
 from s4node import Client, Oldest, SyncClient
 from s4node.errors import ConfigError, ConnectionRefused, EventError, StageClosed
@@ -122,21 +122,28 @@ async def test_the_sync_client_reads_what_comes_from_its_hello_on() -> None:
 
 async def test_the_sync_client_reads_a_log_from_any_start(tmp_path: Path) -> None:
     async with s4_process(
-        "node", "shop", "--folder", "nodes", "-p", "s4.log.folder=log", "-p",
-        "s4.listener.address=tcp://127.0.0.1:0", cwd=tmp_path,
-    ) as node:  # fmt: skip
+        "node",
+        "shop",
+        "--folder",
+        "nodes",
+        "-p",
+        "s4.log.folder=log",
+        "-p",
+        "s4.listener.address=tcp://127.0.0.1:0",
+        cwd=tmp_path,
+    ) as node:
         await run_s4("log", "create", "words", "--to", node.address, cwd=tmp_path)
 
         def work() -> None:
             with SyncClient(node.address) as client:
                 words = client.stream("words")
-                words.send_many([NumberedClick("joe", n) for n in range(5)])
+                words.send_many([Click("joe", n) for n in range(5)])
                 assert words.flush() == []
-                with client.subscribe("words", types=NumberedClick, start=Oldest()) as events:
+                with client.subscribe("words", types=Click, start=Oldest()) as events:
                     assert [next(events).n for _ in range(3)] == [0, 1, 2]
                     assert events.place == (0, 2)
                     positions = events.positions
-                with client.subscribe("words", types=NumberedClick, start=positions) as events:
+                with client.subscribe("words", types=Click, start=positions) as events:
                     assert [next(events).n for _ in range(2)] == [3, 4]
 
         await in_thread(work)
@@ -175,15 +182,15 @@ async def test_errors_of_the_sync_client_show_nothing_of_what_is_inside() -> Non
 
 async def test_send_many_takes_all_events_or_none() -> None:
     noted = Noted()
-    async with running(noted.app) as node, Client(node.address) as client:
+    async with running(noted) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
 
         def breaks_off() -> object:
-            yield NumberedClick("ann", 1)
+            yield Click("ann", 1)
             raise ValueError("no more")
 
         with pytest.raises(EventError):
-            await clicks.send_many([NumberedClick("ann", 1), 3, NumberedClick("ann", 2)])
+            await clicks.send_many([Click("ann", 1), 3, Click("ann", 2)])
         with pytest.raises(ValueError, match="no more"):
             await clicks.send_many(breaks_off())  # type: ignore[arg-type]
 
@@ -191,13 +198,13 @@ async def test_send_many_takes_all_events_or_none() -> None:
             with SyncClient(node.address) as plain:
                 stream = plain.stream("clicks")
                 with pytest.raises(EventError):
-                    stream.send_many([NumberedClick("ann", 1), 3, NumberedClick("ann", 2)])
+                    stream.send_many([Click("ann", 1), 3, Click("ann", 2)])
                 with pytest.raises(ValueError, match="no more"):
                     stream.send_many(breaks_off())  # type: ignore[arg-type]
                 assert stream.flush() == []
 
         await in_thread(work)
-        await clicks.send(NumberedClick("ann", 7))
+        await clicks.send(Click("ann", 7))
         assert await clicks.flush() == []
         await until(lambda: noted.numbers)
     assert noted.numbers == [7]
@@ -218,7 +225,7 @@ def test_what_is_no_address_is_refused_when_the_client_is_made(addresses: Any) -
 async def test_a_subscription_that_is_read_outside_of_its_block_says_so() -> None:
     noted = Noted()
     told = "the subscription to 'clicks' is closed; read it inside of its block"
-    async with running(noted.app) as node:
+    async with running(noted) as node:
         async with Client(node.address) as client:
             with pytest.raises(StageClosed, match=told):
                 await anext(aiter(client.subscribe("clicks")))

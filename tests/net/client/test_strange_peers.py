@@ -21,7 +21,7 @@ from s4node.errors import ConnectionRefused, StageBroken
     "answer",
     [b"", b"HTTP/1.1 400 Bad\r\n\r\n", b"S4\x01\x00" + b"\xff" * 40, b"S4\x09\x00", b"S4\x01\x00"],
     ids=["nothing", "http", "rubbish", "another version", "an empty envelope"],
-)  # fmt: skip
+)
 async def test_a_peer_that_answers_garbage_is_told_of_and_not_waited_for(
     answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +113,7 @@ async def test_what_hangs_up_after_a_wrong_answer_is_dialled_seldom_and_named(
 async def test_flush_says_that_another_program_has_taken_the_node_s_port() -> None:
     noted, stranger = Noted(), Stranger(GARBAGE)
     async with (
-        running(noted.app) as node,
+        running(noted) as node,
         proxy(node.address) as between,
         trio.open_nursery() as nursery,
         Client(between.address, timeout=0.3) as client,

@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import trio
 from harness import running, until
-from several_containers import USERS, Click, nodes
+from several_containers import USERS, nodes
+from shared_apps import Click, OnePE, Total
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement
 from s4node.errors import ConnectionRefused
-
-
-class Total(Event):
-    user: str
-    n: int
 
 
 class Alarm(Event):
@@ -35,10 +31,8 @@ class Sum(ProcessingElement):
 
 
 def sums() -> App:
-    app = App("sums")
-    count = app.create_pe(Sum)
-    app.create_input_stream("clicks", count, key="user")
-    count.totals = app.create_output_stream("totals", types=[Total, Alarm])
+    app = OnePE(Sum)
+    app.pe.totals = app.create_output_stream("totals", types=[Total, Alarm])
     return app
 
 

@@ -19,7 +19,8 @@ from harness import (
     together,
     until,
 )
-from noted import LARGE, MOST, SMALL, Buy, Click, Noted, clicks
+from noted import LARGE, MOST, SMALL, Noted, clicks
+from shared_apps import Buy, Click
 
 from s4node import Client, GenericEvent, SyncClient
 from s4node.errors import ConfigError, ConnectionRefused, EventError, StageBroken, StageClosed
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -51,7 +52,7 @@ async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
 
 async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other() -> None:
     noted = Noted()
-    async with running(noted.app, partitions=2) as node:
+    async with running(noted, partitions=2) as node:
 
         def work(user: str) -> None:
             with SyncClient(node.address) as client:
@@ -68,7 +69,7 @@ async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other()
 
 async def test_the_sync_client_returns_refusals() -> None:
     noted = Noted(key=lambda event: event.user if event.n % 2 else None)
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -84,7 +85,7 @@ async def test_the_sync_client_returns_refusals() -> None:
 async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_waits() -> None:
     noted = Noted()
     noted.hold()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -95,12 +96,12 @@ async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_w
         with pytest.raises(ZeroDivisionError):
             await in_thread(work)
         await until(lambda: threading.active_count() <= before)
-        noted.release.set()
+        noted.may_go_on.set()
 
 
 async def test_what_is_no_event_is_an_error_in_the_line_that_sends_it() -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -118,7 +119,7 @@ async def test_what_is_no_event_is_an_error_in_the_line_that_sends_it() -> None:
 
 async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() -> None:
     noted = Noted()
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -139,7 +140,7 @@ async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() ->
 async def test_envelopes_stay_within_what_the_node_reads() -> None:
     noted = Noted()
     small = {"s4.listener.maxEnvelopeBytes": "2048"}
-    async with running(noted.app, small) as node, Client(node.address) as client:
+    async with running(noted, small) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many(clicks(20_000))
         await stream.send(Click("x" * 3000, 20_000))
@@ -151,7 +152,7 @@ async def test_envelopes_stay_within_what_the_node_reads() -> None:
 
 async def test_the_sync_client_freezes_a_generic_event_in_the_line_that_sends_it() -> None:
     noted = Noted(types=GenericEvent)
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             with SyncClient(node.address) as client:
@@ -171,7 +172,7 @@ async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
     noted = Noted()
     noted.hold()
     sent = 0
-    async with running(noted.app, SMALL) as node, trio.open_nursery() as nursery:
+    async with running(noted, SMALL) as node, trio.open_nursery() as nursery:
 
         def work() -> None:
             nonlocal sent
@@ -194,7 +195,7 @@ async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
                 last, since = sent, trio.current_time()
             await trio.sleep(0.01)
         assert sent < 2000
-        noted.release.set()
+        noted.may_go_on.set()
     assert noted.numbers == list(range(10_000))
 
 
@@ -202,7 +203,7 @@ async def test_the_sync_client_waits_when_large_events_take_too_much_memory() ->
     noted = Noted(key="n")
     noted.hold()
     sent = 0
-    async with running(noted.app) as node:
+    async with running(noted) as node:
 
         def work() -> None:
             nonlocal sent
@@ -221,7 +222,7 @@ async def test_the_sync_client_waits_when_large_events_take_too_much_memory() ->
                 before = sent
                 await trio.sleep(0.2)
             assert MOST - 100 < sent < MOST + 22  # so many are handed over at a time
-            noted.release.set()
+            noted.may_go_on.set()
     assert noted.numbers == list(range(1000))
 
 
@@ -258,7 +259,7 @@ async def test_the_sync_client_is_left_in_time_when_its_node_has_gone() -> None:
 
     with trio.fail_after(DEADLINE):
         async with trio.open_nursery() as nursery:
-            async with running(Noted().app, address=address):
+            async with running(Noted(), address=address):
                 nursery.start_soon(in_thread, work)
                 await until(opened.is_set)
             gone.set()
@@ -275,7 +276,7 @@ async def test_the_sync_client_says_plainly_that_an_address_is_none() -> None:
 
 
 async def test_a_sync_client_outside_of_its_block_says_so() -> None:
-    async with running(Noted().app) as node:
+    async with running(Noted()) as node:
 
         def work() -> None:
             client = SyncClient(node.address)
@@ -342,10 +343,10 @@ async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
             ended.set()
 
     async with trio.open_nursery() as nursery:
-        async with running(Noted().app, partitions=3, address=address):
+        async with running(Noted(), partitions=3, address=address):
             nursery.start_soon(run)
             await until(sent.is_set)
-        async with running(Noted().app, partitions=5, address=address):
+        async with running(Noted(), partitions=5, address=address):
             changed.set()
             await ended.wait()
 
@@ -414,7 +415,7 @@ FORK = (
 async def test_a_forked_child_is_told_that_its_parents_sockets_are_none_of_its_own(
     script: str, told: list[str]
 ) -> None:
-    async with running(Noted().app) as node:
+    async with running(Noted()) as node:
         done = None
         with trio.move_on_after(DEADLINE):
             done = await trio.run_process(

@@ -19,7 +19,7 @@ from lanes import (
     ruled,
     spans,
     ticks,
-)  # fmt: skip
+)
 
 from s4node.errors import EventError
 from s4node.events.event import Event, GenericEvent
@@ -197,8 +197,14 @@ def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> 
     types = (EventType(GenericEvent).declaration,)
     positions = (wire.Position(0, 0, 9), wire.Position(1, 0, 9))
     route.on_hello(wire.Hello("node", "n1", "ticks", types, "crc32m:user", 2, positions))
-    outbox.extend([GenericEvent(user="a"), GenericEvent(name="b"), GenericEvent(user=1.5),
-                   GenericEvent(user="c")])  # fmt: skip
+    outbox.extend(
+        [
+            GenericEvent(user="a"),
+            GenericEvent(name="b"),
+            GenericEvent(user=1.5),
+            GenericEvent(user="c"),
+        ]
+    )
     assert sum(end - first for _, first, end in spans(route.frames(1000))) == 2
     refusals = outbox.refusals.take()
     assert [(r.stream, r.partition, r.number, r.shed) for r in refusals] == [
@@ -373,8 +379,11 @@ def test_events_of_several_classes_share_a_frame_in_sections() -> None:
         shares.append(kinds[section.fingerprint].decode(frame.body[at : at + section.size]))
         at += section.size
     assert [shares[which].pop(0) for which in frame.header.order] == [
-        Tick("a", 1), Tock("b"), Tock("c"), Tick("d", 2),
-    ]  # fmt: skip
+        Tick("a", 1),
+        Tock("b"),
+        Tock("c"),
+        Tick("d", 2),
+    ]
 
 
 def test_any_number_of_event_classes_may_be_mixed() -> None:

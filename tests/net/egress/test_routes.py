@@ -20,7 +20,7 @@ from lanes import (
     ruled,
     spans,
     ticks,
-)  # fmt: skip
+)
 
 from s4node.events.schema import EventType, JsonText
 from s4node.net.egress.outbox import Outbox
@@ -54,10 +54,15 @@ def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
     ruled(route, 1, 1, 10)
     assert headers_of([route.hello()]) == [
         wire.Hello(
-            "p", "i1", "ticks", (TICK.declaration,), "", 2,
+            "p",
+            "i1",
+            "ticks",
+            (TICK.declaration,),
+            "",
+            2,
             (wire.Position(0, 0), wire.Position(1, 1)),
         )
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +71,12 @@ def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
         (answer(error="no stream 'ticks'"), "no stream 'ticks'"),
         (answer(), "the node claims 0 partitions"),
         (wire.Hello("node", "n1", "ticks", partitions=4097), "the node claims 4097 partitions"),
-        (answer(*[wire.Position(p, 0, 10) for p in range(3)]),
-         "stream 'ticks' had 2 partitions and now has 3; events already numbered cannot move"),
+        (
+            answer(*[wire.Position(p, 0, 10) for p in range(3)]),
+            "stream 'ticks' had 2 partitions and now has 3; events already numbered cannot move",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
     hello: wire.Hello, error: str
 ) -> None:
@@ -111,10 +118,13 @@ def test_positions_for_partitions_that_do_not_exist_are_ignored() -> None:
     route = route_of(outbox)
     route.on_hello(
         wire.Hello(
-            "node", "n1", "ticks", partitions=1,
+            "node",
+            "n1",
+            "ticks",
+            partitions=1,
             positions=(wire.Position(0, 0, 3), wire.Position(1, 5, 9), wire.Position(-1, 7, 9)),
         )
-    )  # fmt: skip
+    )
     assert route.routes.opened
     assert [(lane.next_number, lane.limit) for lane in outbox.lanes] == [(0, 3)]
 
@@ -261,8 +271,9 @@ def word(
     """A node's hello that tells the owners of the partitions, by their index in ``nodes``."""
     headers = {wire.NODES: list(nodes), wire.OWNERS: list(owners), wire.EPOCH: epoch}
     headers |= more.pop("more", {})
-    return wire.Hello("n", "n1", "ticks", (TICK.declaration,), "crc32m:", len(owners),
-                      headers=headers, **more)  # fmt: skip
+    return wire.Hello(
+        "n", "n1", "ticks", (TICK.declaration,), "crc32m:", len(owners), headers=headers, **more
+    )
 
 
 def test_of_two_deployments_the_later_one_is_believed_although_its_epochs_begin_anew() -> None:

@@ -73,8 +73,9 @@ class Life:
     ) -> None:
         self.database = database
         self.changes = Changes()
-        outbox = Outbox("digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame,
-                        committed=True)  # fmt: skip
+        outbox = Outbox(
+            "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
+        )
         if partitions:
             outbox.open_lanes(partitions, wire.ROUTED)
         self.outbox = outbox
@@ -157,11 +158,22 @@ class Receiver:
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, PARTITIONS - 1), st.integers(1, 9)),
-        st.sampled_from([("begin",), ("encode",), ("write",), ("fail",), ("receive",),
-                         ("acknowledge",), ("reconnect",), ("crash",), ("own",)]),
+        st.sampled_from(
+            [
+                ("begin",),
+                ("encode",),
+                ("write",),
+                ("fail",),
+                ("receive",),
+                ("acknowledge",),
+                ("reconnect",),
+                ("crash",),
+                ("own",),
+            ]
+        ),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 @given(MOVES)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import free_port, running, until
 from several_containers import nodes
+from shared_apps import NotingApp, OnePE
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
@@ -54,24 +55,18 @@ class Keep(ProcessingElement):
 
 
 def putting() -> App:
-    app = App("putting")
-    double = app.create_pe(Double)
-    app.create_input_stream("clicks", double, key="user")
-    double.totals = app.create_output_stream("totals", types=Total)
+    app = OnePE(Double)
+    app.pe.totals = app.create_output_stream("totals", types=Total)
     return app
 
 
 def consuming() -> App:
-    app = App("consuming")
-    app.create_input_stream("totals", app.create_pe(Keep), key="user", types=Total)
-    return app
+    return OnePE(Keep, "totals")
 
 
 def both() -> App:
-    app = App("both")
-    double = app.create_pe(Double)
-    app.create_input_stream("clicks", double, key="user")
-    double.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
+    app = OnePE(Double)
+    app.pe.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
     return app
 
 
@@ -174,32 +169,19 @@ class Name(Event):
     friend: str
 
 
-class Tell(ProcessingElement):
-    out: OutputStream
-
-    def on_event(self, click: Click) -> None:
-        self.out.put(Name("joe"))
-        self.out.put(GenericEvent(friend="joe"))
-        self.out.put(GenericEvent(user=click.user))
-
-
-class Take(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
-
-
 def telling() -> App:
-    app = App("telling")
-    tell = app.create_pe(Tell)
-    app.create_input_stream("clicks", tell, key="user")
-    tell.out = app.create_output_stream("names")
+    def tell(_pe: Any, click: Click) -> None:
+        out.put(Name("joe"))
+        out.put(GenericEvent(friend="joe"))
+        out.put(GenericEvent(user=click.user))
+
+    app = OnePE(tell, types=Click)
+    out = app.create_output_stream("names")
     return app
 
 
 def taking() -> App:
-    app = App("taking")
-    app.create_input_stream("names", app.create_pe(Take), key="user")
-    return app
+    return NotingApp("names", types=GenericEvent)
 
 
 async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() -> None:
@@ -241,9 +223,9 @@ async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
             members = list(all_nodes.containers.values())
             async with Client(members[0].address) as client:
                 clicks = await client.stream("clicks")
-                await clicks.send_many([
-                    Click(user, n) for user in users for n in (1, LARGE // 2, 2)
-                ])  # fmt: skip
+                await clicks.send_many(
+                    [Click(user, n) for user in users for n in (1, LARGE // 2, 2)]
+                )
                 assert await clicks.flush() == []
 
             def came() -> int:
@@ -275,9 +257,7 @@ async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count
             Client(first.address) as client,
         ):
             clicks = await client.stream("clicks")
-            await clicks.send_many([
-                Click(user, n) for user in users for n in (1, LARGE // 2, 2)
-            ])  # fmt: skip
+            await clicks.send_many([Click(user, n) for user in users for n in (1, LARGE // 2, 2)])
             assert await clicks.flush() == []
             await until(lambda: seen(last) == {user: [2, 4] for user in users})
             assert unsendable(first) == {("remoteSender", "totals"): 20}
@@ -307,11 +287,13 @@ async def test_what_a_task_takes_back_is_not_counted_and_what_it_puts_again_is_c
     ):
         clicks = await client.stream("clicks")
         numbers = [1, LARGE // 2, *range(2, 20)]
-        await clicks.send_many([
-            *(Click("joe", n) for n in numbers),
-            Click("joe", LARGE // 2, bad=True),
-            Click("joe", 20),
-        ])  # fmt: skip
+        await clicks.send_many(
+            [
+                *(Click("joe", n) for n in numbers),
+                Click("joe", LARGE // 2, bad=True),
+                Click("joe", 20),
+            ]
+        )
         assert len(await clicks.flush()) == 1
         await until(lambda: seen(last) == {"joe": [2 * n for n in range(1, 21)]})
         assert unsendable(first) == {("remoteSender", "totals"): 1}
@@ -341,10 +323,8 @@ class Arrive(ProcessingElement):
 
 
 def hopping() -> App:
-    app = App("hopping")
-    first = app.create_pe(Pass)
-    app.create_input_stream("clicks", first, key="user")
-    first.hops = app.create_stream("hops", app.create_pe(Arrive), key="user")
+    app = OnePE(Pass)
+    app.pe.hops = app.create_stream("hops", app.create_pe(Arrive), key="user")
     return app
 
 
@@ -362,10 +342,14 @@ async def test_what_a_task_has_put_for_itself_comes_or_is_counted_when_it_goes_b
             Client(node.address) as client,
         ):
             clicks = await client.stream("clicks")
-            await clicks.send_many([  # behind a failure each event has a commit of its own
-                Click("joe", 1, bad=True), Click("joe", LARGE // 2), Click("joe", 2, bad=True),
-                *(Click("joe", n) for n in range(3, 10)),
-            ])  # fmt: skip
+            await clicks.send_many(
+                [  # behind a failure each event has a commit of its own
+                    Click("joe", 1, bad=True),
+                    Click("joe", LARGE // 2),
+                    Click("joe", 2, bad=True),
+                    *(Click("joe", n) for n in range(3, 10)),
+                ]
+            )
             assert len(await clicks.flush()) == 2
             task = node.tasks[0]
             passed, arrived = (task.instances[pe]["joe"] for pe in ("Pass", "Arrive"))

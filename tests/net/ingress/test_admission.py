@@ -33,9 +33,12 @@ def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:
 
 
 def greet(
-    admission: StreamAdmission, peer: str = "p", connection: object = NODE, now: float = 0.0,
+    admission: StreamAdmission,
+    peer: str = "p",
+    connection: object = NODE,
+    now: float = 0.0,
     positions: tuple[wire.Position, ...] = (),
-) -> tuple[wire.Position, ...]:  # fmt: skip
+) -> tuple[wire.Position, ...]:
     return admission.hello(wire.Hello(peer, "i1", "ticks", positions=positions), connection, now)
 
 
@@ -196,8 +199,10 @@ def test_many_refusals_are_told_in_several_verdicts_and_none_is_passed_over() ->
     while lane.pressing:
         rulings.append(lane.ruling())
     assert [(r.outcome, r.upto, len(r.exceptions)) for r in rulings] == [
-        (wire.REFUSED, 256, 256), (wire.REFUSED, 512, 256), (wire.REFUSED, 700, 88),
-    ]  # fmt: skip
+        (wire.REFUSED, 256, 256),
+        (wire.REFUSED, 512, 256),
+        (wire.REFUSED, 700, 88),
+    ]
     assert [n for r in rulings for n, _, _ in r.exceptions] == list(range(600))
 
 

@@ -88,9 +88,12 @@ class DurableWorld(World):
         self.disconnect(name, 0)
         old = self.outboxes[name]
         self.outboxes[name] = Outbox(
-            "ticks", name, types=[Tick],
-            max_frame_events=old.builder.max_events, max_frame_bytes=200,
-        )  # fmt: skip
+            "ticks",
+            name,
+            types=[Tick],
+            max_frame_events=old.builder.max_events,
+            max_frame_bytes=200,
+        )
         self.routes[name] = route_of(self.outboxes[name], stable=True, again=True)
         self.outboxes[name].extend(self.history[name])
         self.reborn.add(name)

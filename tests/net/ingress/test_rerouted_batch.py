@@ -47,17 +47,18 @@ def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None
         else:
             batch.receipt.done()
     assert [covered for _, covered in seen] == [
-        [False, False, False], [True, False, False], [True, True, True],
-    ]  # fmt: skip
+        [False, False, False],
+        [True, False, False],
+        [True, True, True],
+    ]
 
 
 def test_one_that_the_task_itself_has_put_is_covered_as_soon_as_commits_do_not_keep_it() -> None:
     app = App("shop")
     stream = app.create_stream("clicks", types=Click)
     backlog = Backlog(
-        app, {"clicks": Stage(10)}, lambda: 0.0,
-        held=set(), rates={}, chooser=None, bootstrap=None,
-    )  # fmt: skip
+        app, {"clicks": Stage(10)}, lambda: 0.0, held=set(), rates={}, chooser=None, bootstrap=None
+    )
     poison_events = PoisonEvents()
     first, second, bad = (Click(user) for user in ("a", "b", "bad"))
     poison_events.add(place_of(EventBatch("clicks", 0, [bad]), 0), Fault("it fails"))

@@ -131,11 +131,19 @@ def test_the_numbers_of_outcomes_and_encodings_are_part_of_the_protocol() -> Non
     assert (wire.MSGPACK, wire.JSON) == (0, 1)
     assert wire.ANSWER_NOW == 1
     assert (wire.ADMITTED, wire.SHED, wire.EXPECTED, wire.NOT_OWNER, wire.REFUSED) == (
-        0, 1, 2, 3, 4,
-    )  # fmt: skip
+        0,
+        1,
+        2,
+        3,
+        4,
+    )
     assert [wire.OUTCOMES[outcome] for outcome in range(5)] == [
-        "admitted", "shed", "expected", "not owner", "refused",
-    ]  # fmt: skip
+        "admitted",
+        "shed",
+        "expected",
+        "not owner",
+        "refused",
+    ]
 
 
 # --- other versions ------------------------------------------------------------------------------
@@ -167,14 +175,31 @@ def test_fields_that_an_older_version_lacks_get_their_defaults(kind: str) -> Non
 
 
 def test_parts_of_a_header_grow_at_their_end_too() -> None:
-    old_hello = [0, "p", "i", "clicks", [["E", 5, [["a", "int", True]], "new"]], "", 1,
-                 [[0, 40], [1, 3, 4, 5, "new"]]]  # fmt: skip
+    old_hello = [
+        0,
+        "p",
+        "i",
+        "clicks",
+        [["E", 5, [["a", "int", True]], "new"]],
+        "",
+        1,
+        [[0, 40], [1, 3, 4, 5, "new"]],
+    ]
     assert frame_of(raw_envelope(msgspec.msgpack.encode(old_hello))).header == wire.Hello(
-        "p", "i", "clicks", (TypeDecl("E", 5, (("a", "int", True),)),), "", 1,
+        "p",
+        "i",
+        "clicks",
+        (TypeDecl("E", 5, (("a", "int", True),)),),
+        "",
+        1,
         (wire.Position(0, 40, 0, 0), wire.Position(1, 3, 4, 5)),
-    )  # fmt: skip
-    old_verdict = [2, "clicks", "p", [[0, 0, 1, 2, 3],
-                                      [1, 4, 1, 2, 3, [[1, 1, "x"]], "", [], "new"]]]  # fmt: skip
+    )
+    old_verdict = [
+        2,
+        "clicks",
+        "p",
+        [[0, 0, 1, 2, 3], [1, 4, 1, 2, 3, [[1, 1, "x"]], "", [], "new"]],
+    ]
     assert frame_of(raw_envelope(msgspec.msgpack.encode(old_verdict))).header == wire.Verdict(
         "clicks", "p", (wire.Ruling(0, 0, 1, 2, 3), wire.Ruling(1, 4, 1, 2, 3, ((1, 1, "x"),)))
     )
@@ -202,22 +227,30 @@ def test_a_header_without_its_required_fields_is_a_bad_frame(kind: str) -> None:
     [
         (b"", "an envelope starts with b'S4', not b''; is this an s4node peer?"),
         (b"S", "an envelope starts with b'S4', not b'S'; is this an s4node peer?"),
-        (b"GET / HTTP/1.1\r\n",
-         "an envelope starts with b'S4', not b'GET '; is this an s4node peer?"),
+        (
+            b"GET / HTTP/1.1\r\n",
+            "an envelope starts with b'S4', not b'GET '; is this an s4node peer?",
+        ),
         (b"s4\x01\x00", "an envelope starts with b'S4', not b's4\\x01\\x00'; is this an s4node"),
         (b"S4", "truncated: 2 bytes are no envelope"),
         (b"S4\x01", "truncated: 3 bytes are no envelope"),
         (b"S4\x00\x00", "protocol version 0 is not spoken here; this side speaks version 1"),
-        (b"S4\x02\x00" + b"\x00" * 8,
-         "protocol version 2 is not spoken here; this side speaks version 1"),
+        (
+            b"S4\x02\x00" + b"\x00" * 8,
+            "protocol version 2 is not spoken here; this side speaks version 1",
+        ),
         (b"S4\x01\x00\x00", "truncated: 1 bytes at offset 4 are no frame"),
         (b"S4\x01\x00" + b"\x00" * 7, "truncated: 7 bytes at offset 4 are no frame"),
-        (b"S4\x01\x00\x00\x00\x00\x05\x00\x00\x00\x00\x91\x06",
-         "truncated: a frame of 13 bytes at offset 4 has only 10"),
-        (b"S4\x01\x00\xff\xff\xff\xff\xff\xff\xff\xff",
-         "truncated: a frame of 8589934598 bytes at offset 4 has only 8"),
+        (
+            b"S4\x01\x00\x00\x00\x00\x05\x00\x00\x00\x00\x91\x06",
+            "truncated: a frame of 13 bytes at offset 4 has only 10",
+        ),
+        (
+            b"S4\x01\x00\xff\xff\xff\xff\xff\xff\xff\xff",
+            "truncated: a frame of 8589934598 bytes at offset 4 has only 8",
+        ),
     ],
-)  # fmt: skip
+)
 def test_nothing_can_be_read_from_these(data: bytes, message: str) -> None:
     with pytest.raises(RemoteFrameError) as caught:
         list(read_envelope(data, LIMIT))
@@ -385,12 +418,18 @@ def test_arbitrary_headers_with_right_lengths_spoil_only_themselves(
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=4)
     | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @given(st.integers(0, 7), st.lists(JUNK, max_size=11), st.binary(max_size=5))
@@ -440,9 +479,14 @@ def data_of(
 ) -> wire.Data:
     """A data header whose sections hold these counts and sizes."""
     return wire.Data(
-        "clicks", part, "p", first, count, tuple(wire.Section(5, c, s) for c, s in sections),
+        "clicks",
+        part,
+        "p",
+        first,
+        count,
+        tuple(wire.Section(5, c, s) for c, s in sections),
         order=order,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

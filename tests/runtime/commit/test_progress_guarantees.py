@@ -23,10 +23,13 @@ from s4node.systems.memory import MemorySystem
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 EVERY_ORDER = pytest.mark.parametrize(
     "order",
-    [{"task.max.concurrency": "1"}, {"task.max.concurrency": "8"},
-     {"task.max.concurrency": "8", "task.order": "key"}],
+    [
+        {"task.max.concurrency": "1"},
+        {"task.max.concurrency": "8"},
+        {"task.max.concurrency": "8", "task.order": "key"},
+    ],
     ids=["one at a time", "eight", "eight by key"],
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -50,8 +53,12 @@ async def crashing(
     app: App, settings: dict[str, str], partitions: int = 1
 ) -> AsyncIterator[Container]:
     """A container that is not stopped in order: it ends at once, without a last commit."""
-    values = {"s4.listener.address": ANY_PORT, "s4.cluster.partitions": str(partitions),
-              "s4.watchdog.ms": "0", **settings}  # fmt: skip
+    values = {
+        "s4.listener.address": ANY_PORT,
+        "s4.cluster.partitions": str(partitions),
+        "s4.watchdog.ms": "0",
+        **settings,
+    }
     container = Container(app, Config.of(values))
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

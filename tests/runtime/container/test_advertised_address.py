@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 from harness import plain_errors, running
+from shared_apps import Click, Count, OnePE
 
-from s4node import App, Client, Config, Container, GenericEvent, ProcessingElement
+from s4node import Client, Config, Container
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.node.redirector import Door
@@ -17,23 +18,10 @@ from s4node.errors import ConfigError
 ALL_INTERFACES = "tcp://0.0.0.0:0"
 
 
-class Count(ProcessingElement):
-    n: int = 0
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.n += 1
-
-
-def counter() -> App:
-    app = App("counter")
-    app.create_input_stream("names", app.create_pe(Count), key="name")
-    return app
-
-
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 async def test_the_port_that_was_taken_is_told_with_the_host_that_was_given(host: str) -> None:
     settings = {"s4.listener.advertise": host}
-    async with running(counter(), settings, address=ALL_INTERFACES) as container:
+    async with running(OnePE(Count), settings, address=ALL_INTERFACES) as container:
         before, _, port = container.address.rpartition(":")
         assert before == f"tcp://{host}"
         assert int(port) > 0
@@ -41,31 +29,31 @@ async def test_the_port_that_was_taken_is_told_with_the_host_that_was_given(host
 
 async def test_members_find_each_other_by_the_hosts_that_they_advertise(tmp_path: Path) -> None:
     coordination = FolderCoordination(tmp_path, session_timeout=5)
-    config = Config.of({
+    settings = {
         "s4.listener.address": ALL_INTERFACES,
         "s4.listener.advertise": "localhost",
         "s4.cluster.partitions": "8",
-    })  # fmt: skip
+    }
     with plain_errors(), trio.fail_after(30):
         async with (
             coordination.session("a") as one,
             coordination.session("b") as other,
             trio.open_nursery() as nursery,
         ):
-            containers = [
-                Container(counter(), config, node=name,
-                          enrolment=Enrolment(session, "default", "counter", name, 2))
-                for name, session in (("a", one), ("b", other))
-            ]  # fmt: skip
+            containers = []
+            for name, session in (("a", one), ("b", other)):
+                enrolment = Enrolment(session, "default", "app", name, 2)
+                config = Config.of(settings)
+                containers.append(Container(OnePE(Count), config, node=name, enrolment=enrolment))
             for container in containers:
                 nursery.start_soon(container.run)
             for container in containers:
                 await container.ready.wait()
             async with Client(containers[0].address) as client:
-                names = await client.stream("names")
+                clicks = await client.stream("clicks")
                 for n in range(40):
-                    await names.send(GenericEvent(name=f"n{n}"))
-                assert await names.flush() == []
+                    await clicks.send(Click(f"n{n}"))
+                assert await clicks.flush() == []
             counted = [container.statistics().processed for container in containers]
             for container in containers:
                 container.stop()
@@ -83,9 +71,9 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
         message = f"s4.listener.address = '{address}' is all interfaces.*s4.listener.advertise"
         message = message.replace("[", r"\[")
         async with coordination.session("a") as session:
-            enrolment = Enrolment(session, "default", "counter", "a", 1)
+            enrolment = Enrolment(session, "default", "app", "a", 1)
             with pytest.raises(ConfigError, match=message), plain_errors():
-                await Container(counter(), config, enrolment=enrolment).run()
+                await Container(OnePE(Count), config, enrolment=enrolment).run()
         with pytest.raises(ConfigError, match=message):
             Door(config, "a", lambda stream, reads: ())
 

@@ -238,8 +238,10 @@ async def test_broadcast_partitions_come_to_every_task_and_others_to_none(
         await until(lambda: len(story.read) == 5)
     for n in range(5):
         assert sorted(story.seen[f"Partition {n}"]) == [
-            ("more.rules", 2, 0), ("rules", 0, 0), ("rules", 1, 0)
-        ]  # fmt: skip
+            ("more.rules", 2, 0),
+            ("rules", 0, 0),
+            ("rules", 1, 0),
+        ]
         assert story.read[f"Partition {n}"] == sorted(
             [f"memory.clicks[{n}]", "memory.more.rules[2]", "memory.rules[0]", "memory.rules[1]"]
         )
@@ -305,8 +307,13 @@ async def test_inputs_of_several_systems_and_sockets_lead_into_one_loop(
         assert await clicks.flush() == []
         await until(lambda: story.count == 6)
     assert sorted(stream for seen in story.seen.values() for stream, _, _ in seen) == [
-        "clicks", "clicks", "metrics", "metrics", "views", "views"
-    ]  # fmt: skip
+        "clicks",
+        "clicks",
+        "metrics",
+        "metrics",
+        "views",
+        "views",
+    ]
 
 
 class Waits:
@@ -429,8 +436,17 @@ class Diary:
         self.told.append(f"after failure: {error}")
 
 
-STEPS = ["before start", "offsets", "readers", "reporters", "commit timer", "window timer",
-         "tasks", "loop", "after start"]  # fmt: skip
+STEPS = [
+    "before start",
+    "offsets",
+    "readers",
+    "reporters",
+    "commit timer",
+    "window timer",
+    "tasks",
+    "loop",
+    "after start",
+]
 
 
 async def test_listeners_are_told_of_each_step_of_the_start_and_of_one_end(

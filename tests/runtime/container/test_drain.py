@@ -21,9 +21,10 @@ from harness import (
     running,
     until,
 )
+from shared_apps import Click, Forward, ForwardingApp, HoldingApp, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, App, Client, Config, Container, Event, ProcessingElement, Stream
+from s4node import AdapterApp, App, Client, Config, Container
 from s4node.errors import EventsLost, ProcessingError
 from s4node.net.wire import frame as wire
 from s4node.runtime.container import drain
@@ -32,21 +33,9 @@ if TYPE_CHECKING:
     from s4node import ClientStream
 
 
-class Click(Event):
-    user: str
-    n: int = 0
-
-
-def noting(seen: list[int], name: str = "clicks") -> App:
+def noting(seen: list[int], stream: str = "clicks") -> App:
     """An app that notes the numbers that it gets, in order."""
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-
-    app = App("notes")
-    app.create_input_stream(name, app.create_pe(Note), key="user")
-    return app
+    return NotingApp(stream, seen=seen, note=lambda _, click: click.n)
 
 
 async def feed(stream: ClientStream, sent: list[int]) -> None:
@@ -105,18 +94,14 @@ async def test_a_client_that_goes_on_over_a_restart_in_order_loses_and_doubles_n
 async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a_chain() -> None:
     story: list[Any] = []
 
-    class Last(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            await trio.lowlevel.checkpoint()
-            story.append(event.n)
-
-    class Pass(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
+    async def note(_pe: Any, click: Click) -> None:
+        await trio.lowlevel.checkpoint()
+        story.append(click.n)
 
     class Chain(App):
         def on_init(self) -> None:
-            one, two, last = self.create_pe(Pass), self.create_pe(Pass), self.create_pe(Last)
+            one, two = self.create_pe(Forward), self.create_pe(Forward)
+            last = self.create_pe(handling(note))
             self.create_input_stream("clicks", one, key="user")
             one.out = self.create_stream("two", two, key="n")
             two.out = self.create_stream("last", last, key="user")
@@ -139,15 +124,12 @@ async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a
 def slow(seen: list[int], key: Any, seconds: float, *, parallel: int = 1) -> App:
     """An app that notes the numbers that it gets and takes so long for each."""
 
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-            time.sleep(seconds)
+    def note(_pe: Any, click: Click) -> None:
+        seen.append(click.n)
+        time.sleep(seconds)
 
-    app = App("notes")
-    stream = app.create_input_stream("clicks", app.create_pe(Note), key=key)
-    if parallel > 1:
-        stream.set_parallelism(parallel)
+    app = OnePE(note, key=key)
+    app.input.set_parallelism(parallel)
     return app
 
 
@@ -224,20 +206,13 @@ async def test_handlers_under_way_come_to_their_end() -> None:
     story: list[Any] = []
     may_end = trio.Event()
 
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            story.append(("began", event.n))
-            await may_end.wait()
-            story.append(("ended", event.n))
+    async def slowly(_pe: Any, click: Click) -> None:
+        story.append(("began", click.n))
+        await may_end.wait()
+        story.append(("ended", click.n))
 
-    class Slowly(App):
-        def on_init(self) -> None:
-            self.create_input_stream("clicks", self.create_pe(Slow), key="user")
-
-        def on_close(self) -> None:
-            story.append("on_close")
-
-    app = Slowly()
+    app = OnePE(slowly)
+    app.on_close = lambda: story.append("on_close")
     async with running(app) as node, raw_peer(node.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", 1), Click("a", 2)]))
@@ -263,16 +238,7 @@ async def test_the_last_verdicts_reach_the_producer_before_the_node_is_gone() ->
 
 
 async def test_a_draining_node_says_so_and_admits_nothing_more() -> None:
-    seen: list[int] = []
-    may_end = trio.Event()
-
-    class Slow(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            await may_end.wait()
-            seen.append(event.n)
-
-    app = App("slow")
-    app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+    app = HoldingApp()
     async with running(app) as node, raw_peer(node.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", 1)]))
@@ -284,22 +250,13 @@ async def test_a_draining_node_says_so_and_admits_nothing_more() -> None:
         with pytest.raises(OSError, match="connect"):
             await trio.open_tcp_stream("127.0.0.1", int(node.address.rsplit(":", 1)[1]))
         await peer.open("clicks", "raw", Click)  # an answer shows that the frame has been read
-        may_end.set()
+        app.may_go_on.set()
     assert node.statistics().admitted == {"clicks": 1}
-    assert seen == [1]
+    assert app.seen == [Click("a", 1)]
 
 
 async def test_a_stopping_node_waits_for_the_consumer_of_its_output() -> None:
     seen: list[int] = []
-
-    class Forward(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("onward", key="user", types=Click)
     consumer = f"tcp://127.0.0.1:{free_port()}"
     settings = {
         "s4.stream.onward.consumers": "next",
@@ -308,7 +265,7 @@ async def test_a_stopping_node_waits_for_the_consumer_of_its_output() -> None:
     }
     stopped = trio.Event()
     async with trio.open_nursery() as nursery:
-        async with running(app, settings) as node:
+        async with running(ForwardingApp(key="user"), settings) as node:
 
             async def consume() -> None:
                 async with running(noting(seen, "onward"), address=consumer):
@@ -366,21 +323,15 @@ async def test_a_source_has_ended_before_the_app_is_drained() -> None:
 async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
     story: list[Any] = []
 
-    class Stuck(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            story.append("began")
-            await trio.sleep_forever()
+    async def never_end(_pe: Any, _click: Click) -> None:
+        story.append("began")
+        await trio.sleep_forever()
 
-    class Stubborn(App):
-        def on_init(self) -> None:
-            self.create_input_stream("clicks", self.create_pe(Stuck), key="user")
-
-        def on_close(self) -> None:
-            story.append("on_close")
-
+    app = OnePE(never_end)
+    app.on_close = lambda: story.append("on_close")
     settings = {"task.shutdown.ms": "50"}
     with capture_logs() as logs:
-        async with running(Stubborn(), settings) as node, Client(node.address) as client:
+        async with running(app, settings) as node, Client(node.address) as client:
             await (await client.stream("clicks")).send(Click("ann"))
             await until(lambda: story)
             client.abandon()
@@ -388,22 +339,6 @@ async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
     (warning,) = [log for log in logs if log["event"] == "not drained in time"]
     assert (warning["log_level"], warning["setting"]) == ("warning", "task.shutdown.ms")
     assert warning["waits_for"] == ["task 'Partition 0' with 1 events"]
-
-
-class Onward(ProcessingElement):
-    out: Stream
-
-    def on_event(self, event: Click) -> None:
-        self.out.put(event)
-
-
-class Relay(App):
-    """Puts each click on an output stream."""
-
-    def on_init(self) -> None:
-        onward = self.create_pe(Onward)
-        self.create_input_stream("raw", onward, key="user")
-        onward.out = self.create_output_stream("clicks", key="user", types=Click)
 
 
 async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_stops(
@@ -417,7 +352,10 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     }
 
     async def run() -> None:
-        async with running(Relay("relay"), settings) as node, Client(node.address) as client:
+        async with (
+            running(ForwardingApp("raw", "clicks", key="user"), settings) as node,
+            Client(node.address) as client,
+        ):
             await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
             await until(lambda: node.statistics().processed == 5)
 
@@ -433,26 +371,17 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     assert (lost["stream"], lost["consumer"], lost["events"]) == ("clicks", "away", 5)
 
 
-class Stuck(ProcessingElement):
-    async def on_event(self, event: Click) -> None:
-        await trio.sleep_forever()
-
-
-class Inside(App):
-    """Puts each click on a stream of its own, where it is not processed."""
-
-    def on_init(self) -> None:
-        onward = self.create_pe(Onward)
-        self.create_input_stream("clicks", onward, key="user", types=Click)
-        onward.out = self.create_stream("inner", self.create_pe(Stuck), key="user", types=Click)
-
-
 async def test_what_an_app_has_put_on_its_own_stream_and_not_processed_is_told_when_it_stops() -> (
     None
 ):
+    app = HoldingApp("others")
+    forward = app.create_pe(Forward)
+    app.create_input_stream("clicks", forward, key="user")
+    forward.out = app.create_stream("inner", app.pe, key="user")
+
     async def run() -> None:
         settings = {"task.shutdown.ms": "200"}
-        async with running(Inside("inside"), settings) as node, Client(node.address) as client:
+        async with running(app, settings) as node, Client(node.address) as client:
             await (await client.stream("clicks")).send_many([Click("ann", n) for n in range(5)])
             await until(
                 lambda: [s.depth for s in node.statistics().stages if s.stream == "inner"] == [5]
@@ -468,7 +397,7 @@ async def test_a_consumer_that_comes_back_while_an_app_drains_gets_what_was_put_
     seen: list[int] = []
     address = f"tcp://127.0.0.1:{free_port()}"
     settings = {"s4.stream.clicks.consumers": "away", "s4.cluster.away.address": address}
-    async with running(Relay("relay"), settings) as node:
+    async with running(ForwardingApp("raw", "clicks", key="user"), settings) as node:
         async with Client(node.address) as client:
             await (await client.stream("raw")).send_many([Click("ann", n) for n in range(5)])
         node.stop()
@@ -532,12 +461,7 @@ async def test_cancelling_run_closes_everything_at_once() -> None:
 async def test_an_app_that_failed_leaves_the_port_free_and_the_client_waiting() -> None:
     seen: list[int] = []
 
-    class Broken(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            raise ZeroDivisionError
-
-    app = App("broken")
-    app.create_input_stream("clicks", app.create_pe(Broken), key="user")
+    app = OnePE(lambda *_: 1 / 0)
     address = f"tcp://127.0.0.1:{free_port()}"
 
     async def run_broken() -> None:

@@ -16,6 +16,15 @@ import trio
 from harness import DEADLINE, free_port, running, until
 from input_systems import dies
 from kept import kept_instances, kept_producers
+from shared_apps import (
+    Click,
+    CountAndTell,
+    CountingApp,
+    ForwardingApp,
+    NotingApp,
+    OnePE,
+    handling,
+)
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
@@ -23,35 +32,6 @@ from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUn
 from s4node.events.schema import JsonText
 from s4node.offsets.task_claims import TaskClaims
 from s4node.state.task_state import TaskState
-
-
-class Click(Event):
-    user: str
-    number: int = 0
-
-
-class Count(ProcessingElement):
-    count: int = 0
-    seen: list[int] = []  # noqa: RUF012 - copied for each instance
-
-    def on_event(self, event: Click) -> None:
-        self.count += 1
-        self.seen.append(event.number)
-        self.app.counts[self.key] = self.count
-        self.app.seen[self.key] = list(self.seen)
-
-
-class Counting(App):
-    """Counts clicks by user. What it notes is of this object, so of one life."""
-
-    def __init__(self) -> None:
-        super().__init__("counting")
-        self.counts: dict[Any, int] = {}
-        self.seen: dict[Any, list[int]] = {}
-
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-
 
 USERS = ["joe", "ann", "eve", "bob"]
 
@@ -71,15 +51,13 @@ def settings(tmp_path: Path) -> dict[str, str]:
 async def test_an_integer_beyond_64_bits_is_refused_on_arrival_and_ends_no_app(
     settings: dict[str, str],
 ) -> None:
-    app = App("kept")
-
     class Last(ProcessingElement):
         value: Any = None
 
         def on_event(self, event: GenericEvent) -> None:
             self.value = event.attributes
 
-    app.create_input_stream("clicks", app.create_pe(Last), key="user", types=GenericEvent)
+    app = OnePE(Last)
     settings |= {"s4.cluster.partitions": "1", "task.commit.ms": "10"}
     async with running(app, settings) as node:
         async with Client(node.address) as client:
@@ -141,14 +119,14 @@ def clicks_of(first: int, end: int) -> list[Click]:
     return [Click(USERS[n % 4], n) for n in range(first, end)]
 
 
-def processed(app: Counting) -> int:
+def processed(app: CountingApp) -> int:
     return sum(app.counts.values())
 
 
 async def test_after_a_crash_a_producer_goes_back_to_what_was_committed(
     settings: dict[str, str],
 ) -> None:
-    first, second = Counting(), Counting()
+    first, second = CountingApp(), CountingApp()
     async with lives(settings) as node:
         await node.begin(first)
         async with Client(settings["s4.listener.address"], producer="clicker") as client:
@@ -175,7 +153,7 @@ async def test_after_a_crash_a_producer_goes_back_to_what_was_committed(
 async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_is_left_out(
     settings: dict[str, str],
 ) -> None:
-    app = Counting()
+    app = CountingApp()
     address = settings["s4.listener.address"]
     async with lives(settings) as node:
         container = await node.begin(app)
@@ -194,48 +172,35 @@ async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_i
     assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
 
 
-class Held(App):
-    """Holds each click until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__("held")
-        self.began = 0
-        self.let_go = trio.Event()
-
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Hold), key="user")
-
-
-class Hold(ProcessingElement):
-    app: Held
-
-    async def on_event(self, event: Click) -> None:
-        self.app.began += 1
-        await self.app.let_go.wait()
-
-
 async def test_who_waits_for_its_earlier_life_is_told_that_it_is_not_the_node_that_is_away(
     settings: dict[str, str],
 ) -> None:
-    app = Held()
+    began: list[int] = []
+    may_end = trio.Event()
+
+    async def wait(_pe: Any, click: Click) -> None:
+        began.append(click.n)
+        await may_end.wait()
+
+    app = OnePE(wait)
     address = settings["s4.listener.address"]
     async with lives(settings) as node:
         await node.begin(app)
         async with Client(address, producer="clicker") as client:
             await (await client.stream("clicks", again=True)).send(Click("joe", 0))
-            await until(lambda: app.began == 1)
+            await until(lambda: len(began) == 1)
             client.abandon()
         async with Client(address, producer="clicker", timeout=0.5) as client:
             with pytest.raises(ConnectionRefused, match="yet to commit what an earlier life"):
                 await client.stream("clicks", again=True)
-            app.let_go.set()
+            may_end.set()
             clicks = await client.stream("clicks", again=True)
             await clicks.send_many(clicks_of(0, 4))
-            await until(lambda: app.began == 4)
+            await until(lambda: len(began) == 4)
             node.commit()
             assert await clicks.flush() == []
             assert clicks.counts["admitted"] == 4
-    assert app.began == 4
+    assert len(began) == 4
 
 
 def numbers(container: Container) -> list[int]:
@@ -251,7 +216,7 @@ async def test_a_program_goes_on_where_its_last_life_stopped(
     one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "20"}
     address = one["s4.listener.address"]
     for _ in range(lives):  # of the node, which ends in order
-        app = Counting()
+        app = CountingApp()
         async with running(app, one, address=address):
             for _ in range(4 // lives):  # of the program
                 async with Client(address, producer="clicker") as client:
@@ -267,7 +232,7 @@ async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
     settings: dict[str, str],
 ) -> None:
     often = settings | {"task.commit.ms": "5"}
-    async with running(Counting(), often, address=often["s4.listener.address"]) as container:
+    async with running(CountingApp(), often, address=often["s4.listener.address"]) as container:
         for _ in range(3):
             async with Client(container.address) as client:
                 clicks = await client.stream("clicks")
@@ -286,7 +251,7 @@ async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
 ) -> None:
     soon = settings | {"s4.producer.expiry": "100", "task.commit.ms": "5"}
     folder = Path(settings["s4.state.folder"]) / "default" / "counting"
-    async with running(Counting(), soon, address=soon["s4.listener.address"]) as container:
+    async with running(CountingApp(), soon, address=soon["s4.listener.address"]) as container:
         async with Client(container.address, producer="clicker") as client:
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 20))
@@ -305,7 +270,7 @@ async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[s
         with dies(
             ConfigError, match=f"'clicks' is durable, and the executor 'shed' of its {stage}"
         ):
-            async with running(Counting(), bad):
+            async with running(CountingApp(), bad):
                 pass
 
 
@@ -313,10 +278,12 @@ async def test_throttling_a_durable_stream_delays_and_drops_nothing(
     settings: dict[str, str],
 ) -> None:
     slow = settings | {
-        "s4.stream.executor": "throttle", "s4.stream.maxRate": "2000",
-        "s4.stream.workQueueSize": "50", "task.commit.ms": "20",
-    }  # fmt: skip
-    app = Counting()
+        "s4.stream.executor": "throttle",
+        "s4.stream.maxRate": "2000",
+        "s4.stream.workQueueSize": "50",
+        "task.commit.ms": "20",
+    }
+    app = CountingApp()
     async with running(app, slow) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
         began = trio.current_time()
@@ -335,7 +302,7 @@ async def test_throttling_a_durable_stream_delays_and_drops_nothing(
 )
 async def test_a_grade_is_for_a_live_input(settings: dict[str, str], key: str, words: str) -> None:
     with dies(ConfigError, match=words):
-        async with running(Counting(), settings | {key: "durable"}):
+        async with running(CountingApp(), settings | {key: "durable"}):
             pass
 
 
@@ -345,20 +312,20 @@ async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
     one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
     folder = Path(one["s4.state.folder"])
     async with lives(one) as node:
-        await node.begin(Counting())
+        await node.begin(CountingApp())
         async with Client(one["s4.listener.address"], producer="clicker") as client:
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 20))
             await clicks.flush()
             await node.crash()
             shutil.copytree(folder, tmp_path / "older")
-            await node.begin(Counting())
+            await node.begin(CountingApp())
             await clicks.send_many(clicks_of(20, 40))
             await clicks.flush()
             await node.crash()
             shutil.rmtree(folder)
             shutil.copytree(tmp_path / "older", folder)
-            await node.begin(Counting())
+            await node.begin(CountingApp())
             await clicks.send(Click("joe"))
             with pytest.raises(EventError, match=r"everything below 40 is committed .* is of 20"):
                 await clicks.flush()
@@ -369,9 +336,9 @@ async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tel
     settings: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
-    app = Counting()
+    app = CountingApp()
     async with lives(one) as node:
-        await node.begin(Counting())
+        await node.begin(CountingApp())
         async with Client(one["s4.listener.address"], producer="clicker") as client:
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 20))
@@ -394,7 +361,7 @@ async def test_an_app_with_stores_has_durable_streams_unless_they_are_set_to_fas
     settings: dict[str, str],
 ) -> None:
     del settings["s4.stream.clicks.grade"]
-    async with running(Counting(), settings) as container:
+    async with running(CountingApp(), settings) as container:
         assert container.statistics().grades == {"clicks": "fast"}
         assert container.replay is None
 
@@ -413,7 +380,7 @@ async def test_without_an_interval_a_producer_that_flushes_has_a_commit_made(
     settings: dict[str, str],
 ) -> None:
     never = settings | {"task.commit.ms": "0"}
-    async with running(Counting(), never) as container, Client(container.address) as client:
+    async with running(CountingApp(), never) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many(clicks_of(0, 20))
         assert await clicks.flush() == []
@@ -427,62 +394,42 @@ async def test_a_producer_does_not_wait_for_the_interval_of_commits(
     settings: dict[str, str],
 ) -> None:
     seldom = settings | SELDOM
-    async with running(Counting(), seldom) as container, Client(container.address) as client:
+    async with running(CountingApp(), seldom) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
         for at in range(0, 100, 20):
             await clicks.send_many(clicks_of(at, at + 20))
             assert await clicks.flush() == []
 
 
-class PassOn(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.hops.put(Click(f"user-{event.number}", event.number))
-
-
-class Arrived(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.arrived.append(event.number)
-
-
-class Hopping(App):
+def hopping(*, outside: bool = False) -> NotingApp:
     """Passes clicks on, to tasks of its own or to another app."""
 
-    def __init__(self, *, outside: bool = False) -> None:
-        super().__init__("hopping")
-        self.arrived: list[int] = []
-        self.outside = outside
+    def pass_on(_pe: Any, click: Click) -> None:
+        hops.put(Click(f"user-{click.n}", click.n))
 
-    def on_init(self) -> None:
-        if self.outside:
-            self.hops: Any = self.create_output_stream("hops", key="user", types=Click)
-        else:
-            self.hops = self.create_stream("hops", self.create_pe(Arrived), key="user")
-        self.create_input_stream("clicks", self.create_pe(PassOn), key="user")
-
-
-class Ending(App):
-    def __init__(self) -> None:
-        super().__init__("ending")
-        self.arrived: list[int] = []
-
-    def on_init(self) -> None:
-        self.create_input_stream("hops", self.create_pe(Arrived), key="user")
+    app = NotingApp("others", name="hopping")
+    if outside:
+        hops: Any = app.create_output_stream("hops", key="user", types=Click)
+    else:
+        hops = app.create_stream("hops", app.pe, key="user")
+    app.create_input_stream("clicks", app.create_pe(handling(pass_on)), key="user")
+    return app
 
 
 async def test_what_tasks_put_for_each_other_does_not_wait_for_the_interval_of_commits(
     settings: dict[str, str],
 ) -> None:
-    app = Hopping()
+    app = hopping()
     async with running(app, settings | SELDOM) as container, Client(container.address) as client:
         await (await client.stream("clicks")).send_many(clicks_of(0, 40))
-        await until(lambda: len(app.arrived) == 40)
-    assert sorted(app.arrived) == list(range(40))
+        await until(lambda: len(app.seen) == 40)
+    assert sorted(app.numbers) == list(range(40))
 
 
 async def test_what_is_put_for_another_app_does_not_wait_for_the_interval_of_commits(
     settings: dict[str, str],
 ) -> None:
-    end = Ending()
+    end = NotingApp("hops")
     own = {name: value for name, value in settings.items() if "clicks" not in name}
     own |= SELDOM | {
         "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
@@ -494,13 +441,13 @@ async def test_what_is_put_for_another_app_does_not_wait_for_the_interval_of_com
             "s4.cluster.end.address": own["s4.listener.address"],
         }
         async with (
-            running(Hopping(outside=True), settings | more) as container,
+            running(hopping(outside=True), settings | more) as container,
             Client(container.address) as client,
         ):
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 40))
-            await until(lambda: len(end.arrived) == 40)
-    assert sorted(end.arrived) == list(range(40))
+            await until(lambda: len(end.seen) == 40)
+    assert sorted(end.numbers) == list(range(40))
 
 
 async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(
@@ -515,7 +462,7 @@ async def test_a_commit_at_an_event_within_a_frame_covers_exactly_that_event(
         def process(self, envelope: Any, _collector: Any, coordinator: Any) -> None:
             done = self.counts.get("all", 0) + 1
             self.counts.put("all", done)
-            seen.append((done, envelope.message.number))
+            seen.append((done, envelope.message.n))
             if done % 7 == 0:
                 coordinator.commit()
 
@@ -571,7 +518,7 @@ class Once:
                 self.times = context.store("times")
 
             async def process(self, envelope: Any, _collector: Any, coordinator: Any) -> None:
-                number = envelope.message.number
+                number = envelope.message.n
                 if number > 30 and once.covered is not None:
                     if once.covered():
                         once.stopped.set()
@@ -606,9 +553,9 @@ def texts_of(bad: str) -> list[JsonText]:
     texts = []
     for click in clicks_of(0, 100):
         user: Any = click.user
-        if click.number in BAD:
+        if click.n in BAD:
             user = 5 if bad == "undecodable" else bad
-        texts.append(JsonText(msgspec.json.encode({"user": user, "number": click.number})))
+        texts.append(JsonText(msgspec.json.encode({"user": user, "n": click.n})))
     return texts
 
 
@@ -624,9 +571,10 @@ async def test_a_crash_behind_a_commit_within_a_frame_with_bad_events_counts_the
     settings: dict[str, str], partitions: str, bad: str, concurrency: str
 ) -> None:
     chosen = settings | {
-        "s4.cluster.partitions": partitions, "task.max.concurrency": concurrency,
+        "s4.cluster.partitions": partitions,
+        "task.max.concurrency": concurrency,
         "task.commit.ms": "20",
-    }  # fmt: skip
+    }
     first, last = Once(), Once()
     async with lives(chosen) as node:
         container = await node.begin(first.app)
@@ -657,9 +605,11 @@ async def test_going_back_to_a_commit_within_a_frame_with_bad_events_counts_the_
     settings: dict[str, str], concurrency: str
 ) -> None:
     chosen = settings | {
-        "s4.cluster.partitions": "1", "task.max.concurrency": concurrency,
-        "s4.stream.clicks.onError": "skip", "task.commit.ms": "20",
-    }  # fmt: skip
+        "s4.cluster.partitions": "1",
+        "task.max.concurrency": concurrency,
+        "s4.stream.clicks.onError": "skip",
+        "task.commit.ms": "20",
+    }
     once = Once(fails=90)
     async with running(once.app, chosen) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
@@ -687,7 +637,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
 
     armed: list[bool] = []
     monkeypatch.setattr(TaskState, "write", sleeping)
-    first, second = Counting(), Counting()
+    first, second = CountingApp(), CountingApp()
     with dies(TaskFenced, match="has taken task 'Partition 0' over"):
         async with lives(one) as node:
             container = await node.begin(first)
@@ -729,7 +679,7 @@ async def test_troubles_of_commits_that_pass_do_not_add_up(
 
     failing("check")  # behind a commit
     failing("renew")  # before one
-    async with running(Counting(), often) as container, Client(container.address) as client:
+    async with running(CountingApp(), often) as container, Client(container.address) as client:
         assert container.replay is not None
         clicks = await client.stream("clicks")
         for name in ("check", "renew"):
@@ -741,24 +691,12 @@ async def test_troubles_of_commits_that_pass_do_not_add_up(
         assert container.replay.committer.failures == 2
 
 
-class Slow(ProcessingElement):
-    """Counts; handlers of several keys overlap, and end in any order."""
-
-    count: int = 0
-    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+class Slow(CountAndTell):
+    """Handlers of several keys overlap, and end in any order."""
 
     async def on_event(self, event: Click) -> None:
-        await trio.sleep(0.001 * (event.number % 3))
-        self.count += 1
-        self.seen.append(event.number)
-        self.app.counts[self.key] = self.count
-        self.app.seen[self.key] = list(self.seen)
-
-
-class Overlapping(Counting):
-    def on_init(self) -> None:
-        clicks = self.create_input_stream("clicks", self.create_pe(Slow), key="user")
-        clicks.set_parallelism(4)
+        await trio.sleep(0.001 * (event.n % 3))
+        super().on_event(event)
 
 
 async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
@@ -767,14 +705,14 @@ async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
     random = Random(7)
     often = settings | {"task.commit.ms": "15"}
     async with lives(often) as node:
-        await node.begin(Overlapping())
+        await node.begin(CountingApp(Slow, parallelism=4))
         async with Client(often["s4.listener.address"]) as client:
             clicks = await client.stream("clicks")
             for part in range(6):
                 await clicks.send_many(clicks_of(part * 100, part * 100 + 100))
                 await trio.sleep(random.random() * 0.1)
                 await node.crash()
-                last = Overlapping()
+                last = CountingApp(Slow, parallelism=4)
                 await node.begin(last)
             assert await clicks.flush() == []
     for at, user in enumerate(USERS):
@@ -788,12 +726,12 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
     settings: dict[str, str],
 ) -> None:
     often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
-    async with running(Counting(), often) as container, Client(container.address) as client:
+    async with running(CountingApp(), often) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
         clicks.read_as("Click")
         await clicks.send_many(
             [
-                JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                JsonText(msgspec.json.encode({"user": click.user, "n": click.n}))
                 for click in clicks_of(0, 100)
             ]
         )
@@ -812,20 +750,20 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
     often = settings | {"task.commit.ms": "20", "s4.cluster.partitions": "4"}
     redispatched = 0
     async with lives(often) as node:
-        await node.begin(Counting())
+        await node.begin(CountingApp())
         async with Client(often["s4.listener.address"]) as client:
             clicks = await client.stream("clicks")
             clicks.read_as("Click")
             for part in range(6):
                 texts = [
-                    JsonText(msgspec.json.encode({"user": click.user, "number": click.number}))
+                    JsonText(msgspec.json.encode({"user": click.user, "n": click.n}))
                     for click in clicks_of(part * 100, part * 100 + 100)
                 ]
                 await clicks.send_many(texts)
                 await trio.sleep(0.05 * part)
                 redispatched += node.container.ports["clicks"].redispatched
                 await node.crash()
-                await node.begin(Counting())
+                await node.begin(CountingApp())
             assert await clicks.flush() == []
             await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
             redispatched += node.container.ports["clicks"].redispatched
@@ -839,16 +777,12 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
 async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alone(
     settings: dict[str, str],
 ) -> None:
-    class Keyless(Counting):
-        def on_init(self) -> None:
-            self.create_input_stream("clicks", self.create_pe(Count), key=key_of)
-
     def key_of(click: Click) -> str:
-        if click.number == 7:
+        if click.n == 7:
             raise ValueError("seven")
         return click.user
 
-    app = Keyless()
+    app = CountingApp(key=key_of)
     often = settings | {"task.commit.ms": "20"}
     async with running(app, often) as container, Client(container.address) as client:
         clicks = await client.stream("clicks")
@@ -862,35 +796,13 @@ async def test_who_sends_much_for_other_tasks_waits_until_they_have_committed_it
     settings: dict[str, str],
 ) -> None:
     small = settings | {"task.commit.ms": "20", "s4.state.changesBytes": "2000"}
-    app = Counting()
+    app = CountingApp()
     async with running(app, small) as container, Client(container.address) as client:
         clicks = await client.stream("clicks", key=lambda click: "all to one")
         await clicks.send_many(clicks_of(0, 20_000))
         assert await clicks.flush() == []
         await until(lambda: processed(app) == 20_000)
     assert {user: len(seen) for user, seen in app.seen.items()} == dict.fromkeys(USERS, 5_000)
-
-
-class Copy(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.streams["copies"].put(event)
-
-
-class Copies(App):
-    def on_init(self) -> None:
-        self.create_output_stream("copies", key="user", types=Click)
-        self.create_input_stream("clicks", self.create_pe(Copy), key="user")
-
-
-class Seen(App):
-    def on_init(self) -> None:
-        self.numbers: list[int] = []
-        self.create_input_stream("copies", self.create_pe(See), key="user")
-
-
-class See(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.numbers.append(event.number)
 
 
 async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_nothing(
@@ -905,7 +817,7 @@ async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_n
         "task.commit.ms": "10",
     }
     count = 5000
-    async with running(Copies("copies"), settings) as container:
+    async with running(ForwardingApp(to="copies", key="user"), settings) as container:
 
         def waiting() -> tuple[int, int]:
             outboxes = container.statistics().outboxes
@@ -922,7 +834,7 @@ async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_n
                     await trio.sleep(0.2)
             assert before[1] < 40_000
             assert before[0] < count
-            seen = Seen("keeper")
+            seen = NotingApp("copies")
             async with running(seen, {"s4.listener.address": away}):
                 assert await clicks.flush() == []
                 await until(lambda: waiting()[0] == 0)
@@ -944,14 +856,9 @@ async def test_what_was_put_on_a_stream_without_types_is_read_again_after_a_rest
         "task.commit.ms": "10",
     }
 
-    class Copy(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.app.streams["copies"].put(make(number=event.number))
-
     def copies() -> App:
-        app = App("copies")
-        app.create_output_stream("copies")
-        app.create_input_stream("clicks", app.create_pe(Copy), key="user")
+        app = OnePE(lambda _, click: out.put(make(number=click.n)), name="copies")
+        out = app.create_output_stream("copies")
         return app
 
     for _ in range(2):
@@ -959,19 +866,11 @@ async def test_what_was_put_on_a_stream_without_types_is_read_again_after_a_rest
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 30))
             assert await clicks.flush() == []
-    seen: list[int] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Any) -> None:
-            seen.append(event.number)
-
-    keeper = App("keeper")
-    pe = keeper.create_pe(Note)
-    keeper.create_input_stream("copies", pe, types=make)
-    pe.set_singleton(True)
+    keeper = NotingApp("copies", key=None, types=make, note=lambda _, event: event.number)
+    keeper.pe.set_singleton()
     async with running(keeper, {"s4.listener.address": away}), running(copies(), settings):
-        await until(lambda: len(seen) == 60)
-    assert sorted(seen) == sorted([*range(30), *range(30)])
+        await until(lambda: len(keeper.seen) == 60)
+    assert sorted(keeper.seen) == sorted([*range(30), *range(30)])
 
 
 async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
@@ -983,12 +882,13 @@ async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
         "s4.cluster.keeper.address": away,
         "task.commit.ms": "10",
     }
+    app = ForwardingApp(to="copies", key="user")
     with capture_logs() as logs:
-        async with running(Copies("copies"), settings) as before, Client(before.address) as client:
+        async with running(app, settings) as before, Client(before.address) as client:
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 30))
             assert await clicks.flush() == []
     assert [log for log in logs if log["log_level"] == "error"] == []
-    seen = Seen("keeper")
-    async with running(seen, {"s4.listener.address": away}), running(Copies("copies"), settings):
+    seen, app = NotingApp("copies"), ForwardingApp(to="copies", key="user")
+    async with running(seen, {"s4.listener.address": away}), running(app, settings):
         await until(lambda: len(seen.numbers) == 30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,9 @@ import pytest
 import trio
 from harness import running, until
 from several_containers import USERS, CountWords, Word, nodes, words
-from several_containers import Click as Line
+from shared_apps import Click, Ignore, NotingApp, OnePE, handling
 
-from s4node import AdapterApp, App, Client, Event, ProcessingElement, Stream
-
-
-class Click(Event):
-    user: str
-    n: int = 0
-
+from s4node import AdapterApp, App, Client, Stream
 
 # -- event dispatch -------------------------------------------------------------------------------
 
@@ -27,21 +20,15 @@ async def test_what_stays_in_the_process_is_handed_on_as_the_same_object() -> No
     put: dict[int, Click] = {}
     taken: dict[int, tuple[Click, int]] = {}
 
-    class Pass(ProcessingElement):
-        out: Stream
+    def pass_on(_pe: Any, click: Click) -> None:
+        put[click.n] = changed = Click(f"{click.user}-{click.n}", click.n)
+        out.put(changed)
 
-        def on_event(self, event: Click) -> None:
-            put[event.n] = changed = Click(f"{event.user}-{event.n}", event.n)
-            self.out.put(changed)
+    def take(pe: Any, click: Click) -> None:
+        taken[click.n] = click, pe.partition
 
-    class Take(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            taken[event.n] = event, self.partition
-
-    app = App("objects")
-    first = app.create_pe(Pass)
-    app.create_input_stream("clicks", first, key=lambda click: "one")
-    first.out = app.create_stream("next", app.create_pe(Take), key="user")
+    app = OnePE(pass_on, key=lambda click: "one")
+    out = app.create_stream("next", app.create_pe(handling(take)), key="user")
     async with running(app, partitions=4) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many([Click("ann", n) for n in range(100)])
@@ -51,15 +38,6 @@ async def test_what_stays_in_the_process_is_handed_on_as_the_same_object() -> No
 
 
 async def test_an_adapter_sets_its_key_finder_in_on_init_before_it_calls_super() -> None:
-    seen: dict[str, set[int]] = defaultdict(set)
-    count = 0
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            nonlocal count
-            count += 1
-            seen[event.user].add(self.partition)
-
     class ByUser:
         def get(self, event: Click) -> list[str]:
             return [event.user]
@@ -78,17 +56,16 @@ async def test_an_adapter_sets_its_key_finder_in_on_init_before_it_calls_super()
             for n in range(400):
                 await self.remote_stream.send(Click(USERS[n % 40], n))
 
-    app = App("notes")
-    note = app.create_pe(Note)
-    note.set_singleton()
-    app.create_input_stream("clicks", note)  # no key here: it is the adapter's that counts
+    # no key here: it is the adapter's that counts
+    app = NotingApp(key=None, note=lambda pe, click: (click.user, pe.partition))
+    app.pe.set_singleton()
     async with running(app, partitions=4) as consumer:
         wiring = {"s4.stream.clicks.consumers": "c", "s4.cluster.c.address": consumer.address}
         async with running(Adapter(), wiring):
-            await until(lambda: count == 400)
-    assert set(seen) == set(USERS)
-    assert all(len(partitions) == 1 for partitions in seen.values())
-    assert set.union(*seen.values()) == {0, 1, 2, 3}
+            await until(lambda: len(app.seen) == 400)
+    homes = set(app.seen)  # each user has one
+    assert sorted(user for user, _ in homes) == sorted(USERS)
+    assert {partition for _, partition in homes} == {0, 1, 2, 3}
 
 
 async def test_the_sender_to_other_nodes_throttles_at_its_rate_and_what_can_wait_waits(
@@ -100,7 +77,7 @@ async def test_the_sender_to_other_nodes_throttles_at_its_rate_and_what_can_wait
         async with Client(both.containers["n0"].address) as client:
             stream = await client.stream("clicks")
             text = " ".join(f"word-{n}" for n in range(100))
-            await stream.send_many([Line(user, text) for user in USERS])
+            await stream.send_many([Click(user, text=text) for user in USERS])
             assert await stream.flush() == []
         await until(lambda: sum(both.state("CountWords").values()) == 4000)
         taken = trio.current_time() - began
@@ -116,15 +93,12 @@ async def test_the_sender_to_other_nodes_throttles_at_its_rate_and_what_can_wait
     assert taken >= (max(sent) - 200) / 2000 * 0.9  # a tenth of a second's worth leaves at once
 
 
-class Burst(ProcessingElement):
+class Burst(Ignore):
     """Puts all of its words at once, by a timer."""
 
     app: Bursts
     copies: Stream
     done: bool = False
-
-    def on_event(self, line: Line) -> None:
-        """So that there is an instance."""
 
     def on_time(self) -> None:
         if not self.done:
@@ -155,7 +129,7 @@ async def test_what_a_timer_puts_for_other_nodes_waits_and_none_is_lost(
     async with nodes(tmp_path, lambda: Bursts(50_000), 2, **settings) as (both, _):
         async with Client(both.containers["n0"].address) as client:
             stream = await client.stream("clicks")
-            await stream.send(Line("one"))
+            await stream.send(Click("one"))
             assert await stream.flush() == []
         await until(lambda: sum(both.state("CountWords").values()) == 50_000)
         senders = [
@@ -176,7 +150,7 @@ async def test_what_a_timer_puts_is_dropped_where_a_policy_that_drops_was_chosen
     async with nodes(tmp_path, lambda: Bursts(50_000), 2, **settings) as (both, _):
         async with Client(both.containers["n0"].address) as client:
             stream = await client.stream("clicks")
-            await stream.send(Line("one"))
+            await stream.send(Click("one"))
             assert await stream.flush() == []
 
         def dropped() -> int:
@@ -192,19 +166,13 @@ async def test_what_a_timer_puts_is_dropped_where_a_policy_that_drops_was_chosen
 
 
 async def test_each_stage_has_the_executor_that_s4_gave_it(tmp_path: Path) -> None:
-    class Forward(ProcessingElement):
-        def on_event(self, event: Any) -> None: ...
-
     def app() -> App:
-        made = App("all")
-        made.create_input_stream("clicks", made.create_pe(Forward), key="user")
-        made.create_stream("inside", made.create_pe(Forward), key="user", types=Click)
+        made = OnePE(Ignore)
+        made.create_stream("inside", made.create_pe(Ignore), key="user")
         made.create_output_stream("onward", types=Click)
         return made
 
-    end = App("end")
-    end.create_input_stream("onward", end.create_pe(Forward), key="user", types=Click)
-    async with running(end) as last:
+    async with running(OnePE(Ignore, "onward")) as last:
         wiring = {"s4.stream.onward.consumers": "e", "s4.cluster.e.address": last.address}
         async with nodes(tmp_path, app, 2, **wiring) as (both, _):
             stages = both.containers["n0"].statistics().stages

@@ -18,6 +18,7 @@ import trio
 from failing import Click, Store, Stores, counted, fill, ssp, stored, truth
 from harness import free_port, until
 from several_containers import Nodes, nodes
+from shared_apps import OnePE
 
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
 from s4node.events.keys import Partitioner
@@ -309,16 +310,11 @@ async def test_a_producer_that_waits_for_its_past_is_answered_when_that_is_the_n
             await may_end.wait()
             self.clicks += 1
 
-    def live() -> App:
-        app = App("live")
-        app.create_input_stream("clicks", app.create_pe(Waiting), key="user")
-        return app
-
     home = Partitioner(2)
     user = next(user for user in map(str, range(100)) if home.partition_of(user) == 1)
     del settings["systems.memory.samza.offset.default"]
     settings |= {"s4.stream.clicks.grade": "durable", "task.commit.ms": "1000000"}
-    async with two(tmp_path, live, settings) as it:
+    async with two(tmp_path, lambda: OnePE(Waiting), settings) as it:
         async with trio.open_nursery() as first_life:
 
             async def send() -> None:

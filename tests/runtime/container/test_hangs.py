@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from harness import running
+from harness import running, until
+from shared_apps import Ignore, NotingApp
 
-from s4node import App, Client, Event, ProcessingElement
+from s4node import Client, Event
 from s4node.cluster.coordination.topology import Topology
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StageBroken
@@ -19,14 +20,8 @@ class Note(Event):
     n: int = 0
 
 
-class Keep(ProcessingElement):
-    def on_event(self, note: Note) -> None: ...
-
-
-def notes_app() -> App:
-    app = App("notes")
-    app.create_input_stream("notes", app.create_pe(Keep), key="user")
-    return app
+def notes_app() -> NotingApp:
+    return NotingApp("notes", types=Note)
 
 
 async def test_senders_go_on_when_all_that_waited_before_them_had_no_key() -> None:
@@ -58,27 +53,18 @@ async def test_flush_ends_when_the_node_is_gone_for_good() -> None:
 
 
 async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> None:
-    arrived = trio.Event()
-
-    class Listen(ProcessingElement):
-        def on_event(self, note: Note) -> None:
-            arrived.set()
-
-    class Greet(ProcessingElement):
+    class Greet(Ignore):
         async def on_create(self) -> None:
             await trio.lowlevel.checkpoint()
             self.app.streams["inner"].put(Note("ann"))
 
-        def on_event(self, note: Note) -> None: ...
-
-    app = App("greeting")
-    listen, greet = app.create_pe(Listen), app.create_pe(Greet)
+    app = notes_app()
+    app.create_stream("inner", app.pe, key="user")
+    greet = app.create_pe(Greet)
     greet.set_singleton()
-    app.create_stream("inner", listen, key="user")
-    app.create_input_stream("notes", greet)
+    app.create_input_stream("clicks", greet)
     async with running(app):
-        with trio.fail_after(5):
-            await arrived.wait()
+        await until(lambda: app.seen == [Note("ann")], seconds=5)
 
 
 def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, plain_errors
+from shared_apps import Click, OnePE
 from structlog.testing import capture_logs
 
-from s4node import App, Client, Event, ProcessingElement
+from s4node import App, Client, Event
 from s4node.app.stream_task import TaskApp
 from s4node.config.config import Config
 from s4node.errors import ConfigError, ContainerStopped, LifecycleError, ProcessingError
@@ -352,9 +353,15 @@ def container(app: App, *listeners: object, **more: str) -> Container:
 
 
 START = [
-    "before start", *STEPS[:5], "Partition 0 init", "Partition 1 init", "tasks", "loop",
-    "on_start", "after start",
-]  # fmt: skip
+    "before start",
+    *STEPS[:5],
+    "Partition 0 init",
+    "Partition 1 init",
+    "tasks",
+    "loop",
+    "on_start",
+    "after start",
+]
 CLOSED = ["Partition 1 close", "Partition 0 close", "on_close"]
 
 
@@ -448,18 +455,8 @@ async def test_no_window_comes_before_its_task_has_begun_however_long_the_start_
         assert mine[-1] == f"{task} close"
 
 
-class Failing(ProcessingElement):
-    def on_event(self, event: Number) -> None:
-        raise RuntimeError("not me")
-
-
-class Elements(App):
-    def on_init(self) -> None:
-        self.create_input_stream("numbers", self.create_pe(Failing), key="number")
-
-
 async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_raises() -> None:
-    made = container(Elements(), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
+    made = container(OnePE(lambda *_: 1 / 0), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
 
     async def run() -> None:
         with plain_errors(), trio.fail_after(10):
@@ -467,8 +464,7 @@ async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_
                 nursery.start_soon(made.run)
                 await made.ready.wait()
                 async with Client(made.address) as client:
-                    numbers = await client.stream("numbers")
-                    await numbers.send(Number(1))
+                    await (await client.stream("clicks")).send(Click("ann"))
                     await trio.sleep_forever()
 
     with pytest.raises(ProcessingError):

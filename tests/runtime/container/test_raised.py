@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, run_s4, running, s4_process, until
+from shared_apps import Click, NotingApp, OnePE
 
-from s4node import App, Client, Event, KeyFinder, ProcessingElement, TaskApp
+from s4node import App, Client, KeyFinder, ProcessingElement, TaskApp
 from s4node.errors import (
     EventError,
     GraphError,
@@ -23,10 +24,6 @@ from s4node.errors import (
 )
 from s4node.offsets.system import SystemStreamPartition
 from s4node.systems.memory import MemorySystem
-
-
-class Click(Event):
-    user: str
 
 
 class Mute(Exception):  # noqa: N818
@@ -55,7 +52,7 @@ async def run_until_it_fails(app: App, *users: str, **settings: str) -> None:
 def counting(kind: str, error: BaseException) -> App:
     """An app whose PE raises at bob's, in a handler of this kind."""
 
-    class Count(ProcessingElement):
+    class Failing(ProcessingElement):
         def on_event(self, event: Click) -> None:
             self.fail("plain")
 
@@ -72,18 +69,16 @@ def counting(kind: str, error: BaseException) -> App:
             if where == kind and self.key == "bob":
                 raise error
 
-    class AsyncCount(Count):
+    class AsyncFailing(Failing):
         async def on_event(self, event: Click) -> None:
             await trio.lowlevel.checkpoint()
             self.fail("async")
 
-    app = App("counts")
-    pe = app.create_pe(AsyncCount if kind == "async" else Count, name="Count")
+    app = OnePE(AsyncFailing if kind == "async" else Failing)
     if kind == "on_time":
-        pe.set_timer_interval(0.01)
+        app.pe.set_timer_interval(0.01)
     if kind == "on_remove":
-        pe.set_pe_cache(max_size=1)
-    app.create_input_stream("clicks", pe, key="user")
+        app.pe.set_pe_cache(max_size=1)
     return app
 
 
@@ -95,9 +90,9 @@ async def test_whatever_a_pe_raises_fails_the_app_and_names_everything(
     with pytest.raises(ProcessingError) as caught:
         await run_until_it_fails(counting(kind, RAISED[what]), "ann", "bob", "cid")
     error = caught.value
-    assert (error.app, error.key, error.__cause__) == ("counts", "bob", RAISED[what])
+    assert (error.app, error.key, error.__cause__) == ("app", "bob", RAISED[what])
     place = f"{kind} in " if kind in ("on_time", "on_remove") else "event at "
-    assert f"of app 'counts' raised {what}; key 'bob', {place}" in str(error)
+    assert f"of app 'app' raised {what}; key 'bob', {place}" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -109,15 +104,13 @@ async def test_keyboard_interrupt_in_a_handler_stays_one(kind: str) -> None:
 async def test_handlers_that_are_cancelled_with_all_else_have_not_failed() -> None:
     waiting: list[Any] = []
 
-    class Wait(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trio.sleep_forever)
-                waiting.append(self.key)
-                await trio.sleep_forever()
+    async def wait(pe: Any, _click: Click) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            waiting.append(pe.key)
+            await trio.sleep_forever()
 
-    app = App("waits")
-    app.create_input_stream("clicks", app.create_pe(Wait), key="user")
+    app = OnePE(wait)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_until_it_fails, app, "ann")
         await until(lambda: waiting)
@@ -216,21 +209,14 @@ class ExitsAtBob(KeyFinder):
 async def test_a_key_finder_that_raises_system_exit_refuses_its_event_alone(
     partitions: int,
 ) -> None:
-    seen: list[Any] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(self.key)
-
-    app = App("keys")
-    app.create_input_stream("clicks", app.create_pe(Note), key=ExitsAtBob())
+    app = NotingApp(key=ExitsAtBob())
     async with running(app, partitions=partitions) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many(map(Click, ("ann", "bob", "cid")))
         refused = await clicks.flush()
-    assert sorted(seen) == ["ann", "cid"]
+    assert sorted(click.user for click in app.seen) == ["ann", "cid"]
     assert [refusal.reason for refusal in refused] == [
-        "the KeyFinder raised SystemExit: 3 (event Click(user='bob'))"
+        "the KeyFinder raised SystemExit: 3 (event Click(user='bob', n=0, text=''))"
     ]
 
 

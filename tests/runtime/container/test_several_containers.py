@@ -12,7 +12,8 @@ import pytest
 import trio
 from harness import ANY_PORT, free_port, plain_errors, proxy, until
 from msgspec import structs
-from several_containers import USERS, Click, CountWords, Nodes, Split, Word, nodes, words
+from several_containers import USERS, CountWords, Nodes, Split, Word, nodes, words
+from shared_apps import Click, Count, ForwardingApp, Ignore, OnePE, handling
 
 from s4node import (
     AdapterApp,
@@ -33,17 +34,8 @@ from s4node.metrics.snapshot import Value
 from s4node.stages.stage import Stage
 
 
-class Count(ProcessingElement):
-    n: int = 0
-
-    def on_event(self, click: Click) -> None:
-        self.n += 1
-
-
 def clicks() -> App:
-    app = App("clicks")
-    app.create_input_stream("clicks", app.create_pe(Count), key="user")
-    return app
+    return OnePE(Count)
 
 
 async def test_partitions_are_shared_out_evenly_and_each_event_goes_to_its_owner(
@@ -127,12 +119,7 @@ async def test_an_event_that_is_refused_where_it_was_passed_on_to_is_refused_onc
             raise ValueError("it has no key")
         return click.user
 
-    def keyless() -> App:
-        app = App("keyless")
-        app.create_input_stream("clicks", app.create_pe(Count), key=key, types=Click)
-        return app
-
-    async with nodes(tmp_path, keyless, 2) as (all_nodes, _):
+    async with nodes(tmp_path, lambda: OnePE(Count, key=key), 2) as (all_nodes, _):
         both = list(all_nodes.containers.values())
         async with Client(both[0].address) as client:
             stream = await client.stream("clicks")
@@ -160,7 +147,7 @@ async def test_an_event_that_is_too_large_to_be_passed_on_counts_where_it_came_t
             here, there = both if home in both[0].tasks else reversed(both)
             user = next(u for u in USERS if there.partitioner.partition_of(u) in there.tasks)
             for words in ("few", "many " * 1000):
-                await stream.send(JsonText(msgspec.json.encode({"user": user, "words": words})))
+                await stream.send(JsonText(msgspec.json.encode({"user": user, "text": words})))
             (refused,) = await stream.flush()
             assert "1024" in refused.reason
         assert live_metrics(here, "clicks") == (1, 1)
@@ -174,22 +161,14 @@ async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the
     begun: list[str] = []
     gates = {words: trio.Event() for words in ("own", "sent")}
 
-    class Held(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            begun.append(click.words)
-            await gates[click.words].wait()
-
-    class Echo(ProcessingElement):
-        clicks: Stream
-
-        def on_event(self, click: Click) -> None:
-            self.clicks.put(Click(click.words, "own"))
+    async def held(_pe: Any, click: Click) -> None:
+        begun.append(click.text)
+        await gates[click.text].wait()
 
     def echoing() -> App:
-        app = App("echoing")
-        echo = app.create_pe(Echo)
-        app.create_input_stream("echoes", echo, key="user")
-        echo.clicks = app.create_input_stream("clicks", app.create_pe(Held), key="user")
+        app = OnePE(held)
+        echo = handling(lambda _, click: app.input.put(Click(click.text, text="own")))
+        app.create_input_stream("echoes", app.create_pe(echo), key="user")
         return app
 
     async with nodes(tmp_path, echoing, 2) as (all_nodes, _):
@@ -203,9 +182,9 @@ async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the
                 next(u for u in USERS if one.partitioner.partition_of(u) in one.tasks)
                 for one in (here, there)
             )
-            await echoes.send(Click(near, far))
+            await echoes.send(Click(near, text=far))
             await until(lambda: begun == ["own"])
-            await stream.send(JsonText(msgspec.json.encode({"user": far, "words": "sent"})))
+            await stream.send(JsonText(msgspec.json.encode({"user": far, "text": "sent"})))
             await until(lambda: there.statistics().inputs["clicks"].forwarded == 2)
             gates["own"].set()
             await until(lambda: begun == ["own", "sent"])
@@ -236,7 +215,7 @@ async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path)
         async with Client(all_nodes.containers["n0"].address) as client:
             stream = await client.stream("clicks")
             text = " ".join(f"word-{n}" for n in range(30))
-            await stream.send_many([Click(user, text) for user in USERS * 10])
+            await stream.send_many([Click(user, text=text) for user in USERS * 10])
             await stream.flush()
         await until(lambda: sum(all_nodes.state("CountWords").values()) == 400 * 30)
         assert all_nodes.state("CountWords") == {f"word-{n}": 400 for n in range(30)}
@@ -367,7 +346,7 @@ async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead
             else:
                 here = next(user for user in USERS if user not in there)
                 # words of its own would go before the next click, and wait
-                await stream.send_many([Click(here, " ".join(there))] * 20)
+                await stream.send_many([Click(here, text=" ".join(there))] * 20)
                 assert await stream.flush() == []
             await until(lambda: way.outbox.in_flight == 20 * len(there))
             all_nodes.kill(dying.node)
@@ -395,10 +374,8 @@ async def test_a_member_takes_events_once_the_singletons_of_its_partitions_are_m
             story.append(click.user)
 
     def slow() -> App:
-        app = App("slow")
-        only = app.create_pe(Only)
-        only.set_singleton()
-        app.create_input_stream("clicks", only)
+        app = OnePE(Only, key=None)
+        app.pe.set_singleton()
         return app
 
     starting = Nodes(tmp_path, slow, "slow", {"s4.cluster.partitions": "1"})
@@ -429,19 +406,8 @@ async def test_a_stream_inside_the_app_is_closed_to_the_outside(
             await client.stream("words")
 
 
-class Pass(ProcessingElement):
-    onward: OutputStream
-
-    def on_event(self, click: Click) -> None:
-        self.onward.put(click)
-
-
 def first() -> App:
-    app = App("first")
-    relay = app.create_pe(Pass)
-    app.create_input_stream("raw", relay, key="user")
-    relay.onward = app.create_output_stream("clicks", key="user", types=Click)
-    return app
+    return ForwardingApp("raw", "clicks", key="user")
 
 
 class Feed(AdapterApp):
@@ -540,7 +506,7 @@ class SlowSplit(ProcessingElement):
 
     async def on_event(self, click: Click) -> None:
         await trio.sleep(0.001)
-        for word in click.words.split():
+        for word in click.text.split():
             self.words.put(Word(word))
 
 
@@ -559,7 +525,7 @@ async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
         containers = list(all_nodes.containers.values())
         async with Client(containers[0].address) as client:
             stream = await client.stream("clicks")
-            clicks: list[Any] = [Click(user, "a b c d e f g h") for user in USERS * 10]
+            clicks: list[Any] = [Click(user, text="a b c d e f g h") for user in USERS * 10]
             if texts:
                 stream.read_as()
                 clicks = [JsonText(msgspec.json.encode(structs.asdict(one))) for one in clicks]
@@ -577,26 +543,18 @@ async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
         assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
 
 
-class PatientPass(ProcessingElement):
-    may_go: trio.Event
-    onward: OutputStream
-
-    async def on_event(self, click: Click) -> None:
-        await self.may_go.wait()
-        self.onward.put(click)
-
-
 async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_processed_there(
     tmp_path: Path,
 ) -> None:
     may_go, may_end = trio.Event(), trio.Event()
 
     def relay() -> App:
-        app = App("relay")
-        only = app.create_pe(PatientPass)
-        only.may_go = may_go
-        app.create_input_stream("raw", only, key="user", types=Click)
-        only.onward = app.create_output_stream("clicks", key="user", types=Click)
+        async def pass_on(pe: Any, click: Click) -> None:
+            await may_go.wait()
+            pe.out.put(click)
+
+        app = OnePE(pass_on, "raw")
+        app.pe.out = app.create_output_stream("clicks", key="user", types=Click)
         return app
 
     def last() -> App:
@@ -630,24 +588,20 @@ async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_process
         assert sum(one.processed for one in both) == 800
 
 
-class Greet(ProcessingElement):
-    onward: OutputStream
+class Greet(Ignore):
+    out: OutputStream
 
     def on_create(self) -> None:
-        self.onward.put(Click("hello"))
-
-    def on_event(self, click: Click) -> None: ...
+        self.out.put(Click("hello"))
 
 
 async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_already(
     tmp_path: Path,
 ) -> None:
     def greeter() -> App:
-        app = App("greeter")
-        greet = app.create_pe(Greet)
-        greet.set_singleton()
-        app.create_input_stream("raw", greet, types=Click)
-        greet.onward = app.create_output_stream("clicks", key="user", types=Click)
+        app = OnePE(Greet, "raw", key=None)
+        app.pe.set_singleton()
+        app.pe.out = app.create_output_stream("clicks", key="user", types=Click)
         return app
 
     async with (

@@ -89,9 +89,15 @@ class Node:
         assert isinstance(processor.task, Held)
         self.user, self.processor = processor.task, processor
         self.task = Task(
-            self.app, 0, stages={"clicks": self.stages[0]}, clock=lambda: 0.0,
-            deliver=lambda *_: None, processor=processor, settings=chosen, held=set(),
-        )  # fmt: skip
+            self.app,
+            0,
+            stages={"clicks": self.stages[0]},
+            clock=lambda: 0.0,
+            deliver=lambda *_: None,
+            processor=processor,
+            settings=chosen,
+            held=set(),
+        )
         self.task.whole = True  # what it does is part of its commits
         if self.task.in_flight is not None:
             self.task.in_flight.whole = True
@@ -102,9 +108,15 @@ class Node:
         self.backlog: Backlog = self.task.backlog
         self.backlog.on_load = self._loaded
         self.port = InputPort(
-            stream, self.stages, Partitioner(2), "crc32m", self.backlog.offer, lambda _: None, {},
+            stream,
+            self.stages,
+            Partitioner(2),
+            "crc32m",
+            self.backlog.offer,
+            lambda _: None,
+            {},
             on_full=lambda _: None,
-        )  # fmt: skip
+        )
         self.port.pass_on = self._pass_on
         self.port.on_hello(
             wire.Hello("p", "i1", "clicks", (CLICK.declaration,)), PEER, "node", "n1", 0.0

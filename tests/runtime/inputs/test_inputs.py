@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import trio
 from harness import free_port, node_process, running, until
 from input_systems import dies, fresh
+from shared_apps import Click, Count, CountingApp, Forward, HoldingApp, NotingApp
 
-from s4node import App, Event, GenericEvent, ProcessingElement
+from s4node import App, Event, GenericEvent
 from s4node.errors import (
     CheckpointError,
     ConfigError,
@@ -27,32 +29,15 @@ from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 
-class Click(Event):
-    user: str
-    number: int = 0
-
-
 class Other(Event):
     title: str
 
 
-class Record(ProcessingElement):
-    """Writes down which events its key got, in which partition."""
-
-    def on_event(self, event: Click) -> None:
-        self.app.seen.append((event.user, event.number))
-
-
-class Clicks(App):
-    """Records clicks by user, read from the system ``memory``."""
-
-    def __init__(self, *, system: str = "memory") -> None:
-        super().__init__("clicks")
-        self.seen: list[tuple[str, int]] = []
-        self._system = system
-
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Record), key="user", system=self._system)
+def clicks_app(*, system: str = "memory", key: Any = "user") -> NotingApp:
+    """Notes the users and numbers of clicks."""
+    return NotingApp(
+        name="clicks", key=key, system=system, note=lambda _, click: (click.user, click.n)
+    )
 
 
 def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
@@ -71,7 +56,7 @@ async def test_an_input_is_read_from_the_oldest_event_to_what_comes_later(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 1), Click("bob", 2))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings):
         await until(lambda: len(app.seen) == 2)
         system.put("clicks", 0, Click("ada", 3))
@@ -85,11 +70,11 @@ async def test_an_orderly_stop_commits_so_that_a_restart_replays_nothing_and_ski
     system.create("clicks", 2)
     for number in range(500):
         system.put("clicks", number % 2, Click(f"user-{number % 7}", number))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings, partitions=2):
         await until(lambda: len(app.seen) > 50)
     before = sorted(number for _, number in app.seen)
-    again = Clicks()
+    again = clicks_app()
     async with running(again, settings, partitions=2):
         await until(lambda: len(again.seen) + len(before) >= 500)
         system.put("clicks", 0, Click("ada", 500))
@@ -104,10 +89,10 @@ async def test_events_go_to_the_task_of_their_key_in_the_order_of_each_key(
     system.create("clicks", 2)
     for number in range(3000):
         system.put("clicks", 0, Click(f"user-{number % 11}", number))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings, partitions=4) as container:
         await until(lambda: len(app.seen) == 3000)
-        homes = [set(task.instances["Record"].keys()) for task in container.tasks.values()]
+        homes = [set(task.instances["Handling"].keys()) for task in container.tasks.values()]
         safe = container.replay.consumers.progress[0][ssp(0)].safe
     assert len(homes) == 4
     assert sum(map(len, homes)) == 11  # each key in one task
@@ -133,7 +118,7 @@ async def test_an_input_without_progress_begins_where_the_settings_say(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click("ada", number) for number in range(5)))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings | settings_too) as container:
         await until(lambda: ssp(0) in container.replay.consumers.progress[0])
         system.put("clicks", 0, Click("ada", 5))
@@ -146,7 +131,7 @@ async def test_a_system_s_default_offset_is_that_of_its_streams_without_one(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, {**settings, "systems.memory.samza.offset.default": "oldest"}):
         await until(lambda: app.seen == [("ada", 0)])
 
@@ -157,7 +142,7 @@ async def test_an_input_that_is_reset_begins_anew_whatever_progress_there_is(
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
     for _ in range(2):
-        app = Clicks()
+        app = clicks_app()
         async with running(app, {**settings, "streams.clicks.samza.reset.offset": "true"}):
             await until(lambda: len(app.seen) == 3)  # noqa: B023 - it is this turn's
 
@@ -167,15 +152,15 @@ async def test_retention_that_took_what_the_checkpoint_goes_on_with_stops_the_co
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings):
         await until(lambda: len(app.seen) == 3)
     system.put("clicks", 0, *(Click("ada", number) for number in range(3, 10)))
     system.trim("clicks", 0, 6)
     with dies(InputLost, match=r"offset 3.*oldest.* 6.*streams.clicks.onLost = oldest"):
-        async with running(Clicks(), settings):
+        async with running(clicks_app(), settings):
             await trio.sleep_forever()
-    app = Clicks()
+    app = clicks_app()
     async with running(app, {**settings, "streams.clicks.onLost": "oldest"}) as container:
         await until(lambda: len(app.seen) == 4)
         assert container.replay.consumers.starts.lost == {"memory.clicks": 3}
@@ -192,7 +177,7 @@ async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and
 
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
-    app = Clicks()
+    app = clicks_app()
     with dies(InputLost, match="retention was faster"):
         async with running(app, settings):
             await until(lambda: len(app.seen) == 1)
@@ -201,7 +186,7 @@ async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and
     system = fresh(settings["systems.memory.address"])
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0))
-    app = Clicks()
+    app = clicks_app()
     more = {"streams.clicks.onLost": "oldest", "streams.clicks.samza.reset.offset": "true"}
     async with running(app, settings | more) as container:
         await until(lambda: len(app.seen) == 1)
@@ -217,19 +202,19 @@ async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click("ada", number) for number in range(3)))
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings):
         await until(lambda: len(app.seen) == 3)
     fresh(settings["systems.memory.address"]).create("clicks", 1)
     with dies(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
-        async with running(Clicks(), settings):
+        async with running(clicks_app(), settings):
             await trio.sleep_forever()
 
 
 async def test_a_live_input_cannot_begin_at_the_oldest(settings: dict[str, str]) -> None:
     oldest = {**settings, "streams.clicks.samza.offset.default": "oldest"}
     with dies(StartpointError, match="live sockets, which keep nothing"):
-        async with running(Clicks(system="live"), oldest):
+        async with running(clicks_app(system="live"), oldest):
             raise AssertionError("it runs")
 
 
@@ -241,10 +226,10 @@ async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
 ) -> None:
     system.create("views", 1)
     with dies(UnknownStream, match=r"no stream 'clicks'; it has: views"):
-        async with running(Clicks(), settings):
+        async with running(clicks_app(), settings):
             raise AssertionError("it runs")
     with dies(UnknownStream, match=r"no system 'archive'; known are live, memory"):
-        async with running(Clicks(system="archive"), settings):
+        async with running(clicks_app(system="archive"), settings):
             raise AssertionError("it runs")
 
 
@@ -260,7 +245,7 @@ async def test_inputs_that_cannot_be_bound_are_told(
     system: MemorySystem, settings: dict[str, str], inputs: str, said: str
 ) -> None:
     with dies(ConfigError, match=said):
-        async with running(Clicks(), {**settings, "task.inputs": inputs}):
+        async with running(clicks_app(), {**settings, "task.inputs": inputs}):
             raise AssertionError("it runs")
 
 
@@ -269,7 +254,7 @@ async def test_the_setting_wins_over_the_app_in_where_a_stream_is_read(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 1))
-    app = Clicks(system="live")
+    app = clicks_app(system="live")
     async with running(app, {**settings, "task.inputs": "memory.clicks"}) as container:
         await until(lambda: app.seen == [("ada", 1)])
         assert container.ports == {}
@@ -279,7 +264,7 @@ async def test_there_are_as_many_tasks_as_the_largest_input_has_partitions(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 5)
-    app = Clicks()
+    app = clicks_app()
     async with running(app, settings, partitions=2) as container:
         assert sorted(container.tasks) == [0, 1, 2, 3, 4]
         assert app.partitions == 5
@@ -293,7 +278,7 @@ async def test_a_system_that_goes_away_is_waited_for_and_told_of_once(
     monkeypatch.setattr("s4node.runtime.inputs.system_consumers._GRACE_SECONDS", 0.01)
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 1))
-    app = Clicks()
+    app = clicks_app()
     with structlog.testing.capture_logs() as logs:
         async with running(app, settings):
             await until(lambda: len(app.seen) == 1)
@@ -316,22 +301,9 @@ async def test_a_number_of_partitions_that_changes_under_us_stops_the_container(
     system.create("clicks", 2)
     settings["job.coordinator.monitor-partition-change.frequency.ms"] = "10"
     with dies(S4Error, match=f"has {now} partitions, and had 2.*{fix}|has 1 partitions"):
-        async with running(Clicks(), settings):
+        async with running(clicks_app(), settings):
             system.create("clicks", now)
             await trio.sleep_forever()
-
-
-class Tally(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        self.app.seen.append((event.user, self.clicks))
-
-
-class Tallies(Clicks):
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Tally), key="user", system=self._system)
 
 
 @pytest.mark.parametrize("partitions", [1, 8])
@@ -348,20 +320,20 @@ async def test_a_keyed_input_gets_more_partitions_and_each_key_goes_on_with_its_
     system.create("clicks", 4)
     put(4)
     tasks = max(4, partitions)
-    app = Tallies()
+    app = CountingApp(system="memory")
     async with running(app, settings, partitions=partitions) as container:
-        await until(lambda: len(app.seen) == 64)
+        await until(lambda: container.processed == 64)
         assert len(container.tasks) == tasks
     settings["systems.memory.samza.offset.default"] = "upcoming"
     for life in (2, 4):  # it goes on by what the start before has kept
         put(4)  # by those that have not heard of it
         system.create("clicks", 8)
         put(8)
-        app = Tallies()
+        app = CountingApp(system="memory")
         async with running(app, settings, partitions=partitions) as container:
-            await until(lambda: len(app.seen) == 128)  # noqa: B023 - it is this life's
+            await until(lambda: container.processed == 128)
             assert len(container.tasks) == tasks
-        assert sorted(app.seen) == sorted((u, n) for u in users for n in (life, life + 1))
+        assert app.counts == dict.fromkeys(users, life + 1)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -370,7 +342,7 @@ async def test_the_reason_why_a_job_may_not_have_more_tasks_names_what_makes_the
 ) -> None:
     def make() -> App:
         app = App("clicks")
-        tally = app.create_pe(Tally)
+        tally = app.create_pe(Count)
         if not keyed:
             tally.set_singleton()
         key = "user" if keyed else None
@@ -400,7 +372,7 @@ async def test_an_event_that_does_not_decode_stops_the_container_naming_its_plac
     system.put("clicks", 0, Click("ada", 1))
     system.put_raw("clicks", 0, b"\xc1", like=Click)
     with dies(DecodeError, match=r"memory.clicks\[0\] offset 1: Click does not decode"):
-        async with running(Clicks(), settings):
+        async with running(clicks_app(), settings):
             await trio.sleep_forever()
 
 
@@ -412,13 +384,13 @@ async def test_events_that_do_not_decode_are_dropped_and_counted_where_the_setti
     system.put("clicks", 0, Click("ada", 0))
     system.put_raw("clicks", 0, b"\xc1", like=Click)
     system.put("clicks", 0, Click("bob", 2), Other("no click"), Click("ada", 4))
-    app = Clicks()
+    app = clicks_app()
     settings["task.drop.deserialization.errors"] = "true"
     async with running(app, settings, partitions=partitions) as container:
         await until(lambda: safe(container) == 5)
         assert container.replay.dead_letters.counts == {"memory.clicks": 2}
     assert sorted(app.seen) == [("ada", 0), ("ada", 4), ("bob", 2)]
-    again = Clicks()
+    again = clicks_app()
     async with running(again, settings, partitions=partitions):
         system.put("clicks", 0, Click("ada", 5))
         await until(lambda: again.seen == [("ada", 5)])
@@ -434,7 +406,7 @@ async def test_dead_letters_are_kept_with_place_reason_and_bytes_before_progress
     system.put_raw("clicks", 0, b"\x91\xc1", like=Click)
     system.put("clicks", 0, Click("ada", 2))
     dead = SystemStreamPartition("memory", "dead", 0)
-    app = Clicks()
+    app = clicks_app()
     settings["task.dead.letter.stream"] = "memory.dead"
     async with running(app, settings, partitions=partitions) as container:
         await until(lambda: safe(container) == 3)
@@ -445,8 +417,11 @@ async def test_dead_letters_are_kept_with_place_reason_and_bytes_before_progress
         batch.load()
     [letter] = batch.events
     assert (letter.system, letter.stream, letter.partition, letter.offset) == (
-        "memory", "clicks", 0, 1,
-    )  # fmt: skip
+        "memory",
+        "clicks",
+        0,
+        1,
+    )
     assert "does not decode" in letter.reason
     assert letter.raw == b"\x91\xc1"
     assert app.seen == [("ada", 0), ("ada", 2)]
@@ -461,7 +436,7 @@ async def test_progress_waits_for_a_dead_letter_that_is_not_kept_yet(
     system.put("clicks", 0, Click("ada", 0))
     system.put_raw("clicks", 0, b"\xc1", like=Click)
     system.put("clicks", 0, Click("ada", 2))
-    app = Clicks()
+    app = clicks_app()
     more = {
         "systems.graveyard.type": "input_systems:memory",
         "systems.graveyard.address": "another",
@@ -479,13 +454,6 @@ async def test_progress_waits_for_a_dead_letter_that_is_not_kept_yet(
 async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_not_decode(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    class Guests(Clicks):
-        def on_init(self) -> None:
-            self.create_input_stream(
-                "clicks", self.create_pe(Record), key=lambda click: click.user or None,
-                system="memory",
-            )  # fmt: skip
-
     system.create("clicks", 1)
     system.put("clicks", 0, Click("ada", 0), Click("", 1), Click("ada", 2))
     for partitions in (1, 4):
@@ -493,14 +461,14 @@ async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_no
             "task.drop.deserialization.errors": "true",
             "s4.state.folder": f"{settings['s4.state.folder']}{partitions}",
         }
-        app = Guests()
+        app = clicks_app(key=lambda click: click.user or None)
         async with running(app, settings | more, partitions=partitions) as container:
             progress = container.replay.consumers.progress[0]
             await until(lambda: ssp(0) in progress and progress[ssp(0)].safe == 3)  # noqa: B023
             assert container.replay.dead_letters.counts == {"memory.clicks": 1}
         assert app.seen == [("ada", 0), ("ada", 2)]
     with dies(DecodeError, match=r"offset 1: .*KeyFinder returned nothing"):
-        async with running(Guests(), settings):
+        async with running(clicks_app(key=lambda click: click.user or None), settings):
             await trio.sleep_forever()
 
 
@@ -510,51 +478,22 @@ async def test_a_dead_letter_stream_that_is_none_stops_the_start(
     system.create("clicks", 1)
     for name, said in (("dead", "is no output stream"), ("memory.dead", "no stream 'dead'")):
         with dies(S4Error, match=said):
-            async with running(Clicks(), {**settings, "task.dead.letter.stream": name}):
+            async with running(clicks_app(), {**settings, "task.dead.letter.stream": name}):
                 raise AssertionError("it runs")
 
 
 # -- commits and what the app has put on streams --------------------------------------------------
 
 
-class Passing(ProcessingElement):
-    """Puts what it gets on the app's own stream."""
-
-    def on_event(self, event: Click) -> None:
-        self.app.streams["inner"].put(event)
-
-
-class Slow(ProcessingElement):
-    """Waits for leave before it is done with an event."""
-
-    async def on_event(self, event: Click) -> None:
-        await self.app.leave.wait()
-        self.app.seen.append((event.user, event.number))
-
-
-class Detour(App):
-    """From an input over a stream of its own, or over two."""
-
-    def __init__(self, *, hops: int) -> None:
-        super().__init__("detour")
-        self.hops = hops
-        self.leave = trio.Event()
-        self.seen: list[tuple[str, int]] = []
-
-    def on_init(self) -> None:
-        last = "inner"
-        if self.hops == 2:
-            last = "second"
-            self.create_stream("inner", self.create_pe(Second), key="number", types=Click)
-        self.create_stream(last, self.create_pe(Slow), key="user", types=Click)
-        passing = self.create_pe(Passing)
-        passing.set_singleton()
-        self.create_input_stream("clicks", passing, types=Click, system="memory")
-
-
-class Second(ProcessingElement):
-    def on_event(self, event: Click) -> None:
-        self.app.streams["second"].put(event)
+def detour() -> HoldingApp:
+    """From an input over two streams of its own."""
+    app = HoldingApp("others")
+    first, second = app.create_pe(Forward), app.create_pe(Forward)
+    first.set_singleton()
+    app.create_input_stream("clicks", first, system="memory")
+    first.out = app.create_stream("inner", second, key="n")
+    second.out = app.create_stream("second", app.pe, key="user")
+    return app
 
 
 async def test_a_commit_waits_for_no_other_task(
@@ -563,14 +502,14 @@ async def test_a_commit_waits_for_no_other_task(
     other = next(f"user-{n}" for n in range(9) if Partitioner(2).partition_of(f"user-{n}") == 1)
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click(other, number) for number in range(10)))
-    app = Detour(hops=2)
+    app = detour()
     often = {**settings, "task.commit.ms": "5"}
     async with running(app, often, partitions=2) as container:
         committer = container.replay.committer
         await until(lambda: container.tasks[1].gate.in_flight == 1)
         await until(lambda: committer.committed()[0].offsets.get(ssp(0)) == 10)
         assert not app.seen
-        app.leave.set()
+        app.may_go_on.set()
     assert len(app.seen) == 10
 
 
@@ -579,7 +518,7 @@ async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click("ada", number) for number in range(100)))
-    app = Clicks()
+    app = clicks_app()
     slow = {"s4.stream.executor": "throttle", "s4.stream.maxRate": "100"}
     async with running(app, settings | slow):
         began = trio.current_time()

@@ -49,9 +49,14 @@ class Node:
         self.stages = {partition: Stage(1000) for partition in range(partitions)}
         self.partitioner = Partitioner(partitions)
         self.port = InputPort(
-            stream, self.stages, self.partitioner, "crc32m", self.batches.append,
-            self.heard.append, {wire.MAX_FRAME_BYTES: 4096},
-        )  # fmt: skip
+            stream,
+            self.stages,
+            self.partitioner,
+            "crc32m",
+            self.batches.append,
+            self.heard.append,
+            {wire.MAX_FRAME_BYTES: 4096},
+        )
 
     def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:
         return self.port.on_hello(
@@ -109,10 +114,15 @@ def test_the_answer_tells_types_routing_partitions_and_the_largest_frame(
 ) -> None:
     answer = Node(2, key).hello(CLICK.declaration)
     assert answer == wire.Hello(
-        "node", "n1", "clicks", (CLICK.declaration,), routing, 2,
+        "node",
+        "n1",
+        "clicks",
+        (CLICK.declaration,),
+        routing,
+        2,
         (wire.Position(0, 0, 1000, 0), wire.Position(1, 0, 1000, 0)),
         headers={wire.MAX_FRAME_BYTES: 4096, wire.PRODUCER: "p"},
-    )  # fmt: skip
+    )
 
 
 def test_a_key_without_a_name_is_told_as_one_nobody_else_can_have() -> None:
@@ -242,11 +252,13 @@ def test_an_overlap_is_left_out_even_if_it_would_not_decode() -> None:
     [
         ({"partition": 1}, "stream 'clicks' has no partition 1"),
         ({"partition": -1}, "stream 'clicks' has no partition -1"),
-        ({"sections": (wire.Section(1, 1, 5),)},
-         "clicks[0]@p:0: the sections do not add up to the body's 4 bytes"),
+        (
+            {"sections": (wire.Section(1, 1, 5),)},
+            "clicks[0]@p:0: the sections do not add up to the body's 4 bytes",
+        ),
         ({"first": 2**62}, "clicks[0]@p:4611686018427387904: first is "),
     ],
-)  # fmt: skip
+)
 def test_a_frame_that_is_no_good_changes_nothing(more: Any, problem: str) -> None:
     node = Node()
     node.hello(CLICK.declaration)

@@ -430,9 +430,11 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
         await job.run("clicks", events=10)
     told = {line["reason"]: line for line in logs if line["event"] == "a startpoint is not taken"}
     assert told.keys() == {
-        "no task reads it", "there is no task 'Nope'", "task 'Partition 1' does not read it",
+        "no task reads it",
+        "there is no task 'Nope'",
+        "task 'Partition 1' does not read it",
         "it has expired",
-    }  # fmt: skip
+    }
     assert job.waiting == (4, 0)
     for left, reason in ((3, "there is no task 'Nope'"), (2, "no task reads it")):
         words = shlex.split(told[reason]["fix"].partition("take it back: s4 ")[2])
@@ -627,8 +629,17 @@ async def test_a_job_of_several_containers_goes_back_at_its_start_and_not_when_o
         arguments = [*it.arguments("tasks", **more), "--nodes", "2"]
 
         async def ask(offset: int) -> str:
-            done = await run_s4("startpoint", "set", "tasks", "log.clicks", "--all-partitions",
-                                "--offset", str(offset), *state, cwd=tmp_path)  # fmt: skip
+            done = await run_s4(
+                "startpoint",
+                "set",
+                "tasks",
+                "log.clicks",
+                "--all-partitions",
+                "--offset",
+                str(offset),
+                *state,
+                cwd=tmp_path,
+            )
             assert done.returncode == 0, done.stderr
             return done.stderr
 

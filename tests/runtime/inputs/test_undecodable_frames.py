@@ -12,7 +12,8 @@ import msgspec
 import pytest
 import trio
 from harness import raw_peer, running
-from noted import Click, Noted
+from noted import Noted
+from shared_apps import Click
 
 from s4node import Client
 from s4node.events.schema import EventType
@@ -94,7 +95,7 @@ async def course_of(
                 course.slowest = max(course.slowest, time.perf_counter() - began)
 
     async with (
-        running(noted.app, ROOM | (settings or {}), partitions=partitions) as node,
+        running(noted, ROOM | (settings or {}), partitions=partitions) as node,
         raw_peer(node.address) as peer,
         trio.open_nursery() as nursery,
     ):

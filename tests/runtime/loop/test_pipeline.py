@@ -13,9 +13,10 @@ import trio
 import trio.lowlevel
 from harness import ANY_PORT, data_frame, raw_peer, running, until
 from several_containers import nodes
+from shared_apps import Click, ForwardingApp, HoldingApp, Ignore, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
+from s4node import App, Client, Event, GenericEvent, ProcessingElement, Stream
 from s4node.bench.process import resident_mb
 from s4node.config.config import Config
 from s4node.errors import GraphError, ProcessingError, SpillError
@@ -28,13 +29,8 @@ from s4node.runtime.task.statistics import InputStatistics
 from s4node.stages.stage import StageStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 class Blob(Event):
@@ -56,30 +52,6 @@ def input_of(container: Container, stream: str) -> InputStatistics:
     return container.statistics().inputs[stream]
 
 
-class Door:
-    """Lets handlers through when it is open; counts what they have seen."""
-
-    def __init__(self, *, is_open: bool = False) -> None:
-        self.opened = trio.Event()
-        self.seen: list[Any] = []
-        if is_open:
-            self.opened.set()
-
-
-def behind(door: Door, *streams: str, types: Any = Click) -> App:
-    """An app whose PE waits at the door, on each of these input streams."""
-
-    class Wait(ProcessingElement):
-        async def on_event(self, event: Any) -> None:
-            await door.opened.wait()
-            door.seen.append(event)
-
-    app = App("behind")
-    for stream in streams:
-        app.create_input_stream(stream, app.create_pe(Wait), key="user", types=types)
-    return app
-
-
 # --- shedding ------------------------------------------------------------------------------------
 
 
@@ -87,16 +59,16 @@ def behind(door: Door, *streams: str, types: Any = Click) -> App:
 async def test_a_shedding_input_drops_the_newest_counts_them_and_tells_their_sender(
     stage: str,
 ) -> None:
-    door = Door()
+    app = HoldingApp()
     settings = {f"s4.{stage}.clicks.executor": "shed", f"s4.{stage}.workQueueSize": "100"}
-    async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
+    async with running(app, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         with trio.fail_after(10):  # nobody waits for the handler
             for n in range(5000):
                 await stream.send(Click("joe", n))
             client._emitter.hurry()
-            await until(lambda: input_of(node, "clicks").shed + len(door.seen) >= 4000)
-        door.opened.set()
+            await until(lambda: input_of(node, "clicks").shed + len(app.seen) >= 4000)
+        app.may_go_on.set()
         refusals = await stream.flush()
         counts = stream.counts
         dropped = [n for r in refusals for n in range(r.number, r.number + r.count)]
@@ -104,7 +76,7 @@ async def test_a_shedding_input_drops_the_newest_counts_them_and_tells_their_sen
         assert len(refusals) < 200  # ranges, not single events
         assert len(dropped) == len(set(dropped)) == counts["shed"] >= 4000
         assert counts["admitted"] + counts["shed"] == 5000
-        assert [click.n for click in door.seen] == sorted(set(range(5000)) - set(dropped))
+        assert [click.n for click in app.seen] == sorted(set(range(5000)) - set(dropped))
         told = stage_of(node, stage, "clicks")
         assert told.shed == {"shed: the stage is full": counts["shed"]}
         assert told.highest <= 100 + 1
@@ -112,9 +84,9 @@ async def test_a_shedding_input_drops_the_newest_counts_them_and_tells_their_sen
 
 
 async def test_a_shedding_stream_makes_nobody_wait_even_where_the_deserializer_would() -> None:
-    door = Door()
+    app = HoldingApp()
     settings = {"s4.stream.executor": "shed", "s4.deserializer.workQueueSize": "50"}
-    async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
+    async with running(app, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         with trio.fail_after(10):
             for n in range(5000):
@@ -122,30 +94,19 @@ async def test_a_shedding_stream_makes_nobody_wait_even_where_the_deserializer_w
             client._emitter.hurry()
             await until(lambda: input_of(node, "clicks").shed > 1000)
         assert input_of(node, "clicks").left == 0
-        door.opened.set()
+        app.may_go_on.set()
         await stream.flush()
         assert stream.counts["admitted"] + stream.counts["shed"] == 5000
 
 
 async def test_a_shedding_stage_inside_the_app_counts_what_it_drops() -> None:
-    door = Door()
+    def fan_out(_pe: Any, click: Click) -> None:
+        for n in range(50):
+            copies.put(Click(click.user, n))
 
-    class Fan(ProcessingElement):
-        out: Stream
-
-        def on_event(self, click: Click) -> None:
-            for n in range(50):
-                self.out.put(Click(click.user, n))
-
-    class Wait(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            await door.opened.wait()
-            door.seen.append(click)
-
-    app = App("fan")
-    fan = app.create_pe(Fan)
-    app.create_input_stream("clicks", fan, key="user")
-    fan.out = app.create_stream("copies", app.create_pe(Wait), key="user")
+    app = HoldingApp("others")
+    copies = app.create_stream("copies", app.pe, key="user")
+    app.create_input_stream("clicks", app.create_pe(handling(fan_out)), key="user")
     settings = {"s4.stream.copies.executor": "shed", "s4.stream.copies.workQueueSize": "20"}
     # the slow handler keeps its own task; another one puts
     async with running(app, settings, partitions=4) as node, Client(node.address) as client:
@@ -153,36 +114,36 @@ async def test_a_shedding_stage_inside_the_app_counts_what_it_drops() -> None:
         users = [f"user-{n}" for n in range(40)]
         for user in users:
             await stream.send(Click(user))
-        door.opened.set()
+        app.may_go_on.set()
         assert await stream.flush() == []
         stages = [one for one in node.statistics().stages if one.stream == "copies"]
         shed = sum(one.shed.get("shed: the stage is full", 0) for one in stages)
-        await until(lambda: len(door.seen) + shed == 40 * 50)
+        await until(lambda: len(app.seen) + shed == 40 * 50)
         assert shed > 0
-        assert sum(one.admitted for one in stages) == len(door.seen)
+        assert sum(one.admitted for one in stages) == len(app.seen)
 
 
 async def test_an_executor_of_one_s_own_is_named_in_the_configuration() -> None:
     from apps.sampling.executor import Sample
 
-    door = Door()
+    app = HoldingApp()
     settings = {
         "s4.stream.clicks.executor": "apps.sampling.executor:Sample",
         "s4.stream.workQueueSize": "1000",
     }
-    async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
+    async with running(app, settings) as node, Client(node.address) as client:
         assert isinstance(node.tasks[0].backlog.stages["clicks"].executor, Sample)
         stream = await client.stream("clicks")
         for n in range(20_000):
             await stream.send(Click("joe", n))
         client._emitter.hurry()
         await until(lambda: input_of(node, "clicks").shed > 10_000)
-        door.opened.set()
+        app.may_go_on.set()
         refusals = await stream.flush()
         counts = stream.counts
         assert {r.reason for r in refusals} == {Sample.reason}
         assert counts["admitted"] + counts["shed"] == 20_000
-        assert len(door.seen) == counts["admitted"]
+        assert len(app.seen) == counts["admitted"]
         told = stage_of(node, "stream", "clicks")
         assert told.executor == "apps.sampling.executor:Sample"
         assert told.shed == {Sample.reason: counts["shed"]}
@@ -194,9 +155,9 @@ async def test_an_executor_of_one_s_own_is_named_in_the_configuration() -> None:
 
 @pytest.mark.parametrize("stage", ["stream", "deserializer"])
 async def test_a_throttled_input_is_processed_at_its_rate_and_no_faster(stage: str) -> None:
-    door = Door(is_open=True)
+    app = HoldingApp(held=False)
     settings = {f"s4.{stage}.clicks.executor": "throttle", f"s4.{stage}.clicks.maxRate": "1000"}
-    async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
+    async with running(app, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         began = trio.current_time()
         for n in range(600):
@@ -204,19 +165,19 @@ async def test_a_throttled_input_is_processed_at_its_rate_and_no_faster(stage: s
         assert await stream.flush() == []
         taken = trio.current_time() - began
         assert 0.45 <= taken <= 5  # 100 at once, 500 at 1,000 a second
-        assert len(door.seen) == 600
+        assert len(app.seen) == 600
         waiting = stage_of(node, "stream", "clicks")
         assert waiting.waited_last > 0
 
 
 async def test_a_throttled_input_whose_queue_is_full_drops_the_newest() -> None:
-    door = Door(is_open=True)
+    app = HoldingApp(held=False)
     settings = {
         "s4.stream.executor": "throttle",
         "s4.stream.maxRate": "500",
         "s4.stream.workQueueSize": "50",
     }
-    async with running(behind(door, "clicks"), settings) as node, Client(node.address) as client:
+    async with running(app, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(3000):
             await stream.send(Click("joe", n))
@@ -225,24 +186,14 @@ async def test_a_throttled_input_whose_queue_is_full_drops_the_newest() -> None:
         assert {r.reason for r in refusals} == {"throttled: the stage is full"}
         assert counts["shed"] > 0
         assert counts["admitted"] + counts["shed"] == 3000
-        assert len(door.seen) == counts["admitted"]
+        assert len(app.seen) == counts["admitted"]
         assert stage_of(node, "stream", "clicks").highest <= 50
 
 
 async def test_a_throttled_remote_sender_sends_at_its_rate_and_makes_its_source_wait() -> None:
-    door = Door(is_open=True)
+    app = HoldingApp("onward", held=False)
 
-    class Forward(ProcessingElement):
-        out: OutputStream
-
-        def on_event(self, click: Click) -> None:
-            self.out.put(click)
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("onward", types=Click)
-    async with running(behind(door, "onward")) as end:
+    async with running(app) as end:
         settings = {
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
@@ -251,18 +202,18 @@ async def test_a_throttled_remote_sender_sends_at_its_rate_and_makes_its_source_
             "s4.remoteSender.workQueueSize": "400",
             "s4.step.maxEvents": "100",
         }
-        async with running(app, settings) as node, Client(node.address) as client:
+        async with running(ForwardingApp(), settings) as node, Client(node.address) as client:
             stream = await client.stream("clicks")
             began = trio.current_time()
             for n in range(1000):
                 await stream.send(Click("joe", n))
             assert await stream.flush() == []
-            await until(lambda: len(door.seen) == 1000)
+            await until(lambda: len(app.seen) == 1000)
             assert trio.current_time() - began >= 0.85
             told = stage_of(node, "remoteSender", "onward")
             assert (told.shed, told.admitted) == ({}, 1000)
             assert 0 < told.highest <= 400
-    assert [click.n for click in door.seen] == list(range(1000))
+    assert [click.n for click in app.seen] == list(range(1000))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -270,17 +221,16 @@ async def test_what_a_remote_sender_drops_is_told_to_its_source_logged_once_and_
     whole: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The consumer takes no more than two events at a time, and processes none."""
-    door = Door()
-    app = App("source")
-    out = app.create_output_stream("onward", types=Click)
-    async with running(behind(door, "onward"), {"s4.stream.workQueueSize": "2"}) as end:
+    app, source = HoldingApp("onward"), App("source")
+    out = source.create_output_stream("onward", types=Click)
+    async with running(app, {"s4.stream.workQueueSize": "2"}) as end:
         settings = {
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
             "s4.remoteSender.executor": "shed",
             "s4.remoteSender.workQueueSize": "10",
         }
-        async with running(app, settings) as node:
+        async with running(source, settings) as node:
             clicks = [Click("joe", n) for n in range(100)]
             if whole:
                 dropped = await out.send_many(clicks)
@@ -291,8 +241,8 @@ async def test_what_a_remote_sender_drops_is_told_to_its_source_logged_once_and_
             assert dropped > 100
             told = stage_of(node, "remoteSender", "onward")
             assert told.shed == {"shed: the stage is full": dropped}
-            door.opened.set()
-            await until(lambda: len(door.seen) == 200 - dropped)
+            app.may_go_on.set()
+            await until(lambda: len(app.seen) == 200 - dropped)
             statistics = node.statistics()
             assert (statistics.sent, statistics.dropped) == (
                 {"onward": 200 - dropped},
@@ -320,8 +270,7 @@ QUEUES = {
 async def test_a_stage_holds_no_more_than_its_queue_and_a_frame(key: str) -> None:
     size, weight = QUEUES[key]
     stage = key.split(".")[1]
-    door = Door(is_open=True)
-    app = behind(door, "clicks", types=Blob)
+    app = HoldingApp(types=Blob, held=False)
     async with running(app, {key: size}, partitions=4) as node, trio.open_nursery() as nursery:
 
         async def produce(first: int) -> None:
@@ -333,50 +282,34 @@ async def test_a_stage_holds_no_more_than_its_queue_and_a_frame(key: str) -> Non
 
         for number in range(3):
             nursery.start_soon(produce, number * 500)
-        await until(lambda: len(door.seen) == 1500)
+        await until(lambda: len(app.seen) == 1500)
         for partition in range(1 if stage == "deserializer" else 4):
             assert 0 < stage_of(node, stage, "clicks", partition).highest <= 2 * 50
 
 
 async def test_a_sender_holds_no_more_than_its_queue_and_what_a_step_puts() -> None:
-    door = Door()
-
-    class Forward(ProcessingElement):
-        out: OutputStream
-
-        def on_event(self, click: Click) -> None:
-            self.out.put(click)
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("onward", types=Click)
-    async with running(behind(door, "onward"), {"s4.stream.workQueueSize": "20"}) as end:
+    app = HoldingApp("onward")
+    async with running(app, {"s4.stream.workQueueSize": "20"}) as end:
         settings = {
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
             "s4.remoteSender.onward.workQueueSize": "50",
             "s4.step.maxEvents": "100",
         }
-        async with running(app, settings) as node, Client(node.address) as client:
+        async with running(ForwardingApp(), settings) as node, Client(node.address) as client:
             stream = await client.stream("clicks")
             await stream.send_many([Click("joe", n) for n in range(1000)])
             await until(lambda: stage_of(node, "remoteSender", "onward").depth >= 50)
-            door.opened.set()
+            app.may_go_on.set()
             assert await stream.flush() == []
             assert stage_of(node, "remoteSender", "onward").highest <= 50 + 100
 
 
 async def test_a_full_stream_does_not_delay_another_of_the_same_connection() -> None:
-    door = Door()
+    app = HoldingApp("slow")
     seen: list[Click] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen.append(click)
-
-    app = behind(door, "slow")
-    app.create_input_stream("fast", app.create_pe(Note), key="user")
+    note = app.create_pe(handling(lambda _, click: seen.append(click)))
+    app.create_input_stream("fast", note, key="user")
     settings = {"s4.stream.workQueueSize": "20"}
     # 2 partitions: a task whose handler waits does nothing else meanwhile
     async with running(app, settings, partitions=2) as node:
@@ -385,23 +318,23 @@ async def test_a_full_stream_does_not_delay_another_of_the_same_connection() -> 
         async with Client(node.address, queue_size=2000) as client:
             slow, fast = await client.stream("slow"), await client.stream("fast")
             await slow.send_many([Click(slow_user, n) for n in range(1000)])
-            await until(lambda: stage_of(node, "stream", "slow", 1).depth
-                        + stage_of(node, "stream", "slow", 0).depth >= 20)  # fmt: skip
+            await until(
+                lambda: sum(stage_of(node, "stream", "slow", n).depth for n in (0, 1)) >= 20
+            )
             for n in range(1000):
                 await fast.send(Click(fast_user, n))
             assert await fast.flush() == []
             assert len(seen) == 1000
-            assert not door.seen
-            door.opened.set()
+            assert not app.seen
+            app.may_go_on.set()
             assert await slow.flush() == []
-            assert len(door.seen) == 1000
+            assert len(app.seen) == 1000
 
 
 async def test_bytes_bound_what_waits_and_nothing_is_lost() -> None:
-    door = Door()
+    app = HoldingApp("blobs", types=Blob)
     limit = 200_000
     settings = {"s4.stream.workQueueBytes": str(limit)}
-    app = behind(door, "blobs", types=Blob)
     async with running(app, settings) as node, Client(node.address, queue_size=1000) as client:
         stream = await client.stream("blobs")
         await stream.send(Blob("joe", b"x"))  # it learns a size that is far too small
@@ -411,9 +344,9 @@ async def test_bytes_bound_what_waits_and_nothing_is_lost() -> None:
             await trio.sleep(0.01)
             highest = max(highest, stage_of(node, "stream", "blobs").bytes)
         assert 0 < highest <= limit + 262_144  # one frame passes alone where nothing else waits
-        door.opened.set()
+        app.may_go_on.set()
         assert await stream.flush() == []
-        assert len(door.seen) == 301
+        assert len(app.seen) == 301
 
 
 async def test_handlers_that_put_much_go_few_beyond_the_capacity_however_quick_the_others_are() -> (
@@ -447,11 +380,11 @@ async def test_handlers_that_put_much_go_few_beyond_the_capacity_however_quick_t
 
 
 async def test_bytes_of_frames_that_hold_a_single_event_are_bounded_as_well() -> None:
-    door = Door()
+    app = HoldingApp("blobs", types=Blob)
     limit = 100_000
     settings = {"s4.stream.workQueueBytes": str(limit), "s4.deserializer.workQueueBytes": "50000"}
     async with (
-        running(behind(door, "blobs", types=Blob), settings) as node,
+        running(app, settings) as node,
         raw_peer(node.address) as peer,
     ):
         await peer.open("blobs", "flood", Blob)
@@ -461,7 +394,7 @@ async def test_bytes_of_frames_that_hold_a_single_event_are_bounded_as_well() ->
         assert stage_of(node, "deserializer", "blobs").bytes <= 50_000
         assert stage_of(node, "stream", "blobs").bytes <= limit
         admitted = input_of(node, "blobs").admitted
-        door.opened.set()
+        app.may_go_on.set()
         ruling = await peer.receive_until(
             lambda header: (
                 isinstance(header, wire.Verdict)
@@ -470,27 +403,24 @@ async def test_bytes_of_frames_that_hold_a_single_event_are_bounded_as_well() ->
         )
         assert isinstance(ruling, wire.Verdict)
         assert ruling.rulings[0].expected == admitted  # told once there was room, and not before
-        await until(lambda: len(door.seen) == admitted)
+        await until(lambda: len(app.seen) == admitted)
 
 
 # --- floods --------------------------------------------------------------------------------------
 
 
 async def test_a_flood_beyond_all_credit_costs_no_memory_and_no_other_client() -> None:
-    door = Door()
+    app = HoldingApp("slow")
     seen: list[str] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen.append(click.user)
-
-    app = behind(door, "slow")
-    app.create_input_stream("clicks", app.create_pe(Note), key="user")
+    note = app.create_pe(handling(lambda _, click: seen.append(click.user)))
+    app.create_input_stream("clicks", note, key="user")
     settings = {"s4.stream.workQueueSize": "100"}
     async with running(app, settings) as node, raw_peer(node.address) as flood:
         await flood.open("clicks", "flood", Click)
-        frames = [data_frame("clicks", "flood", n * 50, [Click("evil", n)] * 50, flags=0)
-                  for n in range(2000)]  # fmt: skip
+        frames = [
+            data_frame("clicks", "flood", n * 50, [Click("evil", n)] * 50, flags=0)
+            for n in range(2000)
+        ]
         before = resident_mb()
         async with trio.open_nursery() as nursery:
 
@@ -507,12 +437,12 @@ async def test_a_flood_beyond_all_credit_costs_no_memory_and_no_other_client() -
         assert seen.count("joe") == 2000
         assert stage_of(node, "stream", "clicks").highest <= 300
         assert resident_mb() - before < 50
-        door.opened.set()
+        app.may_go_on.set()
 
 
 async def test_idle_producers_do_not_cut_the_share_of_one_that_sends() -> None:
-    door = Door(is_open=True)
-    async with running(behind(door, "clicks")) as node, raw_peer(node.address) as idle:
+    app = HoldingApp(held=False)
+    async with running(app) as node, raw_peer(node.address) as idle:
         for n in range(600):
             answer = await idle.open("clicks", f"idle-{n}", Click)
             assert not answer.error
@@ -531,7 +461,7 @@ async def test_idle_producers_do_not_cut_the_share_of_one_that_sends() -> None:
 
 async def test_one_connection_opens_so_many_producers_and_no_more() -> None:
     async with (
-        running(behind(Door(is_open=True), "clicks")) as node,
+        running(HoldingApp(held=False)) as node,
         raw_peer(node.address) as peer,
         raw_peer(node.address) as other,
     ):
@@ -543,9 +473,9 @@ async def test_one_connection_opens_so_many_producers_and_no_more() -> None:
 
 
 async def test_a_client_that_never_reads_its_verdicts_costs_no_memory() -> None:
-    door = Door(is_open=True)
+    app = HoldingApp(held=False)
     settings = {"s4.stream.executor": "shed", "s4.stream.workQueueSize": "10"}
-    async with running(behind(door, "clicks"), settings) as node, raw_peer(node.address) as deaf:
+    async with running(app, settings) as node, raw_peer(node.address) as deaf:
         await deaf.open("clicks", "deaf", Click)
         before = resident_mb()
         with trio.move_on_after(3):  # until the sockets are full
@@ -619,7 +549,7 @@ async def test_a_stream_that_feeds_itself_ends_with_the_exact_count_in_bounded_m
         assert counted(node) == 2**21 - 1
         assert resident_mb() - before < 60
         highest = max(one.highest for one in node.statistics().stages if one.stream == "loop")
-        assert highest > 100_000  # it was not memory that held them
+        assert highest > 100_000  # it was not memory that app them
         assert os.listdir(tmp_path) == []  # noqa: PTH208 - the file has no name
     said = capsys.readouterr().err
     assert said.count("streams feed themselves") == 1
@@ -679,44 +609,35 @@ async def test_the_inputs_of_a_cycle_wait_until_it_is_below_its_capacity() -> No
 
 
 async def test_a_blocked_output_holds_only_the_streams_that_lead_to_it() -> None:
-    door, seen = Door(), defaultdict[str, list[int]](list)
+    forwarded: list[int] = []
 
-    class Forward(ProcessingElement):
-        out: OutputStream
+    def forward(_pe: Any, click: Click) -> None:
+        forwarded.append(click.n)
+        onward.put(click)
 
-        def on_event(self, click: Click) -> None:
-            seen["forwarded"].append(click.n)
-            self.out.put(click)
-
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen["noted"].append(click.n)
-
-    app = App("two")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("forwarded", forward, key="user")
-    app.create_input_stream("noted", app.create_pe(Note), key="user")
-    forward.out = app.create_output_stream("onward", types=Click)
-    async with running(behind(door, "onward"), {"s4.stream.workQueueSize": "50"}) as end:
+    app, two = HoldingApp("onward"), NotingApp("noted")
+    two.create_input_stream("forwarded", two.create_pe(handling(forward)), key="user")
+    onward = two.create_output_stream("onward", types=Click)
+    async with running(app, {"s4.stream.workQueueSize": "50"}) as end:
         settings = {
             "s4.stream.onward.consumers": "end",
             "s4.cluster.end.address": end.address,
             "s4.remoteSender.workQueueSize": "50",
             "s4.step.maxEvents": "10",
         }
-        async with running(app, settings) as node, Client(node.address, queue_size=5000) as client:
+        async with running(two, settings) as node, Client(node.address, queue_size=5000) as client:
             one, other = await client.stream("forwarded"), await client.stream("noted")
             await one.send_many([Click("joe", n) for n in range(2000)])
             await until(lambda: node.parts.pipeline.order.held == {"forwarded"})
             for n in range(2000):
                 await other.send(Click("joe", n))
             assert await other.flush() == []
-            assert len(seen["noted"]) == 2000
-            assert len(seen["forwarded"]) < 300
-            door.opened.set()
+            assert len(two.seen) == 2000
+            assert len(forwarded) < 300
+            app.may_go_on.set()
             assert await one.flush() == []
-            await until(lambda: len(door.seen) == 2000)
-    assert [click.n for click in door.seen] == seen["forwarded"] == list(range(2000))
+            await until(lambda: len(app.seen) == 2000)
+    assert [click.n for click in app.seen] == forwarded == list(range(2000))
 
 
 # --- parallelism ---------------------------------------------------------------------------------
@@ -743,22 +664,25 @@ class Handlers:
             self.seen[click.user].append(click.n)
 
 
-def parallel_app(handlers: Handlers, count: int, *, plain: bool, seconds: float) -> App:
-    class Slow(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            handlers.begin(click)
-            await trio.sleep(seconds)
-            handlers.end(click)
+def slow_handler(handlers: Handlers, *, plain: bool, seconds: float) -> Callable[[Any, Any], Any]:
+    """A handler that takes so long, in a thread if it is plain."""
 
-    class SlowInThreads(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            handlers.begin(click)
-            time.sleep(seconds)
-            handlers.end(click)
+    async def slow(_pe: Any, click: Click) -> None:
+        handlers.begin(click)
+        await trio.sleep(seconds)
+        handlers.end(click)
 
-    app = App("parallel")
-    pe = app.create_pe(SlowInThreads if plain else Slow)
-    app.create_input_stream("clicks", pe, key="user").set_parallelism(count)
+    def slow_in_threads(_pe: Any, click: Click) -> None:
+        handlers.begin(click)
+        time.sleep(seconds)
+        handlers.end(click)
+
+    return slow_in_threads if plain else slow
+
+
+def parallel_app(handlers: Handlers, count: int, *, plain: bool, seconds: float) -> OnePE:
+    app = OnePE(slow_handler(handlers, plain=plain, seconds=seconds))
+    app.input.set_parallelism(count)
     return app
 
 
@@ -801,23 +725,22 @@ async def test_the_setting_wins_over_the_app_and_one_is_one_by_one() -> None:
 
 
 async def test_a_frame_is_acknowledged_when_all_of_its_events_are_processed() -> None:
-    door = Door()
+    may_go_on = trio.Event()
     order: list[int] = []
 
-    class Wait(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            if click.n == 0:
-                await door.opened.wait()
-            order.append(click.n)
+    async def wait(_pe: Any, click: Click) -> None:
+        if click.n == 0:
+            await may_go_on.wait()
+        order.append(click.n)
 
-    app = App("parallel")
-    app.create_input_stream("clicks", app.create_pe(Wait), key="user").set_parallelism(4)
+    app = OnePE(wait)
+    app.input.set_parallelism(4)
     async with running(app) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click(f"user-{n}", n) for n in range(10)])
         await until(lambda: len(order) == 9)
         assert node.ports["clicks"].admission.lanes[client.producer, 0].safe == 0
-        door.opened.set()
+        may_go_on.set()
         assert await stream.flush() == []
     assert order[-1] == 0
 
@@ -826,12 +749,8 @@ async def test_another_stream_of_the_task_gets_its_turn_beside_a_busy_parallel_o
     handlers = Handlers()
     app = parallel_app(handlers, 4, plain=False, seconds=0.002)
     seen: list[set[str]] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen.append(set(handlers.running))
-
-    app.create_input_stream("others", app.create_pe(Note), key="user")
+    note = app.create_pe(handling(lambda *_: seen.append(set(handlers.running))))
+    app.create_input_stream("others", note, key="user")
     async with running(app) as node, Client(node.address, queue_size=10_000) as client:
         busy, others = await client.stream("clicks"), await client.stream("others")
         for n in range(0, 3000, 10):
@@ -859,10 +778,9 @@ async def test_what_leaves_a_busy_parallel_stream_is_told_of_it_meanwhile() -> N
             await trio.lowlevel.checkpoint()
             left.append(self.key)
 
-    app = App("parallel")
-    pe = app.create_pe(Leaves)
-    pe.set_pe_cache(max_size=10)
-    app.create_input_stream("clicks", pe, key="user").set_parallelism(4)
+    app = OnePE(Leaves)
+    app.pe.set_pe_cache(max_size=10)
+    app.input.set_parallelism(4)
     async with running(app) as node, Client(node.address, queue_size=10_000) as client:
         stream = await client.stream("clicks")
         (task,) = node.tasks.values()
@@ -888,11 +806,10 @@ async def test_keys_with_more_to_come_stay_beyond_the_bound_of_a_cache() -> None
         async def on_time(self) -> None:
             await trio.lowlevel.checkpoint()
 
-    app = App("parallel")
-    pe = app.create_pe(Busy)
-    pe.set_pe_cache(max_size=50)
-    pe.set_timer_interval(0.01)
-    app.create_input_stream("clicks", pe, key="user").set_parallelism(200)
+    app = OnePE(Busy)
+    app.pe.set_pe_cache(max_size=50)
+    app.pe.set_timer_interval(0.01)
+    app.input.set_parallelism(200)
     async with running(app) as node, Client(node.address, queue_size=10_000) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click(f"user-{n % 200}", n) for n in range(4000)])
@@ -905,22 +822,11 @@ async def test_parallel_streams_with_plain_and_async_handlers_follow_each_other(
     plain_first: bool,
 ) -> None:
     plain, later = Handlers(), Handlers()
-
-    class InThreads(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            plain.begin(click)
-            time.sleep(0.001)
-            plain.end(click)
-
-    class Awaited(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            later.begin(click)
-            await trio.sleep(0.001)
-            later.end(click)
-
     app = App("parallel")
-    app.create_input_stream("plain", app.create_pe(InThreads), key="user").set_parallelism(2)
-    app.create_input_stream("later", app.create_pe(Awaited), key="user").set_parallelism(2)
+    for name, handlers in (("plain", plain), ("later", later)):
+        slow = slow_handler(handlers, plain=name == "plain", seconds=0.001)
+        stream = app.create_input_stream(name, app.create_pe(handling(slow)), key="user")
+        stream.set_parallelism(2)
     async with running(app) as node, Client(node.address) as client:
         streams = [await client.stream(name) for name in ("plain", "later")]
         for n in range(0, 100, 10):
@@ -933,20 +839,16 @@ async def test_parallel_streams_with_plain_and_async_handlers_follow_each_other(
 
 @pytest.mark.parametrize("plain", [False, True])
 async def test_a_parallel_handler_that_raises_names_its_key_and_event(plain: bool) -> None:
-    class Fails(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            if click.n == 7:
-                raise RuntimeError("seven")
+    def fails(_pe: Any, click: Click) -> None:
+        if click.n == 7:
+            raise RuntimeError("seven")
 
-    class FailsLater(ProcessingElement):
-        async def on_event(self, click: Click) -> None:
-            await trio.lowlevel.checkpoint()
-            if click.n == 7:
-                raise RuntimeError("seven")
+    async def fails_later(pe: Any, click: Click) -> None:
+        await trio.lowlevel.checkpoint()
+        fails(pe, click)
 
-    app = App("parallel")
-    pe = app.create_pe(Fails if plain else FailsLater)
-    app.create_input_stream("clicks", pe, key="user").set_parallelism(4)
+    app = OnePE(fails if plain else fails_later)
+    app.input.set_parallelism(4)
     with pytest.raises(ProcessingError, match="seven") as caught:  # noqa: PT012
         async with running(app) as node, Client(node.address, producer="p") as client:
             client.abandon()
@@ -958,23 +860,14 @@ async def test_a_parallel_handler_that_raises_names_its_key_and_event(plain: boo
 
 
 async def test_what_parallel_handlers_put_and_refuse_is_accounted_for() -> None:
-    seen: list[int] = []
+    async def forward(_pe: Any, event: GenericEvent) -> None:
+        await trio.sleep(0.001)
+        out.put(Click(event.user, event.n))
 
-    class Forward(ProcessingElement):
-        out: Stream
-
-        async def on_event(self, event: GenericEvent) -> None:
-            await trio.sleep(0.001)
-            self.out.put(Click(event.user, event.n))
-
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen.append(click.n)
-
-    app = App("parallel")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key=lambda e: e.user).set_parallelism(5)
-    forward.out = app.create_stream("out", app.create_pe(Note), key="user")
+    app = NotingApp("others")
+    out = app.create_stream("out", app.pe, key="user")
+    pe = app.create_pe(handling(forward, GenericEvent))
+    app.create_input_stream("clicks", pe, key=lambda e: e.user).set_parallelism(5)
     async with running(app) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(100):
@@ -982,8 +875,8 @@ async def test_what_parallel_handlers_put_and_refuse_is_accounted_for() -> None:
             await stream.send(event)
         refusals = await stream.flush()
         assert [refusal.number for refusal in refusals] == list(range(3, 100, 10))
-        await until(lambda: len(seen) == 90)
-        assert sorted(seen) == [n for n in range(100) if n % 10 != 3]
+        await until(lambda: len(app.seen) == 90)
+        assert sorted(app.numbers) == [n for n in range(100) if n % 10 != 3]
 
 
 # --- the spill -----------------------------------------------------------------------------------
@@ -1100,11 +993,7 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
 def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_nearest_name(
     tmp_path: Path,
 ) -> None:
-    class Look(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    app = App("looks")
-    app.create_input_stream("names", app.create_pe(Look), key="user")
+    app = OnePE(Ignore, "names")
     (tmp_path / "shared.properties").write_text(
         "s4.stream.names.workQueueSize = 100\ns4.deserializer.orders.executor = shed\n"
     )

@@ -13,8 +13,9 @@ import pytest
 import trio
 from harness import ANY_PORT, plain_errors, until
 from kept import kept_producers
+from shared_apps import Click, Count, OnePE
 
-from s4node import App, Client, Config, Container, Event, OutputStream, ProcessingElement
+from s4node import App, Client, Config, Container, OutputStream, ProcessingElement
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import Registry
@@ -33,10 +34,6 @@ FAILS = ("a", "h")
 WAY = "clicks\1default.count"
 
 
-class Click(Event):
-    user: str
-
-
 class Pass(ProcessingElement):
     passed: int = 0
     onward: OutputStream
@@ -48,24 +45,9 @@ class Pass(ProcessingElement):
             raise ZeroDivisionError
 
 
-class Count(ProcessingElement):
-    count: int = 0
-
-    def on_event(self, click: Click) -> None:
-        self.count += 1
-
-
 def relaying() -> App:
-    app = App("relay")
-    relay = app.create_pe(Pass)
-    app.create_input_stream("raw", relay, key="user")
-    relay.onward = app.create_output_stream("clicks", key="user", types=Click)
-    return app
-
-
-def counting() -> App:
-    app = App("count")
-    app.create_input_stream("clicks", app.create_pe(Count), key="user")
+    app = OnePE(Pass, "raw", name="relay")
+    app.pe.onward = app.create_output_stream("clicks", key="user", types=Click)
     return app
 
 
@@ -78,7 +60,7 @@ def counted(app: Path, pe: str) -> Counter[str]:
             for key, attributes in (
                 StateReader(state).instances(pe) if f"pe {pe}" in state.tables else ()
             ):
-                found[str(key)] += attributes["count"]
+                found[str(key)] += attributes["n"]
     return found
 
 
@@ -101,8 +83,8 @@ class Cluster:
     @asynccontextmanager
     async def relays(self) -> AsyncIterator[None]:
         """The producing app runs; it commits when it is told to, or what it has put may leave."""
-        more = {"task.commit.ms": "0", "s4.stream.raw.grade": "durable",
-                "s4.stream.raw.onError": "skip"}  # fmt: skip
+        more = {"task.commit.ms": "0", "s4.stream.raw.onError": "skip"}
+        more["s4.stream.raw.grade"] = "durable"
         async with (
             self._container(relaying(), more) as self.relay,
             Client(self.relay.address) as client,
@@ -115,7 +97,7 @@ class Cluster:
     async def counts(self, *, known: bool = True) -> AsyncIterator[None]:
         """The consuming app runs, and is known to the other, unless that does not run yet."""
         more = {"task.commit.ms": "10", "s4.stream.clicks.grade": "durable"}
-        async with self._container(counting(), more) as self.count:
+        async with self._container(OnePE(Count, name="count"), more) as self.count:
             if known:
                 await until(lambda: self.consumers == ("default.count",))
             yield

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from harness import data_frame, raw_peer, run_s4, running, until
+from shared_apps import Click, Forward, Ignore, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder, ProcessingElement
+from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProcessingError
 from s4node.events.keys import Partitioner, crc32m, s4
 
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from s4node.events.keys import KeySpec
 
 
-class Click(Event):
+class Visit(Event):
     user: str
-    n: int = 0
-    page: bytes = b""
+    n: int
+    page: bytes
 
 
 class Line(Event):
@@ -48,6 +50,10 @@ class Seen:
         self.numbers: dict[Any, list[int]] = defaultdict(list)
         self.partitions: dict[Any, set[int]] = defaultdict(set)
 
+    def note(self, pe: Any, event: Any) -> None:
+        self.numbers[pe.key].append(event.n)
+        self.partitions[pe.key].add(pe.partition)
+
     @property
     def total(self) -> int:
         return sum(map(len, self.numbers.values()))
@@ -59,17 +65,11 @@ class Seen:
         assert len(set().union(*self.partitions.values())) > 1
 
 
-def clicks_app(seen: Seen, key: KeySpec | None = "user", name: str = "clicks") -> App:
+def clicks_app(
+    seen: Seen, key: KeySpec | None = "user", name: str = "clicks", types: type[Event] = Click
+) -> App:
     """An app that notes each click under its PE's key."""
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.numbers[self.key].append(event.n)
-            seen.partitions[self.key].add(self.partition)
-
-    app = App("notes")
-    app.create_input_stream(name, app.create_pe(Note), key=key)
-    return app
+    return OnePE(seen.note, name, key=key, types=types)
 
 
 async def send_all(node: Container, events: Iterable[Any], **options: Any) -> None:
@@ -261,11 +261,11 @@ async def test_frames_of_a_peer_that_routes_by_nothing_we_know_are_dispatched_ag
     ids=["composite", "int", "bytes", "list", "list of one"],
 )
 async def test_keys_may_be_text_numbers_bytes_and_tuples_of_those(
-    key: KeySpec, key_of: Callable[[Click], Any]
+    key: KeySpec, key_of: Callable[[Visit], Any]
 ) -> None:
     seen = Seen()
-    sent = [Click(USERS[n % 40], n % 100, bytes([n % 50])) for n in range(1000)]
-    async with running(clicks_app(seen, key), partitions=4) as node:
+    sent = [Visit(USERS[n % 40], n % 100, bytes([n % 50])) for n in range(1000)]
+    async with running(clicks_app(seen, key, types=Visit), partitions=4) as node:
         await send_all(node, sent)
     expected = defaultdict(list)
     for click in sent:
@@ -289,14 +289,7 @@ async def test_the_clusters_hasher_decides_the_partition_and_clients_follow(
 
 
 async def test_an_event_without_the_key_is_refused_by_the_client_and_the_others_go_on() -> None:
-    seen: list[Any] = []
-
-    class Note(ProcessingElement):
-        def on_event(self, event: GenericEvent) -> None:
-            seen.append(event["n"])
-
-    app = App("notes")
-    app.create_input_stream("clicks", app.create_pe(Note), key="user")
+    app = NotingApp(types=GenericEvent)
     async with running(app, partitions=4) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many(
@@ -304,7 +297,7 @@ async def test_an_event_without_the_key_is_refused_by_the_client_and_the_others_
         )
         (refused,) = await clicks.flush()
         assert clicks.counts["unsent"] == 1
-    assert seen == [1, 3]
+    assert app.numbers == [1, 3]
     assert (refused.number, refused.stream) == (-1, "clicks")
     assert "the KeyFinder raised KeyError" in refused.reason
 
@@ -313,26 +306,19 @@ async def test_an_event_without_the_key_is_refused_by_the_client_and_the_others_
 async def test_a_key_finder_that_raises_or_finds_nothing_refuses_that_event_alone(
     partitions: int,
 ) -> None:
-    seen: list[Any] = []
-
     def find(click: Click) -> Any:
         if click.n % 10 == 3:
             raise LookupError("no such user")
         return None if click.n % 10 == 7 else click.user
 
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append(event.n)
-
-    app = App("notes")
-    app.create_input_stream("clicks", app.create_pe(Note), key=find)
+    app = NotingApp(key=find)
     async with running(app, partitions=partitions) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many([Click("ann", n) for n in range(1000)])
         refused = await clicks.flush()
         assert clicks.counts["admitted"] == 800
         assert node.statistics().refused == {"clicks": 200}
-    assert seen == [n for n in range(1000) if n % 10 not in (3, 7)]
+    assert app.numbers == [n for n in range(1000) if n % 10 not in (3, 7)]
     assert sorted(r.number for r in refused) == [n for n in range(1000) if n % 10 in (3, 7)]
     reasons = {r.number % 10: r.reason for r in refused}
     assert "the KeyFinder raised LookupError: no such user" in reasons[3]
@@ -345,56 +331,35 @@ async def test_a_key_finder_that_raises_or_finds_nothing_refuses_that_event_alon
 
 async def test_an_internal_keyed_stream_brings_each_key_to_its_partition_in_order() -> None:
     seen = Seen()
-    totals: dict[str, int] = {}
+    numbers = itertools.count()
 
-    class Split(ProcessingElement):
-        n: int = 0
+    def split(_pe: Any, line: Line) -> None:
+        for word in line.text.split():
+            words.put(Word(word, next(numbers)))
 
-        def on_event(self, event: Line) -> None:
-            for word in event.text.split():
-                self.out.put(Word(word, self.n))
-                self.n += 1
-
-    class Count(ProcessingElement):
-        n: int = 0
-
-        def on_event(self, event: Word) -> None:
-            self.n += 1
-            totals[event.word] = self.n
-            seen.numbers[self.key].append(event.n)
-            seen.partitions[self.key].add(self.partition)
-
-    app = App("words")
-    split = app.create_pe(Split)
-    app.create_input_stream("clicks", split, key=lambda line: "one")
-    split.out = app.create_stream("words", app.create_pe(Count), key="word")
+    app = OnePE(split, key=lambda line: "one", types=Line)
+    words = app.create_stream("words", app.create_pe(handling(seen.note, Word)), key="word")
     async with running(app, partitions=4) as node:
         await send_all(node, [Line(" ".join(USERS)) for _ in range(100)])
         await until(lambda: seen.total == 4000)
-    assert totals == dict.fromkeys(USERS, 100)
-    assert all(numbers == sorted(numbers) for numbers in seen.numbers.values())
+    assert {word: len(of_it) for word, of_it in seen.numbers.items()} == dict.fromkeys(USERS, 100)
+    assert all(of_it == sorted(of_it) for of_it in seen.numbers.values())
     seen.at_home(4)
 
 
 async def test_a_chain_of_small_queues_between_partitions_neither_blocks_nor_loses() -> None:
     seen = Seen()
 
-    class Widen(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            for copy in range(5):
-                self.out.put(Click(f"{event.user}/{copy}", event.n))
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.numbers[self.key].append(event.n)
-            seen.partitions[self.key].add(self.partition)
+    def widen(pe: Any, click: Click) -> None:
+        for copy in range(5):
+            pe.out.put(Click(f"{click.user}/{copy}", click.n))
 
     app = App("chain")
-    one, two, three = (app.create_pe(Widen) for _ in range(3))
+    one, two, three = (app.create_pe(handling(widen)) for _ in range(3))
     app.create_input_stream("clicks", one, key="user")
     one.out = app.create_stream("two", two, key="user")
     two.out = app.create_stream("three", three, key="user")
-    three.out = app.create_stream("end", app.create_pe(Note), key="user")
+    three.out = app.create_stream("end", app.create_pe(handling(seen.note)), key="user")
     async with running(app, {"s4.stream.workQueueSize": "7"}, partitions=3) as node:
         await send_all(node, CLICKS[:80])
         await until(lambda: seen.total == 80 * 125)
@@ -405,17 +370,14 @@ async def test_a_chain_of_small_queues_between_partitions_neither_blocks_nor_los
 async def test_streams_that_feed_each_other_in_a_circle_come_to_an_end() -> None:
     seen: list[Any] = []
 
-    class Down(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            if event.n:
-                self.again.put(Click(f"{event.n % 7}", event.n - 1))
-            else:
-                seen.append(event.user)
+    def down(_pe: Any, click: Click) -> None:
+        if click.n:
+            again.put(Click(f"{click.n % 7}", click.n - 1))
+        else:
+            seen.append(click.user)
 
-    app = App("circle")
-    down = app.create_pe(Down)
-    app.create_input_stream("clicks", down, key="user")
-    down.again = app.create_stream("again", down, key="user")
+    app = OnePE(down)
+    again = app.create_stream("again", app.pe, key="user")
     async with running(app, {"s4.stream.workQueueSize": "5"}, partitions=3) as node:
         await send_all(node, [Click("ann", 50) for _ in range(20)])
         await until(lambda: len(seen) == 20)
@@ -423,21 +385,18 @@ async def test_streams_that_feed_each_other_in_a_circle_come_to_an_end() -> None
 
 
 async def test_an_unkeyed_internal_stream_stays_in_its_partition() -> None:
-    seen: list[Any] = []
+    seen: list[tuple[int, int]] = []
 
-    class Board(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen.append((event.page[0], self.partition))
+    def pass_on(pe: Any, click: Click) -> None:
+        local.put(Click(click.user, pe.partition))
 
-    class Pass(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(Click(event.user, event.n, bytes([self.partition])))
+    def note(pe: Any, click: Click) -> None:
+        seen.append((click.n, pe.partition))
 
-    app = App("local")
-    passing, board = app.create_pe(Pass), app.create_pe(Board)
+    app = OnePE(pass_on)
+    board = app.create_pe(handling(note))
     board.set_singleton()
-    app.create_input_stream("clicks", passing, key="user")
-    passing.out = app.create_stream("local", board)
+    local = app.create_stream("local", board)
     async with running(app, partitions=4) as node:
         await send_all(node, CLICKS[:400])
         await until(lambda: len(seen) == 400)
@@ -447,20 +406,10 @@ async def test_an_unkeyed_internal_stream_stays_in_its_partition() -> None:
 
 async def test_a_broadcast_reaches_every_partition_once_and_in_order() -> None:
     seen: dict[int, list[int]] = defaultdict(list)
-
-    class Board(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            seen[self.partition].append(event.n)
-
-    class Pass(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
-
-    app = App("broadcast")
-    passing, board = app.create_pe(Pass), app.create_pe(Board)
-    board.set_singleton()
-    app.create_input_stream("clicks", passing, key="user")
-    passing.out = app.create_stream("all", board, broadcast=True)
+    app = board_app(seen, "others")
+    everywhere = app.create_stream("all", app.pe, broadcast=True)
+    pass_on = app.create_pe(handling(lambda _, click: everywhere.put(click)))
+    app.create_input_stream("clicks", pass_on, key="user")
     async with running(app, partitions=4) as node:
         await send_all(node, [Click("ann", n) for n in range(500)])
         await until(lambda: sum(map(len, seen.values())) == 2000)
@@ -471,17 +420,8 @@ async def test_a_broadcast_reaches_every_partition_once_and_in_order() -> None:
 async def test_a_key_finder_that_fails_on_an_internal_stream_fails_the_app_by_name(
     partitions: int,
 ) -> None:
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    class Pass(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(event)
-
-    app = App("inner")
-    passing = app.create_pe(Pass)
-    app.create_input_stream("clicks", passing, key="user")
-    passing.out = app.create_stream("inner", app.create_pe(Note), key=lambda click: None)
+    app = OnePE(Forward, name="inner")
+    app.pe.out = app.create_stream("inner", app.create_pe(Ignore), key=lambda click: None)
 
     async def run() -> None:
         async with running(app, partitions=partitions) as node, Client(node.address) as client:
@@ -527,17 +467,10 @@ class Source(AdapterApp):
                 await self.remote_stream.send(event)
 
 
-def board_app(counts: dict[int, list[int]], name: str = "clicks") -> App:
-    """An app with one board a partition, which notes the numbers that it gets."""
-
-    class Board(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            counts[self.partition].append(event.n)
-
-    app = App("boards")
-    board = app.create_pe(Board)
-    board.set_singleton()
-    app.create_input_stream(name, board)
+def board_app(counts: dict[int, list[int]], name: str = "clicks") -> OnePE:
+    """An app with one PE a partition, which notes the numbers that it gets."""
+    app = OnePE(lambda pe, click: counts[pe.partition].append(click.n), name, key=None, types=Click)
+    app.pe.set_singleton()
     return app
 
 
@@ -609,14 +542,8 @@ async def test_several_adapters_of_one_name_may_feed_one_stream() -> None:
 async def test_a_pe_puts_on_an_output_stream_and_the_next_cluster_goes_on_with_it() -> None:
     seen = Seen()
 
-    class Forward(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.out.put(Click(event.user.upper(), event.n))
-
-    app = App("forward")
-    forward = app.create_pe(Forward)
-    app.create_input_stream("clicks", forward, key="user")
-    forward.out = app.create_output_stream("upper", key="user", types=Click)
+    app = OnePE(lambda _, click: out.put(Click(click.user.upper(), click.n)))
+    out = app.create_output_stream("upper", key="user", types=Click)
     upper = clicks_app(seen, name="upper")
     async with (
         running(upper, partitions=2) as consumer,

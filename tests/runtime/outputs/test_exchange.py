@@ -220,8 +220,14 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     (folder / "counter.py").write_text(APP)
     (folder / "pids").mkdir()
     address = f"tcp://127.0.0.1:{free_port()}"
-    keeper = ["run", folder / "keeper.py", "--listen", address,
-              "-p", f"s4.log.folder={folder / 'log'}"]  # fmt: skip
+    keeper = [
+        "run",
+        folder / "keeper.py",
+        "--listen",
+        address,
+        "-p",
+        f"s4.log.folder={folder / 'log'}",
+    ]
     log = EmbeddedLog("log", address)
     with plain_errors(), trio.fail_after(100):
         async with s4_process(*keeper, cwd=folder), trio.open_nursery() as nursery:

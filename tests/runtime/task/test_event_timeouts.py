@@ -10,10 +10,10 @@ import pytest
 import trio
 from failing import (
     Click,
-    Counts,
     Store,
     Stores,
     counted,
+    counts_app,
     fill,
     letters,
     processed,
@@ -142,7 +142,7 @@ async def test_a_handler_of_a_parallel_stream_that_takes_too_long_leaves_nothing
                 await trio.sleep_forever()
 
     clicks = fill(system, 100, lambda n: n in (7, 8, 60))
-    counts = Counts(Async if awaits else Plain, 2)
+    counts = counts_app(Async if awaits else Plain, 2)
     async with running(counts, settings, partitions=2) as container:
         await processed(container, system)
         more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory

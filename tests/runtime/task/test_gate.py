@@ -38,8 +38,14 @@ def when(**fields: object) -> State:
     return State(**{name: fields.get(name) for name in State._fields})  # type: ignore[arg-type]
 
 
-CALM = {"running": False, "committing": False, "commit_due": False, "window_due": False,
-        "timer_due": False, "closing": False}  # fmt: skip
+CALM = {
+    "running": False,
+    "committing": False,
+    "commit_due": False,
+    "window_due": False,
+    "timer_due": False,
+    "closing": False,
+}
 DUE = {"running": False, "commit_due": True, "closing": False}
 CLOSING = {**DUE, "closing": True}
 LEFT = {**CALM, "in_flight": (0,), "waiting": False, "held": False}

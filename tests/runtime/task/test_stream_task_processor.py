@@ -817,9 +817,11 @@ async def test_at_whatever_moment_it_crashes_only_what_was_processed_is_committe
         if envelope.offset % 13 == 5:
             coordinator.commit()
 
-    values = settings | values | {
-        "task.commit.ms": "10", "task.window.ms": "3", "task.async.commit": async_commit
-    }  # fmt: skip
+    values = (
+        settings
+        | values
+        | {"task.commit.ms": "10", "task.window.ms": "3", "task.async.commit": async_commit}
+    )
     dice = random.Random(3)
     for _ in range(8):
         try:

@@ -87,9 +87,13 @@ class Machine:
         self.in_window = False
         self.now = 0.0
         chosen = TaskSettings(
-            concurrency, by_key, window=10.0, commit=35.0, async_commit=async_commit,
+            concurrency,
+            by_key,
+            window=10.0,
+            commit=35.0,
+            async_commit=async_commit,
             ignored=frozenset({"KeyError"}),
-        )  # fmt: skip
+        )
         self.processor = StreamTaskProcessor(
             app, 0, lambda: self.now, name="Partition 0", settings=chosen
         )

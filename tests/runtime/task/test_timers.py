@@ -17,8 +17,12 @@ from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudge
 def test_a_tick_comes_every_interval() -> None:
     tick = Tick(10.0, now=5.0)
     assert [tick.due(now) for now in (14.9, 15.0, 15.0, 24.0, 25.5)] == [
-        False, True, False, False, True,
-    ]  # fmt: skip
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert tick.at == 35.0
 
 

@@ -407,10 +407,12 @@ async def test_output_streams_show_each_event_once_and_nothing_of_those_that_wer
         for stream in ("seen", "letters"):
             await it.log.create(stream, 2)
         bad = {300, 301, 302, 700, 1500}
-        await it.append([
-            Click(click.user, click.number, "bad" if click.number in bad else "")
-            for click in clicks_of(2000)
-        ])  # fmt: skip
+        await it.append(
+            [
+                Click(click.user, click.number, "bad" if click.number in bad else "")
+                for click in clicks_of(2000)
+            ]
+        )
         settings = {
             "s4.stream.seen.consumers": "keeper",
             "s4.stream.letters.consumers": "keeper",

@@ -15,10 +15,10 @@ from failing import (
     AsyncCount,
     Click,
     Count,
-    Counts,
     Store,
     Stores,
     counted,
+    counts_app,
     fill,
     letters,
     processed,
@@ -57,12 +57,12 @@ async def test_what_pes_count_is_the_truth_without_the_events_at_which_they_fail
     where: str,
 ) -> None:
     clicks = fill(system, 500, PLACES[where])
-    async with running(Counts(pe, handlers), settings, partitions=2) as container:
+    async with running(counts_app(pe, handlers), settings, partitions=2) as container:
         await processed(container, system)
         assert container.statistics().replay.left_out == {
             "clicks": sum(click.bad for click in clicks)
         }
-    async with running(Counts(pe, handlers), settings, partitions=2) as container:
+    async with running(counts_app(pe, handlers), settings, partitions=2) as container:
         more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
         for click in more:
             system.put("clicks", Partitioner(2).partition_of(click.user), click)
@@ -386,7 +386,7 @@ async def test_a_dead_letter_has_the_event_its_place_and_what_was_wrong(
     system.put("clicks", 0, Click("joe", 0), Click("joe", 1, True), Click("joe", 2))
     settings["s4.stream.clicks.onError"] = "dead-letter"
     settings["task.dead.letter.stream"] = "memory.dead"
-    async with running(Counts(), settings) as container:
+    async with running(counts_app(), settings) as container:
         await processed(container, system, partitions=1)
         assert counted(container) == {"joe": 2}
     [letter] = await letters(system)
@@ -408,7 +408,7 @@ async def test_each_poison_event_is_a_dead_letter_once(
     system.create("dead", 1)
     settings["s4.stream.clicks.onError"] = "dead-letter"
     settings["task.dead.letter.stream"] = "memory.dead"
-    async with running(Counts(), settings, partitions=2) as container:
+    async with running(counts_app(), settings, partitions=2) as container:
         await processed(container, system)
     found = sorted(int(letter.reason.split()[2]) for letter in await letters(system))
     assert found == [click.number for click in clicks if click.bad]
@@ -428,7 +428,7 @@ async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
         "task.dead.letter.stream": "graveyard.dead",
         "task.commit.ms": "1",
     }
-    async with running(Counts(), settings) as container:
+    async with running(counts_app(), settings) as container:
         graveyard.go_away()
         await until(lambda: container.tasks[0].failures.dead_letters_wait)
         progress = container.replay.consumers.progress[0][ssp(0)]
@@ -453,7 +453,7 @@ async def test_so_does_the_commit_before_the_end_of_the_inputs(
         "task.dead.letter.stream": "graveyard.dead",
         "task.commit.ms": "100",
     }
-    async with running(Counts(), settings) as container:
+    async with running(counts_app(), settings) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == 1)
@@ -478,7 +478,7 @@ async def test_where_nobody_says_anything_the_container_stops_naming_the_event(
     del settings["s4.stream.clicks.onError"]
     fill(system, 10, lambda n: n == 4, partitions=1)
     with dies(ProcessingError, match=r"Count of app 'counts' .* clicks\[0\]@4"):
-        async with running(Counts(), settings):
+        async with running(counts_app(), settings):
             await trio.sleep_forever()
 
 
@@ -495,7 +495,7 @@ async def test_an_on_error_that_cannot_be_done_is_refused_at_the_start(
 ) -> None:
     fill(system, 0, None)
     with dies(ConfigError, match=problem):
-        async with running(Counts(), settings | more):
+        async with running(counts_app(), settings | more):
             await trio.sleep_forever()
 
 

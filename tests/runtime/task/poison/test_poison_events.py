@@ -41,9 +41,10 @@ def progress() -> InputProgress:
 
 
 @given(
-    bad=st.sets(st.integers(0, 30)), sizes=st.lists(st.integers(1, 9), max_size=5),
+    bad=st.sets(st.integers(0, 30)),
+    sizes=st.lists(st.integers(1, 9), max_size=5),
     slices=st.lists(st.integers(1, 4)),
-)  # fmt: skip
+)
 def test_poison_events_count_as_done_and_all_others_come_once(
     bad: set[int], sizes: list[int], slices: list[int]
 ) -> None:

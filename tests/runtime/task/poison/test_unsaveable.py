@@ -8,16 +8,17 @@ from failing import (
     PLACES,
     Click,
     Count,
-    Counts,
     counted,
+    counts_app,
     fill,
     processed,
     ssp,
     truth,
 )
 from harness import running, until
+from shared_apps import OnePE
 
-from s4node import App, ProcessingElement
+from s4node import ProcessingElement
 from s4node.errors import NotSaveable
 from s4node.events.keys import Partitioner
 from s4node.systems.memory import MemorySystem
@@ -58,7 +59,7 @@ async def test_events_are_left_out_that_leave_what_cannot_be_saved(
 ) -> None:
     clicks = fill(system, 500, PLACES[where])
     settings["task.commit.ms"] = "20"
-    async with running(Counts(pe, handlers, cache), settings, partitions=2) as container:
+    async with running(counts_app(pe, handlers, cache), settings, partitions=2) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
         ends = [(await system.bounds(ssp(n))).upcoming for n in range(2)]
@@ -66,7 +67,7 @@ async def test_events_are_left_out_that_leave_what_cannot_be_saved(
         assert container.statistics().replay.left_out == {
             "clicks": sum(click.bad for click in clicks)
         }
-    async with running(Counts(pe), settings, partitions=2) as container:
+    async with running(counts_app(pe), settings, partitions=2) as container:
         more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
         for click in more:
             system.put("clicks", Partitioner(2).partition_of(click.user), click)
@@ -80,7 +81,7 @@ async def test_where_events_may_not_be_left_out_the_app_ends_by_what_cannot_be_s
     fill(system, 50, lambda n: n == 20)
     del settings["s4.stream.clicks.onError"]
     with pytest.raises(NotSaveable, match=r"Spoils 'user-3' cannot be saved: .*ints"):
-        async with running(Counts(Spoils), settings | {"task.commit.ms": "20"}, partitions=2):
+        async with running(counts_app(Spoils), settings | {"task.commit.ms": "20"}, partitions=2):
             await trio.sleep_forever()
 
 
@@ -92,16 +93,12 @@ class SpoilsInTime(Count):
 async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(SpoilsInTime)
-            timed.set_timer_interval(0.05)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
-
+    app = OnePE(SpoilsInTime, system="memory")
+    app.pe.set_timer_interval(0.05)
     fill(system, 50, lambda _: False, partitions=1)
     settings["task.commit.ms"] = "20"
     with pytest.raises(NotSaveable):
-        async with running(Timed(), settings, partitions=1) as container:
+        async with running(app, settings, partitions=1) as container:
             await trio.sleep_forever()
     assert container.statistics().replay.left_out == {}
 
@@ -109,11 +106,8 @@ async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
 async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_come(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(SpoilsInTime)
-            timed.set_timer_interval(0.2)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
+    app = OnePE(SpoilsInTime, system="memory")
+    app.pe.set_timer_interval(0.2)
 
     async def feed() -> None:
         while True:
@@ -123,7 +117,7 @@ async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_com
     system.create("clicks", 1)
     settings["task.commit.ms"] = "20"
     with pytest.raises(NotSaveable):
-        async with running(Timed(), settings, partitions=1) as container:
+        async with running(app, settings, partitions=1) as container:
             await feed()
     assert container.statistics().replay.left_out == {}
 
@@ -135,7 +129,7 @@ async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
     for n in range(300):
         system.put("clicks", 0, Click(f"user-{n}", n, n >= 10))
     settings["task.commit.ms"] = "300"
-    async with running(Counts(AsyncSpoils, 4, 1), settings, partitions=1) as container:
+    async with running(counts_app(AsyncSpoils, 4, 1), settings, partitions=1) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == 300)
@@ -152,16 +146,12 @@ class SpoilsAtOnce(Count):
 async def test_what_a_start_has_spoiled_ends_the_app_and_leaves_no_event_out(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    class Single(App):
-        def on_init(self) -> None:
-            single = self.create_pe(SpoilsAtOnce)
-            single.set_singleton()
-            self.create_input_stream("clicks", single, system="memory")
-
+    app = OnePE(SpoilsAtOnce, system="memory", key=None)
+    app.pe.set_singleton()
     fill(system, 50, lambda _: False, partitions=1)
     settings["task.commit.ms"] = "20"
     with pytest.raises(NotSaveable, match="SpoilsAtOnce None cannot be saved"):
-        async with running(Single("single"), settings, partitions=1) as container:
+        async with running(app, settings, partitions=1) as container:
             await trio.sleep_forever()
     assert container.statistics().replay.left_out == {}
 
@@ -172,15 +162,11 @@ async def test_timers_that_spoil_nothing_do_not_hinder_the_search(
     class Ticks(Spoils):
         def on_time(self) -> None: ...
 
-    class Timed(Counts):
-        def on_init(self) -> None:
-            timed = self.create_pe(Ticks)
-            timed.set_timer_interval(0.005)
-            self.create_input_stream("clicks", timed, key="user", system="memory")
-
+    app = OnePE(Ticks, system="memory")
+    app.pe.set_timer_interval(0.005)
     fill(system, 500, lambda n: n == 20, partitions=1)
     settings["task.commit.ms"] = "20"
-    async with running(Timed(), settings, partitions=1) as container:
+    async with running(app, settings, partitions=1) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == 500)
@@ -202,19 +188,15 @@ class Stack(ProcessingElement):
 async def test_what_cannot_be_saved_is_not_forgotten_by_a_cache_and_nobody_else_is_to_blame(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
-    class Stacks(App):
-        def on_init(self) -> None:
-            stack = self.create_pe(Stack)
-            stack.set_pe_cache(1)
-            self.create_input_stream("clicks", stack, key="user", system="memory")
-
+    app = OnePE(Stack, system="memory")
+    app.pe.set_pe_cache(1)
     system.create("clicks", 1)
     others = [Click(f"user-{n}", n) for n in range(5000)]
     clicks = [Click("joe", 1), Click("joe", 2, bad=True), *others, Click("joe", -1)]
     for click in clicks:
         system.put("clicks", 0, click)
     settings["task.commit.ms"] = "500"  # by then others have had its place in the cache
-    async with running(Stacks("stacks"), settings, partitions=1) as container:
+    async with running(app, settings, partitions=1) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == len(clicks))
@@ -227,7 +209,7 @@ async def test_inputs_that_end_are_saved_before_that_is_told(
     clicks = fill(system, 500, PLACES["some"])
     for partition in range(2):
         system.end("clicks", partition)
-    async with running(Counts(Spoils), settings, partitions=2) as container:
+    async with running(counts_app(Spoils), settings, partitions=2) as container:
         assert container.replay is not None
         await container._stopping.wait()  # by itself, for all inputs have ended
     progress = container.replay.consumers.progress
