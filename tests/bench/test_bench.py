@@ -12,30 +12,6 @@ import pytest
 from s4node.bench.command import BENCHMARKS
 from s4node.bench.workload import key_sequence, truth
 
-FIELDS = {
-    "name",
-    "events",
-    "seconds",
-    "events_per_s",
-    "limit_events_per_s",
-    "ratio",
-    "cpu_s_per_million",
-    "p50_ms",
-    "p99_ms",
-    "rss_mb",
-    "checked",
-}
-
-
-def s4_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "s4node", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
@@ -76,3 +52,31 @@ def test_the_truth_adds_up_over_whole_and_broken_passes() -> None:
     assert sum(count for count, _ in counted.values()) == events
     expected = 2 * sum(i % 1000 for i in range(len(keys))) + sum(range(1000))
     assert sum(total for _, total in counted.values()) == expected
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+FIELDS = {
+    "name",
+    "events",
+    "seconds",
+    "events_per_s",
+    "limit_events_per_s",
+    "ratio",
+    "cpu_s_per_million",
+    "p50_ms",
+    "p99_ms",
+    "rss_mb",
+    "checked",
+}
+
+
+def s4_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s4node", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -13,58 +13,6 @@ import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until_told
 
-CLICKS = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-
-class Total(Event):
-    user: str
-    count: int
-
-class Count(ProcessingElement):
-    count: int = 0
-    def on_event(self, click: Click):
-        self.count += 1
-        self.app.streams["totals"].put(Total(click.user, self.count))
-
-app = App("clicks")
-app.create_output_stream("totals", key="user", types=Total)
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "runtime").mkdir()
-    (tmp_path / "clicks.py").write_text(CLICKS)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
-@asynccontextmanager
-async def clicks(folder: Path, *options: str, keeps: bool = False) -> AsyncIterator[NodeProcess]:
-    """The app in a process, which keeps its state where no command would look for it."""
-    durable = ("-p", "s4.stream.clicks.grade=durable", "-p", "s4.state.folder=elsewhere")
-    given = (*(durable if keeps else ()), *options)
-    async with s4_process("run", "clicks.py", "--listen", ANY_PORT, *given, cwd=folder) as process:
-        yield process
-
-
-async def told(folder: Path, *command: str) -> list[dict[str, Any]]:
-    done = await run_s4(*command, "--json", cwd=folder)
-    assert done.stderr == ""
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
-
-
-async def send(folder: Path, *users: str) -> None:
-    lines = "".join(f'{{"user": "{user}"}}\n' for user in users)
-    done = await run_s4("send", "clicks", cwd=folder, stdin=lines.encode())
-    assert done.stderr == f"clicks: {len(users)} admitted\n"
-
 
 async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path) -> None:
     async with clicks(folder, "--partitions", "3") as process:
@@ -259,3 +207,59 @@ async def test_each_command_that_reads_a_configuration_has_the_same_options_for_
     assert "--config FILE" in words
     assert "-p KEY=VALUE" in words
     assert "may come several times, later ones win" in words
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+CLICKS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+
+class Total(Event):
+    user: str
+    count: int
+
+class Count(ProcessingElement):
+    count: int = 0
+    def on_event(self, click: Click):
+        self.count += 1
+        self.app.streams["totals"].put(Total(click.user, self.count))
+
+app = App("clicks")
+app.create_output_stream("totals", key="user", types=Total)
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "clicks.py").write_text(CLICKS)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@asynccontextmanager
+async def clicks(folder: Path, *options: str, keeps: bool = False) -> AsyncIterator[NodeProcess]:
+    """The app in a process, which keeps its state where no command would look for it."""
+    durable = ("-p", "s4.stream.clicks.grade=durable", "-p", "s4.state.folder=elsewhere")
+    given = (*(durable if keeps else ()), *options)
+    async with s4_process("run", "clicks.py", "--listen", ANY_PORT, *given, cwd=folder) as process:
+        yield process
+
+
+async def told(folder: Path, *command: str) -> list[dict[str, Any]]:
+    done = await run_s4(*command, "--json", cwd=folder)
+    assert done.stderr == ""
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+async def send(folder: Path, *users: str) -> None:
+    lines = "".join(f'{{"user": "{user}"}}\n' for user in users)
+    done = await run_s4("send", "clicks", cwd=folder, stdin=lines.encode())
+    assert done.stderr == f"clicks: {len(users)} admitted\n"

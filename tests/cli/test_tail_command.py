@@ -26,30 +26,6 @@ from s4node import Client, GenericEvent
 pytestmark = pytest.mark.slow
 
 
-TOTALS = """
-from s4node import App, Event, GenericEvent, ProcessingElement
-
-class Total(Event):
-    user: str
-    n: int
-
-class Sum(ProcessingElement):
-    n: int = 0
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.n += 1
-        totals.put(Total(event.user, self.n))
-
-app = App("sums")
-app.create_input_stream("clicks", app.create_pe(Sum), key="user")
-totals = app.create_output_stream("totals", types=Total)
-"""
-
-
-def begun(stream: str, address: str) -> str:
-    return f"reading {stream} from {address}; Ctrl-C ends"
-
-
 async def test_tail_prints_what_an_app_puts_on_a_stream_from_when_it_says_so(
     tmp_path: Path,
 ) -> None:
@@ -159,3 +135,30 @@ async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "it can be read from: totals" in done.stderr
         assert done.stdout == ""
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+TOTALS = """
+from s4node import App, Event, GenericEvent, ProcessingElement
+
+class Total(Event):
+    user: str
+    n: int
+
+class Sum(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: GenericEvent) -> None:
+        self.n += 1
+        totals.put(Total(event.user, self.n))
+
+app = App("sums")
+app.create_input_stream("clicks", app.create_pe(Sum), key="user")
+totals = app.create_output_stream("totals", types=Total)
+"""
+
+
+def begun(stream: str, address: str) -> str:
+    return f"reading {stream} from {address}; Ctrl-C ends"

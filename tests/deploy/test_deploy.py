@@ -46,142 +46,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# Each user's clicks so far, with the version that counted them.
-COUNTER = """\
-import os
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-        print("VERSION", self.key, self.clicks)
-class Counter(App):
-    def __init__(self):
-        super().__init__("counter")
-    def on_init(self):
-        self.create_input_stream("STREAM", self.create_pe(Count), key="user")
-"""
-
-# The same, of clicks that a log keeps.
-KEEPER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Keep(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-        print(self.key, self.clicks)
-class Keeper(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Keep), key="user", system="log")
-"""
-
-# Puts each click on the output stream "copies".
-RELAY = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Relay(ProcessingElement):
-    def on_event(self, click: Click):
-        self.copies.put(click)
-class Relaying(App):
-    def on_init(self):
-        relay = self.create_pe(Relay)
-        relay.copies = self.create_output_stream("copies", types=Click)
-        self.create_input_stream("clicks", relay, key="user")
-"""
-
-
-class Click(Event):
-    user: str
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-def write_app(folder: Path, name: str, version: str, stream: str = "clicks", more: str = "") -> str:
-    """A counter's file, which prints ``version`` with each count; its name."""
-    text = COUNTER.replace("VERSION", version).replace("STREAM", stream) + more
-    if name != "counter":
-        text = text.replace('"counter"', f'"{name}"')
-    file = folder / f"{name}_{version}.py"
-    file.write_text(text)
-    return file.name
-
-
-@asynccontextmanager
-async def node(folder: Path, name: str, **settings: str) -> AsyncIterator[NodeProcess]:
-    given = QUICK | {key.replace("_", "."): value for key, value in settings.items()}
-    options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
-    command = ("node", "shop", "--name", name, "--folder", folder / "shared", *options)
-    async with s4_process(*command, cwd=folder) as process:
-        yield process
-
-
-async def s4_of(folder: Path, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-    """An ``s4`` command about the cluster, to its end."""
-    where = ("--cluster", "shop", "--folder", str(folder / "shared"))
-    done = await run_s4(*arguments, *where, cwd=folder)
-    assert (done.returncode == 0) == ok, done.stderr
-    return done
-
-
-async def deploy(folder: Path, *arguments: str) -> dict[str, Any]:
-    done = await s4_of(folder, "deploy", *arguments, "--json")
-    outcome: dict[str, Any] = json.loads(done.stdout)
-    return outcome
-
-
-async def apps(folder: Path) -> list[tuple[str, str, list[str]]]:
-    """Name, state and nodes of each app."""
-    listed = json.loads((await s4_of(folder, "apps", "--json")).stdout)
-    return [(app["app"], app["state"], sorted(app["containers"])) for app in listed]
-
-
-async def run_on(folder: Path, *nodes: str) -> None:
-    """Return when these nodes, and no others, run the counter."""
-    await until_told(lambda: apps(folder), lambda told: told == [("counter", "running", [*nodes])])
-
-
-async def status_of(folder: Path) -> dict[str, Any]:
-    """What ``s4 status`` tells."""
-    told: list[dict[str, Any]] = json.loads((await s4_of(folder, "status", "--json")).stdout)
-    (cluster,) = told
-    return cluster
-
-
-def admitted(status: dict[str, Any]) -> dict[str, int]:
-    """Events that a stage has admitted, by the kind of stage; each has one here."""
-    return {row["stage"]: row["admitted"] for row in status["stages"]}
-
-
-async def click(address: str, *users: str, stream: str = "clicks") -> None:
-    async with Client(address) as client:
-        clicks = await client.stream(stream)
-        for user in users:
-            await clicks.send(Click(user))
-        await clicks.flush()
-
-
-def printed(*nodes: NodeProcess) -> list[str]:
-    """What the apps have printed, sorted; logs go to stderr."""
-    return sorted(line for each in nodes for line in each.stdout)
-
-
-async def containers(folder: Path) -> dict[str, int]:
-    """The pids of the containers that run, by node."""
-    status = await status_of(folder)
-    return {
-        each["name"]: container["pid"]
-        for each in status["nodes"]
-        for container in each["containers"]
-    }
-
 
 # -- deploying ------------------------------------------------------------------------------------
 
@@ -1067,3 +931,143 @@ async def test_status_names_the_bottleneck(folder: Path) -> None:
             await clicks.send_many(Click("ann") for _ in range(2000))
             status = await until_told(lambda: status_of(folder), lambda told: told["bottleneck"])
         assert "stream 'clicks' of app 'slow' is " in status["bottleneck"]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+# Each user's clicks so far, with the version that counted them.
+COUNTER = """\
+import os
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print("VERSION", self.key, self.clicks)
+class Counter(App):
+    def __init__(self):
+        super().__init__("counter")
+    def on_init(self):
+        self.create_input_stream("STREAM", self.create_pe(Count), key="user")
+"""
+
+# The same, of clicks that a log keeps.
+KEEPER = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Keep(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print(self.key, self.clicks)
+class Keeper(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Keep), key="user", system="log")
+"""
+
+# Puts each click on the output stream "copies".
+RELAY = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Relay(ProcessingElement):
+    def on_event(self, click: Click):
+        self.copies.put(click)
+class Relaying(App):
+    def on_init(self):
+        relay = self.create_pe(Relay)
+        relay.copies = self.create_output_stream("copies", types=Click)
+        self.create_input_stream("clicks", relay, key="user")
+"""
+
+
+class Click(Event):
+    user: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def write_app(folder: Path, name: str, version: str, stream: str = "clicks", more: str = "") -> str:
+    """A counter's file, which prints ``version`` with each count; its name."""
+    text = COUNTER.replace("VERSION", version).replace("STREAM", stream) + more
+    if name != "counter":
+        text = text.replace('"counter"', f'"{name}"')
+    file = folder / f"{name}_{version}.py"
+    file.write_text(text)
+    return file.name
+
+
+@asynccontextmanager
+async def node(folder: Path, name: str, **settings: str) -> AsyncIterator[NodeProcess]:
+    given = QUICK | {key.replace("_", "."): value for key, value in settings.items()}
+    options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
+    command = ("node", "shop", "--name", name, "--folder", folder / "shared", *options)
+    async with s4_process(*command, cwd=folder) as process:
+        yield process
+
+
+async def s4_of(folder: Path, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    """An ``s4`` command about the cluster, to its end."""
+    where = ("--cluster", "shop", "--folder", str(folder / "shared"))
+    done = await run_s4(*arguments, *where, cwd=folder)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done
+
+
+async def deploy(folder: Path, *arguments: str) -> dict[str, Any]:
+    done = await s4_of(folder, "deploy", *arguments, "--json")
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+async def apps(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Name, state and nodes of each app."""
+    listed = json.loads((await s4_of(folder, "apps", "--json")).stdout)
+    return [(app["app"], app["state"], sorted(app["containers"])) for app in listed]
+
+
+async def run_on(folder: Path, *nodes: str) -> None:
+    """Return when these nodes, and no others, run the counter."""
+    await until_told(lambda: apps(folder), lambda told: told == [("counter", "running", [*nodes])])
+
+
+async def status_of(folder: Path) -> dict[str, Any]:
+    """What ``s4 status`` tells."""
+    told: list[dict[str, Any]] = json.loads((await s4_of(folder, "status", "--json")).stdout)
+    (cluster,) = told
+    return cluster
+
+
+def admitted(status: dict[str, Any]) -> dict[str, int]:
+    """Events that a stage has admitted, by the kind of stage; each has one here."""
+    return {row["stage"]: row["admitted"] for row in status["stages"]}
+
+
+async def click(address: str, *users: str, stream: str = "clicks") -> None:
+    async with Client(address) as client:
+        clicks = await client.stream(stream)
+        for user in users:
+            await clicks.send(Click(user))
+        await clicks.flush()
+
+
+def printed(*nodes: NodeProcess) -> list[str]:
+    """What the apps have printed, sorted; logs go to stderr."""
+    return sorted(line for each in nodes for line in each.stdout)
+
+
+async def containers(folder: Path) -> dict[str, int]:
+    """The pids of the containers that run, by node."""
+    status = await status_of(folder)
+    return {
+        each["name"]: container["pid"]
+        for each in status["nodes"]
+        for container in each["containers"]
+    }

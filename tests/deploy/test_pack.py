@@ -34,109 +34,6 @@ from s4node.errors import ConfigError, ContainerFailed, PackageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# all that pickling by value could lose: names that only annotations use, streams that handlers use
-# by name, a stream whose PE feeds it, what is set on prototypes, triggers, defaults, key finders,
-# events with methods and factories, imports from beside the file, also late ones
-RICH = """\
-from __future__ import annotations
-import msgspec
-from pathlib import Path
-from typing import ClassVar
-from s4node import App, Event, KeyFinder, ProcessingElement
-from rich_words import split, Word
-
-class Sentence(Event):
-    event_name: ClassVar[str] = "sentence"
-    text: str
-    tags: list[str] = msgspec.field(default_factory=list)
-    def words(self) -> list[str]:
-        return split(self.text)
-
-class Length(KeyFinder):
-    def get(self, event):
-        return (str(len(event.text)),)
-
-class Splitter(ProcessingElement):
-    limit = 0
-    def on_event(self, sentence: Sentence) -> None:
-        for word in sentence.words():
-            words.put(Word(word, self.limit))
-
-class Counter(ProcessingElement):
-    counts: dict = {}
-    unit: str = "once"
-    def on_event(self, word: Word) -> None:
-        from rich_late import shown
-        self.counts[word.text] = self.counts.get(word.text, 0) + 1
-        if word.again:
-            words.put(Word(word.text, word.again - 1))
-        else:
-            with Path(self.app.parameters["file"]).open("a") as file:
-                file.write(shown(word.text, self.counts[word.text], self.unit))
-    def on_trigger(self, word: Word) -> None:
-        pass
-
-app = App("talker")
-counter = app.create_pe(Counter)
-counter.unit = "times"
-counter.set_trigger(Word, events=2)
-words = app.create_stream("words", counter, key="text")
-splitter = app.create_pe(Splitter)
-splitter.limit = 2
-app.create_input_stream("sentences", splitter, key=Length())
-del counter, splitter
-"""
-
-BESIDE = {
-    "rich_words.py": "from s4node import Event\n"
-    "class Word(Event):\n    text: str\n    again: int = 0\n"
-    "def split(text): return text.split()\n",
-    "rich_late/__init__.py": "from rich_late.shown import shown\n",
-    "rich_late/shown.py": "from pathlib import Path\n"
-    "FORM = (Path(__file__).parent / 'form.txt').read_text()\n"
-    "def shown(*values): return FORM.format(*values)\n",
-    "rich_late/form.txt": "{0} {1} {2};",
-    "other.py": "raise AssertionError('nobody imports this')\n",
-    ".hidden.py": "",
-}
-
-
-class Sentence(Event):
-    event_name = "sentence"
-    text: str
-    tags: list[str] = msgspec.field(default_factory=list)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "talker.py").write_text(RICH)
-    for name, text in BESIDE.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def stored(package: Package, folder: Path, **settings: str) -> Begin:
-    """What to run the package with, from a store in ``folder``."""
-    digest = Store(folder / "store").put(package.encode())
-    return Begin(
-        package.manifest.name,
-        "one",
-        {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"} | package.manifest.settings,
-        package=str(folder / "store" / f"{digest}.zip"),
-        digest=digest,
-        folder=str(folder / "unpacked"),
-    )
-
-
-@asynccontextmanager
-async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
-    with plain_errors(), trio.fail_after(DEADLINE):
-        async with supervising(Limits()) as supervisor:
-            process = supervisor.start(begin)
-            yield process
-            await process.stop()
-
 
 # -- an app goes by value -------------------------------------------------------------------------
 
@@ -788,3 +685,110 @@ def test_where_nothing_can_be_kept_the_error_says_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PackageError, match=r"cannot be kept at .*: "):
         Store(tmp_path / "file").put(b"data")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+# all that pickling by value could lose: names that only annotations use, streams that handlers use
+# by name, a stream whose PE feeds it, what is set on prototypes, triggers, defaults, key finders,
+# events with methods and factories, imports from beside the file, also late ones
+RICH = """\
+from __future__ import annotations
+import msgspec
+from pathlib import Path
+from typing import ClassVar
+from s4node import App, Event, KeyFinder, ProcessingElement
+from rich_words import split, Word
+
+class Sentence(Event):
+    event_name: ClassVar[str] = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+    def words(self) -> list[str]:
+        return split(self.text)
+
+class Length(KeyFinder):
+    def get(self, event):
+        return (str(len(event.text)),)
+
+class Splitter(ProcessingElement):
+    limit = 0
+    def on_event(self, sentence: Sentence) -> None:
+        for word in sentence.words():
+            words.put(Word(word, self.limit))
+
+class Counter(ProcessingElement):
+    counts: dict = {}
+    unit: str = "once"
+    def on_event(self, word: Word) -> None:
+        from rich_late import shown
+        self.counts[word.text] = self.counts.get(word.text, 0) + 1
+        if word.again:
+            words.put(Word(word.text, word.again - 1))
+        else:
+            with Path(self.app.parameters["file"]).open("a") as file:
+                file.write(shown(word.text, self.counts[word.text], self.unit))
+    def on_trigger(self, word: Word) -> None:
+        pass
+
+app = App("talker")
+counter = app.create_pe(Counter)
+counter.unit = "times"
+counter.set_trigger(Word, events=2)
+words = app.create_stream("words", counter, key="text")
+splitter = app.create_pe(Splitter)
+splitter.limit = 2
+app.create_input_stream("sentences", splitter, key=Length())
+del counter, splitter
+"""
+
+BESIDE = {
+    "rich_words.py": "from s4node import Event\n"
+    "class Word(Event):\n    text: str\n    again: int = 0\n"
+    "def split(text): return text.split()\n",
+    "rich_late/__init__.py": "from rich_late.shown import shown\n",
+    "rich_late/shown.py": "from pathlib import Path\n"
+    "FORM = (Path(__file__).parent / 'form.txt').read_text()\n"
+    "def shown(*values): return FORM.format(*values)\n",
+    "rich_late/form.txt": "{0} {1} {2};",
+    "other.py": "raise AssertionError('nobody imports this')\n",
+    ".hidden.py": "",
+}
+
+
+class Sentence(Event):
+    event_name = "sentence"
+    text: str
+    tags: list[str] = msgspec.field(default_factory=list)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "talker.py").write_text(RICH)
+    for name, text in BESIDE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def stored(package: Package, folder: Path, **settings: str) -> Begin:
+    """What to run the package with, from a store in ``folder``."""
+    digest = Store(folder / "store").put(package.encode())
+    return Begin(
+        package.manifest.name,
+        "one",
+        {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"} | package.manifest.settings,
+        package=str(folder / "store" / f"{digest}.zip"),
+        digest=digest,
+        folder=str(folder / "unpacked"),
+    )
+
+
+@asynccontextmanager
+async def container_of(begin: Begin) -> AsyncIterator[ContainerProcess]:
+    with plain_errors(), trio.fail_after(DEADLINE):
+        async with supervising(Limits()) as supervisor:
+            process = supervisor.start(begin)
+            yield process
+            await process.stop()

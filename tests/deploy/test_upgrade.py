@@ -14,38 +14,6 @@ from s4node import Client, Event
 
 pytestmark = pytest.mark.slow
 
-# Takes SECONDS for a click, and says which version has had it.
-BUSY = """\
-import time
-from s4node import App, Event, ProcessingElement
-class Numbered(Event):
-    user: str
-    n: int
-class Busy(ProcessingElement):
-    def on_event(self, click: Numbered):
-        time.sleep(SECONDS)
-        print("VERSION", click.n)
-app = App("busy")
-app.create_input_stream("clicks", app.create_pe(Busy), key="user")
-"""
-
-# Notes users in a store.
-WORDS = """\
-from s4node import Event, TaskApp
-class Click(Event):
-    user: str
-class Note:
-    def init(self, config, context):
-        self.seen = context.store("seen")
-    def process(self, envelope, collector, coordinator):
-        self.seen.put(envelope.message.user, VALUE)
-class Words(TaskApp):
-    def __init__(self):
-        super().__init__("words", Note)
-    def on_init(self):
-        self.create_input_stream("clicks", types=Click, key="user")
-        self.create_store("seen", key=str, value=TYPE)
-"""
 
 RENAMED = """\
 clicks: int = 0
@@ -53,18 +21,6 @@ clicks: int = 0
     @staticmethod
     def migrate(saved):
         return {"click": saved["clicks"]}"""
-
-DURABLE = ("-p", "s4.stream.clicks.grade=durable")
-
-
-class Numbered(Event):
-    user: str
-    n: int
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 @pytest.mark.parametrize("grade", ["fast", "durable"])
@@ -159,3 +115,52 @@ async def test_a_version_under_which_keys_would_move_is_refused_while_the_old_on
         done = await s4_of(folder, "deploy", file, *DURABLE, *hasher, ok=False)
         assert "it was written with s4.hasher = " in done.stderr
         assert await containers(folder) == before
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+# Takes SECONDS for a click, and says which version has had it.
+BUSY = """\
+import time
+from s4node import App, Event, ProcessingElement
+class Numbered(Event):
+    user: str
+    n: int
+class Busy(ProcessingElement):
+    def on_event(self, click: Numbered):
+        time.sleep(SECONDS)
+        print("VERSION", click.n)
+app = App("busy")
+app.create_input_stream("clicks", app.create_pe(Busy), key="user")
+"""
+
+# Notes users in a store.
+WORDS = """\
+from s4node import Event, TaskApp
+class Click(Event):
+    user: str
+class Note:
+    def init(self, config, context):
+        self.seen = context.store("seen")
+    def process(self, envelope, collector, coordinator):
+        self.seen.put(envelope.message.user, VALUE)
+class Words(TaskApp):
+    def __init__(self):
+        super().__init__("words", Note)
+    def on_init(self):
+        self.create_input_stream("clicks", types=Click, key="user")
+        self.create_store("seen", key=str, value=TYPE)
+"""
+
+DURABLE = ("-p", "s4.stream.clicks.grade=durable")
+
+
+class Numbered(Event):
+    user: str
+    n: int
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

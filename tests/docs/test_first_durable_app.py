@@ -16,6 +16,26 @@ from pages import matches
 
 pytestmark = pytest.mark.slow
 
+
+async def test_every_command_of_the_page_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "XDG_RUNTIME_DIR"):
+        folder = tmp_path / variable
+        folder.mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(folder))
+    async with AsyncExitStack() as background:
+        terminal = Terminal(tmp_path, background)
+        for command, told in commands():
+            printed = await terminal.run(command)
+            assert not told or matches(told, printed), (command, printed)
+        assert terminal.running == {}
+    assert len(commands()) == 19
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 PAGE = (ROOT / "docs" / "first-durable-app.md").read_text()
 
 
@@ -89,19 +109,3 @@ class Terminal:
         for port, own in self.ports.items():
             text = text.replace(port, own)
         return text
-
-
-async def test_every_command_of_the_page_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("HOME", "XDG_RUNTIME_DIR"):
-        folder = tmp_path / variable
-        folder.mkdir(mode=0o700)
-        monkeypatch.setenv(variable, str(folder))
-    async with AsyncExitStack() as background:
-        terminal = Terminal(tmp_path, background)
-        for command, told in commands():
-            printed = await terminal.run(command)
-            assert not told or matches(told, printed), (command, printed)
-        assert terminal.running == {}
-    assert len(commands()) == 19

@@ -11,48 +11,6 @@ import s4node
 from s4node.cli.main import main
 from s4node.config.settings import KEYS
 
-PAGE = (ROOT / "docs" / "from-s4.md").read_text()
-
-KEYS_OF_S4 = [
-    "s4.cluster.name", "s4.cluster.zk_address", "s4.cluster.zk_session_timeout",
-    "s4.cluster.zk_connection_timeout", "s4.comm.emitter.class", "s4.comm.emitter.remote.class",
-    "s4.comm.listener.class", "s4.comm.timeout", "s4.sender.parallelism", "s4.sender.workQueueSize",
-    "s4.sender.maxRate", "s4.remoteSender.parallelism", "s4.remoteSender.workQueueSize",
-    "s4.remoteSender.maxRate", "s4.emitter.maxPendingWrites", "s4.stream.workQueueSize",
-    "s4.listener.maxEventsPerDeserializer", "s4.listener.maxMemoryPerChannel",
-    "s4.listener.maxMemoryPerExecutor", "s4.logger_level", "s4.metrics.config",
-    "s4.metrics.peProcessingTime", "s4.tmp.dir", "s4.adapter.output.stream",
-    "s4.checkpointing.filesystem.storageRootPath", "s4.checkpointing.serializationMaxThreads",
-    "s4.checkpointing.serializationThreadKeepAliveSeconds",
-    "s4.checkpointing.serializationMaxOutstandingRequests", "s4.checkpointing.storageMaxThreads",
-    "s4.checkpointing.storageThreadKeepAliveSeconds",
-    "s4.checkpointing.storageMaxOutstandingRequests", "s4.checkpointing.fetchingMaxThreads",
-    "s4.checkpointing.fetchingThreadKeepAliveSeconds", "s4.checkpointing.fetchingQueueSize",
-    "s4.checkpointing.fetchingMaxWaitMs",
-    "s4.checkpointing.fetchingMaxConsecutiveFailuresBeforeDisabling",
-    "s4.checkpointing.fetchingDisabledDurationMs", "s4.checkpointing.maxSerializationLockTime",
-    "s4.benchmark.testIterations", "s4.benchmark.keysCount", "s4.benchmark.pauseTimeMs",
-    "s4.benchmark.injector.iterationsBeforePause", "s4.benchmark.injector.parallelism",
-]  # fmt: skip
-
-COMMANDS_OF_S4 = ["newApp", "zkServer", "newCluster", "node", "adapter", "s4r", "deploy", "status"]
-
-
-def rows(heading: str) -> list[tuple[str, str]]:
-    """The table below a heading: what S4 had, and the other cells as one text."""
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    return [(first, " | ".join(rest)) for first, *rest in cells]
-
-
-def spans(text: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", text)
-
-
-TABLES = ("What to watch when you port an app", "Classes", "Commands", "Configuration keys")
-OURS = [span for table in TABLES for _, ours in rows(table) for span in spans(ours)]
-
 
 def test_every_key_of_ours_that_the_page_names_exists() -> None:
     known = {key.name for key in KEYS}
@@ -106,3 +64,50 @@ def test_the_page_names_every_command_that_s4_had() -> None:
     theirs = {span.split()[0] for first, _ in rows("Commands") for span in spans(first)}
 
     assert set(COMMANDS_OF_S4) - theirs == set()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "from-s4.md").read_text()
+
+KEYS_OF_S4 = [
+    "s4.cluster.name", "s4.cluster.zk_address", "s4.cluster.zk_session_timeout",
+    "s4.cluster.zk_connection_timeout", "s4.comm.emitter.class", "s4.comm.emitter.remote.class",
+    "s4.comm.listener.class", "s4.comm.timeout", "s4.sender.parallelism", "s4.sender.workQueueSize",
+    "s4.sender.maxRate", "s4.remoteSender.parallelism", "s4.remoteSender.workQueueSize",
+    "s4.remoteSender.maxRate", "s4.emitter.maxPendingWrites", "s4.stream.workQueueSize",
+    "s4.listener.maxEventsPerDeserializer", "s4.listener.maxMemoryPerChannel",
+    "s4.listener.maxMemoryPerExecutor", "s4.logger_level", "s4.metrics.config",
+    "s4.metrics.peProcessingTime", "s4.tmp.dir", "s4.adapter.output.stream",
+    "s4.checkpointing.filesystem.storageRootPath", "s4.checkpointing.serializationMaxThreads",
+    "s4.checkpointing.serializationThreadKeepAliveSeconds",
+    "s4.checkpointing.serializationMaxOutstandingRequests", "s4.checkpointing.storageMaxThreads",
+    "s4.checkpointing.storageThreadKeepAliveSeconds",
+    "s4.checkpointing.storageMaxOutstandingRequests", "s4.checkpointing.fetchingMaxThreads",
+    "s4.checkpointing.fetchingThreadKeepAliveSeconds", "s4.checkpointing.fetchingQueueSize",
+    "s4.checkpointing.fetchingMaxWaitMs",
+    "s4.checkpointing.fetchingMaxConsecutiveFailuresBeforeDisabling",
+    "s4.checkpointing.fetchingDisabledDurationMs", "s4.checkpointing.maxSerializationLockTime",
+    "s4.benchmark.testIterations", "s4.benchmark.keysCount", "s4.benchmark.pauseTimeMs",
+    "s4.benchmark.injector.iterationsBeforePause", "s4.benchmark.injector.parallelism",
+]  # fmt: skip
+
+COMMANDS_OF_S4 = ["newApp", "zkServer", "newCluster", "node", "adapter", "s4r", "deploy", "status"]
+
+
+def rows(heading: str) -> list[tuple[str, str]]:
+    """The table below a heading: what S4 had, and the other cells as one text."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return [(first, " | ".join(rest)) for first, *rest in cells]
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+TABLES = ("What to watch when you port an app", "Classes", "Commands", "Configuration keys")
+
+OURS = [span for table in TABLES for _, ours in rows(table) for span in spans(ours)]

@@ -11,75 +11,6 @@ import s4node
 from s4node.cli.main import main
 from s4node.config.settings import KEYS
 
-PAGE = (ROOT / "docs" / "from-samza.md").read_text()
-NOTHING = "\N{EN DASH}"
-METRICS = (ROOT / "docs" / "metrics.md").read_text()
-
-KEYS_OF_SAMZA = """
-    job.name job.id app.class task.class job.factory.class job.default.system
-    job.container.count job.container.thread.pool.size job.container.commit.thread.pool.size
-    job.container.commit.thread.pool.max.size job.container.task.executor.factory
-    job.systemstreampartition.grouper.factory job.systemstreampartition.input.expansion.enabled
-    task.name.grouper.factory job.coordinator.monitor-partition-change.frequency.ms
-    job.checkpoint.validation.enabled job.startpoint.enabled job.host-affinity.enabled
-    job.standbytasks.replication.factor job.elasticity.factor job.drain-monitor.enabled
-    task.inputs task.broadcast.inputs task.max.concurrency task.window.ms task.commit.ms
-    task.async.commit task.commit.max.delay.ms task.commit.timeout.ms
-    task.commit.skip.commit.during.failures.enabled task.commit.skip.commit.exception.max.limit
-    task.commit.skip.commit.timeout.max.limit task.callback.timeout.ms
-    task.callback.watermark.timeout.ms task.callback.drain.timeout.ms task.max.idle.ms
-    task.poll.interval.ms task.shutdown.ms task.ignored.exceptions
-    task.drop.deserialization.errors task.drop.serialization.errors task.drop.producer.errors
-    task.chooser.class task.consumer.batch.size task.checkpoint.factory
-    task.checkpoint.write.versions task.checkpoint.read.versions task.live.checkpoint.max.age
-    task.transactional.state.checkpoint.enabled task.transactional.state.restore.enabled
-    task.transactional.state.retain.existing.state systems.S.samza.offset.default
-    systems.S.samza.fetch.threshold systems.S.samza.fetch.threshold.bytes
-    streams.ID.samza.offset.default streams.ID.samza.reset.offset streams.ID.samza.priority
-    streams.ID.samza.bootstrap streams.ID.samza.broadcast container.disk.quota.bytes
-    container.disk.poll.interval.ms container.disk.quota.delay.max.ms metrics.timer.enabled
-"""
-
-METRICS_OF_SAMZA = """
-    commit-calls window-calls timer-calls process-calls process-envelopes process-null-envelopes
-    skipped-envelopes choose-ns window-ns timer-ns process-ns commit-ns block-ns
-    event-loop-utilization container-startup-time container-running container-thread-pool-size
-    container-active-threads disk-usage-bytes disk-quota-bytes executor-work-factor
-    physical-memory-mb physical-memory-utilization total-process-cpu-usage <task>-restore-time
-    messages-actually-processed send-calls flush-calls pending-messages messages-in-flight
-    async-callback-complete-calls commits-timed-out commits-skipped commit-exceptions
-    commit-sync-ns commit-async-ns last-commit-ns last-async-commit-timestamp snapshot-ns
-    store-checkpoint-ns async-upload-ns async-cleanup-ns <system>-<stream>-<partition>-offset
-    exception-ignored-<class> chose-null chose-object poll-ns deserialization-ns
-    ssps-needed-by-chooser poll-timeout unprocessed-messages <system>-polls
-    <system>-ssp-fetches-per-poll <system>-messages-per-poll
-    <system>-<stream>-<partition>-messages-chosen sends flushes <source>-sends <source>-flushes
-    buffered-messages batch-resets batched-envelopes lagging-batch-streams
-    <system>-<stream>-lagging-partitions <system>-<stream>-<partition>-checkpointed-offset
-    poll-count buffered-message-count-<ssp> buffered-message-size-<ssp> no-more-messages-<ssp>
-    blocking-poll-count-<ssp> <system>-<stream>-<partition>-messages-behind-high-watermark
-    messages-read bytes-read
-"""
-
-
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading, without its head."""
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def spans(text: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", text)
-
-
-def theirs(heading: str) -> set[str]:
-    return {span for row in rows(heading) for span in spans(row[0])}
-
-
-def ours(heading: str) -> list[str]:
-    return [span for row in rows(heading) for span in spans(row[1])]
-
 
 def test_every_key_of_ours_that_the_page_names_exists() -> None:
     known = {key.name for key in KEYS}
@@ -147,3 +78,78 @@ def test_every_thing_that_is_missing_is_explained() -> None:
     for heading in ("Classes", "Configuration keys", "Metrics"):
         for first, middle, notes in rows(heading):
             assert middle != NOTHING or notes, first
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "from-samza.md").read_text()
+
+NOTHING = "\N{EN DASH}"
+
+METRICS = (ROOT / "docs" / "metrics.md").read_text()
+
+KEYS_OF_SAMZA = """
+    job.name job.id app.class task.class job.factory.class job.default.system
+    job.container.count job.container.thread.pool.size job.container.commit.thread.pool.size
+    job.container.commit.thread.pool.max.size job.container.task.executor.factory
+    job.systemstreampartition.grouper.factory job.systemstreampartition.input.expansion.enabled
+    task.name.grouper.factory job.coordinator.monitor-partition-change.frequency.ms
+    job.checkpoint.validation.enabled job.startpoint.enabled job.host-affinity.enabled
+    job.standbytasks.replication.factor job.elasticity.factor job.drain-monitor.enabled
+    task.inputs task.broadcast.inputs task.max.concurrency task.window.ms task.commit.ms
+    task.async.commit task.commit.max.delay.ms task.commit.timeout.ms
+    task.commit.skip.commit.during.failures.enabled task.commit.skip.commit.exception.max.limit
+    task.commit.skip.commit.timeout.max.limit task.callback.timeout.ms
+    task.callback.watermark.timeout.ms task.callback.drain.timeout.ms task.max.idle.ms
+    task.poll.interval.ms task.shutdown.ms task.ignored.exceptions
+    task.drop.deserialization.errors task.drop.serialization.errors task.drop.producer.errors
+    task.chooser.class task.consumer.batch.size task.checkpoint.factory
+    task.checkpoint.write.versions task.checkpoint.read.versions task.live.checkpoint.max.age
+    task.transactional.state.checkpoint.enabled task.transactional.state.restore.enabled
+    task.transactional.state.retain.existing.state systems.S.samza.offset.default
+    systems.S.samza.fetch.threshold systems.S.samza.fetch.threshold.bytes
+    streams.ID.samza.offset.default streams.ID.samza.reset.offset streams.ID.samza.priority
+    streams.ID.samza.bootstrap streams.ID.samza.broadcast container.disk.quota.bytes
+    container.disk.poll.interval.ms container.disk.quota.delay.max.ms metrics.timer.enabled
+"""
+
+METRICS_OF_SAMZA = """
+    commit-calls window-calls timer-calls process-calls process-envelopes process-null-envelopes
+    skipped-envelopes choose-ns window-ns timer-ns process-ns commit-ns block-ns
+    event-loop-utilization container-startup-time container-running container-thread-pool-size
+    container-active-threads disk-usage-bytes disk-quota-bytes executor-work-factor
+    physical-memory-mb physical-memory-utilization total-process-cpu-usage <task>-restore-time
+    messages-actually-processed send-calls flush-calls pending-messages messages-in-flight
+    async-callback-complete-calls commits-timed-out commits-skipped commit-exceptions
+    commit-sync-ns commit-async-ns last-commit-ns last-async-commit-timestamp snapshot-ns
+    store-checkpoint-ns async-upload-ns async-cleanup-ns <system>-<stream>-<partition>-offset
+    exception-ignored-<class> chose-null chose-object poll-ns deserialization-ns
+    ssps-needed-by-chooser poll-timeout unprocessed-messages <system>-polls
+    <system>-ssp-fetches-per-poll <system>-messages-per-poll
+    <system>-<stream>-<partition>-messages-chosen sends flushes <source>-sends <source>-flushes
+    buffered-messages batch-resets batched-envelopes lagging-batch-streams
+    <system>-<stream>-lagging-partitions <system>-<stream>-<partition>-checkpointed-offset
+    poll-count buffered-message-count-<ssp> buffered-message-size-<ssp> no-more-messages-<ssp>
+    blocking-poll-count-<ssp> <system>-<stream>-<partition>-messages-behind-high-watermark
+    messages-read bytes-read
+"""
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its head."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def theirs(heading: str) -> set[str]:
+    return {span for row in rows(heading) for span in spans(row[0])}
+
+
+def ours(heading: str) -> list[str]:
+    return [span for row in rows(heading) for span in spans(row[1])]

@@ -18,55 +18,6 @@ from harness import ROOT
 
 from s4node.config.settings import KEYS
 
-README, FIRST_APP, CLUSTER, INPUTS = (
-    (ROOT / page).read_text()
-    for page in ("README.md", "docs/first-app.md", "docs/cluster.md", "docs/inputs.md")
-)
-SECONDS = 30
-
-
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-
-
-@contextmanager
-def node(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A running ``s4`` command and its address; asked to stop at the end."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "s4node",
-            *arguments,
-            "--json",
-            "-p",
-            "s4.listener.address=tcp://127.0.0.1:0",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["address"], process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=SECONDS)
-
-
-def s4(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "s4node", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=SECONDS,
-        check=False,
-    )
-
 
 def test_hello_is_the_file_it_says_and_has_five_lines() -> None:
     (hello,) = python_blocks(README)
@@ -209,3 +160,57 @@ def test_every_file_that_the_pages_link_to_exists() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+README, FIRST_APP, CLUSTER, INPUTS = (
+    (ROOT / page).read_text()
+    for page in ("README.md", "docs/first-app.md", "docs/cluster.md", "docs/inputs.md")
+)
+
+SECONDS = 30
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+@contextmanager
+def node(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A running ``s4`` command and its address; asked to stop at the end."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "s4node",
+            *arguments,
+            "--json",
+            "-p",
+            "s4.listener.address=tcp://127.0.0.1:0",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"], process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS)
+
+
+def s4(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s4node", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=SECONDS,
+        check=False,
+    )

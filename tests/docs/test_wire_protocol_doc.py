@@ -34,79 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 GOLDEN = ROOT / "tests" / "golden" / "frames"
-DOCUMENT = (ROOT / "docs" / "wire-protocol.md").read_text("utf-8")
-LIMIT = 1 << 20
-
-APP = """
-import trio
-
-from s4node import App, Event, ProcessingElement
-
-
-class Click(Event):
-    user: str
-    millis: int = 0
-
-
-class Show(ProcessingElement):
-    async def on_event(self, click: Click) -> None:
-        print(click.user, click.millis)
-        if PAUSE:
-            await trio.sleep(PAUSE)
-
-
-app = App("clicks")
-app.create_input_stream("clicks", app.create_pe(Show), key="user")
-"""
-
-
-class Click(Event):
-    user: str
-    millis: int = 0
 
 
 # --- reading the document ------------------------------------------------------------------------
-
-
-def section(heading: str) -> str:
-    """The text below a heading, up to the next heading of any level."""
-    found = re.search(
-        rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL
-    )
-    assert found, f"no heading {heading!r}"
-    return found[1]
-
-
-def rows(text: str) -> list[list[str]]:
-    """The cells of the tables' lines, without their backticks, and without the tables' heads."""
-    cells = [
-        [cell.strip().strip("`") for cell in line.strip()[1:-1].split("|")]
-        for line in text.splitlines()
-        if line.strip().startswith("|")
-    ]
-    rules = [index for index, row in enumerate(cells) if set(row[0]) == {"-"}]
-    return [row for index, row in enumerate(cells) if index not in rules and index + 1 not in rules]
-
-
-def blocks(text: str, language: str = "") -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def annotated(block: str) -> bytes:
-    """The bytes at the beginnings of the lines."""
-    pairs = [re.match(r"(?:[0-9a-f]{2} ?)+(?=  |$)", line) for line in block.splitlines()]
-    assert all(pairs), block
-    return bytes.fromhex("".join(pair[0] for pair in pairs if pair))
-
-
-CLIENT = (ROOT / "docs" / "client.py").read_text("utf-8")
-
-
-def client_module() -> Any:
-    module = types.ModuleType("client")
-    exec(compile(CLIENT, "docs/client.py", "exec"), vars(module))
-    return module
 
 
 # --- tables, numbers, bytes ----------------------------------------------------------------------
@@ -116,7 +46,6 @@ STRUCTS: dict[str, Any] = {
     **HEADERS,
     **{cls.__name__: cls for cls in (TypeDecl, wire.Position, wire.Section, wire.Ruling)},
 }
-DEFAULTS = {"req": msgspec.NODEFAULT, "empty": "", "0": 0}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -454,3 +383,82 @@ async def test_the_client_goes_back_when_the_node_expects_an_earlier_event(tmp_p
             await until(lambda: len(shown(node)) >= len(sent))
             assert sorted(shown(node)) == sorted(text for _, text in sent)
     assert wire.EXPECTED in told
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+DOCUMENT = (ROOT / "docs" / "wire-protocol.md").read_text("utf-8")
+
+LIMIT = 1 << 20
+
+APP = """
+import trio
+
+from s4node import App, Event, ProcessingElement
+
+
+class Click(Event):
+    user: str
+    millis: int = 0
+
+
+class Show(ProcessingElement):
+    async def on_event(self, click: Click) -> None:
+        print(click.user, click.millis)
+        if PAUSE:
+            await trio.sleep(PAUSE)
+
+
+app = App("clicks")
+app.create_input_stream("clicks", app.create_pe(Show), key="user")
+"""
+
+
+class Click(Event):
+    user: str
+    millis: int = 0
+
+
+def section(heading: str) -> str:
+    """The text below a heading, up to the next heading of any level."""
+    found = re.search(
+        rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL
+    )
+    assert found, f"no heading {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the tables' lines, without their backticks, and without the tables' heads."""
+    cells = [
+        [cell.strip().strip("`") for cell in line.strip()[1:-1].split("|")]
+        for line in text.splitlines()
+        if line.strip().startswith("|")
+    ]
+    rules = [index for index, row in enumerate(cells) if set(row[0]) == {"-"}]
+    return [row for index, row in enumerate(cells) if index not in rules and index + 1 not in rules]
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def annotated(block: str) -> bytes:
+    """The bytes at the beginnings of the lines."""
+    pairs = [re.match(r"(?:[0-9a-f]{2} ?)+(?=  |$)", line) for line in block.splitlines()]
+    assert all(pairs), block
+    return bytes.fromhex("".join(pair[0] for pair in pairs if pair))
+
+
+CLIENT = (ROOT / "docs" / "client.py").read_text("utf-8")
+
+
+def client_module() -> Any:
+    module = types.ModuleType("client")
+    exec(compile(CLIENT, "docs/client.py", "exec"), vars(module))
+    return module
+
+
+DEFAULTS = {"req": msgspec.NODEFAULT, "empty": "", "0": 0}

@@ -58,66 +58,6 @@ CSV = (
 """
 )
 
-ROWS = [
-    Row("UA", "N14228", "EWR", "IAH", 2, 11, 1_357_035_300_000),
-    Row("UA", "N24211", "EWR", "IAH", -6, -25, 1_357_038_000_000),
-    Row("UA", "N14228", "EWR", "IAH", 14, 16, 1_357_038_000_000),
-    Row("AA", "N619AA", "JFK", "MIA", 2, 15, 1_357_036_800_000),
-    Row("AA", "N619AA", "JFK", "MIA", -2, -2, 1_357_123_200_000),
-    Row("AA", "N3GMAA", "JFK", "MIA", None, None, 1_357_209_600_000),
-    Row("AA", "unknown", "JFK", "MIA", None, None, 1_357_296_000_000),
-    Row("B6", "N504JB", "JFK", "BQN", 10, None, 1_357_382_700_000),
-    Row("B6", "N504JB", "JFK", "BQN", 43, 40, 1_357_469_100_000),
-    Row("EV", "unknown", "LGA", "ORD", None, None, 1_357_507_800_000),
-    Row("DL", "N668DN", "JFK", "MIA", 1301, 1272, 1_357_740_000_000),
-    Row("DL", "N668DN", "LGA", "ATL", -8, -86, 1_388_552_340_000),
-]
-
-FIGURES = {  # flights, cancelled, delay_count, delay_sum, delay_max, delay_min, late
-    "carrier": {
-        "UA": Figures(3, 0, 3, 2, 16, -25, 1),
-        "AA": Figures(4, 2, 2, 13, 15, -2, 0),
-        "B6": Figures(2, 0, 1, 40, 40, 40, 1),
-        "EV": Figures(1, 1, 0, 0, None, None, 0),
-        "DL": Figures(2, 0, 2, 1186, 1272, -86, 1),
-    },
-    "route": {
-        "EWR-IAH": Figures(3, 0, 3, 2, 16, -25, 1),
-        "JFK-MIA": Figures(5, 2, 3, 1285, 1272, -2, 1),
-        "JFK-BQN": Figures(2, 0, 1, 40, 40, 40, 1),
-        "LGA-ORD": Figures(1, 1, 0, 0, None, None, 0),
-        "LGA-ATL": Figures(1, 0, 1, -86, -86, -86, 0),
-    },
-    "aircraft": {
-        "N14228": Figures(2, 0, 2, 27, 16, 11, 1),
-        "N24211": Figures(1, 0, 1, -25, -25, -25, 0),
-        "N619AA": Figures(2, 0, 2, 13, 15, -2, 0),
-        "N3GMAA": Figures(1, 1, 0, 0, None, None, 0),
-        "unknown": Figures(2, 2, 0, 0, None, None, 0),
-        "N504JB": Figures(2, 0, 1, 40, 40, 40, 1),
-        "N668DN": Figures(2, 0, 2, 1186, 1272, -86, 1),
-    },
-}
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    before = dict(os.environ)
-    session = spark_session("tests")
-    yield session
-    session.stop()
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.fixture(scope="session")
-def flights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataFrame]:
-    path = tmp_path_factory.mktemp("flights") / "flights.csv"
-    path.write_text(CSV)
-    cached = read_flights(spark, path)
-    yield cached
-    cached.unpersist()
-
 
 # -- Spark's side ---------------------------------------------------------------------------------
 
@@ -413,3 +353,67 @@ async def test_the_demo_fails_when_the_spark_program_does(demo: Demo) -> None:
     assert await demo.wait(seconds=15) == 1
     assert "Java gateway process exited" in demo.output
     assert demo.output.splitlines()[-1].startswith("FAILED: the Spark program ended with status 1;")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ROWS = [
+    Row("UA", "N14228", "EWR", "IAH", 2, 11, 1_357_035_300_000),
+    Row("UA", "N24211", "EWR", "IAH", -6, -25, 1_357_038_000_000),
+    Row("UA", "N14228", "EWR", "IAH", 14, 16, 1_357_038_000_000),
+    Row("AA", "N619AA", "JFK", "MIA", 2, 15, 1_357_036_800_000),
+    Row("AA", "N619AA", "JFK", "MIA", -2, -2, 1_357_123_200_000),
+    Row("AA", "N3GMAA", "JFK", "MIA", None, None, 1_357_209_600_000),
+    Row("AA", "unknown", "JFK", "MIA", None, None, 1_357_296_000_000),
+    Row("B6", "N504JB", "JFK", "BQN", 10, None, 1_357_382_700_000),
+    Row("B6", "N504JB", "JFK", "BQN", 43, 40, 1_357_469_100_000),
+    Row("EV", "unknown", "LGA", "ORD", None, None, 1_357_507_800_000),
+    Row("DL", "N668DN", "JFK", "MIA", 1301, 1272, 1_357_740_000_000),
+    Row("DL", "N668DN", "LGA", "ATL", -8, -86, 1_388_552_340_000),
+]
+
+FIGURES = {  # flights, cancelled, delay_count, delay_sum, delay_max, delay_min, late
+    "carrier": {
+        "UA": Figures(3, 0, 3, 2, 16, -25, 1),
+        "AA": Figures(4, 2, 2, 13, 15, -2, 0),
+        "B6": Figures(2, 0, 1, 40, 40, 40, 1),
+        "EV": Figures(1, 1, 0, 0, None, None, 0),
+        "DL": Figures(2, 0, 2, 1186, 1272, -86, 1),
+    },
+    "route": {
+        "EWR-IAH": Figures(3, 0, 3, 2, 16, -25, 1),
+        "JFK-MIA": Figures(5, 2, 3, 1285, 1272, -2, 1),
+        "JFK-BQN": Figures(2, 0, 1, 40, 40, 40, 1),
+        "LGA-ORD": Figures(1, 1, 0, 0, None, None, 0),
+        "LGA-ATL": Figures(1, 0, 1, -86, -86, -86, 0),
+    },
+    "aircraft": {
+        "N14228": Figures(2, 0, 2, 27, 16, 11, 1),
+        "N24211": Figures(1, 0, 1, -25, -25, -25, 0),
+        "N619AA": Figures(2, 0, 2, 13, 15, -2, 0),
+        "N3GMAA": Figures(1, 1, 0, 0, None, None, 0),
+        "unknown": Figures(2, 2, 0, 0, None, None, 0),
+        "N504JB": Figures(2, 0, 1, 40, 40, 40, 1),
+        "N668DN": Figures(2, 0, 2, 1186, 1272, -86, 1),
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    before = dict(os.environ)
+    session = spark_session("tests")
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def flights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataFrame]:
+    path = tmp_path_factory.mktemp("flights") / "flights.csv"
+    path.write_text(CSV)
+    cached = read_flights(spark, path)
+    yield cached
+    cached.unpersist()

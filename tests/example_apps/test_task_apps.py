@@ -34,48 +34,7 @@ from s4node import (
 from s4node.events.keys import Partitioner, crc32m
 from s4node.systems.memory import MemorySystem
 
-
-class Kept:
-    """What a consuming app was given, by the partition in which it was."""
-
-    def __init__(self) -> None:
-        self.events: dict[int, list[Any]] = defaultdict(list)
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.events.values()))
-
-
-@asynccontextmanager
-async def consumer(
-    kept: Kept,
-    settings: dict[str, str],
-    *streams: tuple[str, type[Event | GenericEvent]],
-    partitions: int = 1,
-) -> AsyncIterator[Container]:
-    """An app that consumes these streams as they come; ``settings`` lead to it then."""
-
-    class Keep(ProcessingElement):
-        def on_event(self, event: Any) -> None:
-            kept.events[self.partition].append(event)
-
-    app = App("keep")
-    for stream, kind in streams:
-        keep = app.create_pe(Keep)
-        keep.set_singleton()
-        app.create_input_stream(stream, keep, types=kind)
-    async with running(app, partitions=partitions) as node:
-        for stream, _ in streams:
-            settings[f"s4.stream.{stream}.consumers"] = "keep"
-        settings["s4.cluster.keep.address"] = node.address
-        yield node
-
-
 # -- repartition ----------------------------------------------------------------------------------
-
-
-def view(n: int) -> GenericEvent:
-    return GenericEvent(page=f"page-{n % 17}", user=f"user-{n % 200}", number=n)
 
 
 async def test_a_stream_is_written_anew_with_another_key_and_number_of_partitions(
@@ -361,3 +320,46 @@ async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> N
                 job.signal(signal.SIGTERM)
                 assert await job.wait() == 0, job.errors
     assert found == {(user, f"page-{n}", f"city of {user}") for user in users for n in range(4)}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Kept:
+    """What a consuming app was given, by the partition in which it was."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[Any]] = defaultdict(list)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.events.values()))
+
+
+@asynccontextmanager
+async def consumer(
+    kept: Kept,
+    settings: dict[str, str],
+    *streams: tuple[str, type[Event | GenericEvent]],
+    partitions: int = 1,
+) -> AsyncIterator[Container]:
+    """An app that consumes these streams as they come; ``settings`` lead to it then."""
+
+    class Keep(ProcessingElement):
+        def on_event(self, event: Any) -> None:
+            kept.events[self.partition].append(event)
+
+    app = App("keep")
+    for stream, kind in streams:
+        keep = app.create_pe(Keep)
+        keep.set_singleton()
+        app.create_input_stream(stream, keep, types=kind)
+    async with running(app, partitions=partitions) as node:
+        for stream, _ in streams:
+            settings[f"s4.stream.{stream}.consumers"] = "keep"
+        settings["s4.cluster.keep.address"] = node.address
+        yield node
+
+
+def view(n: int) -> GenericEvent:
+    return GenericEvent(page=f"page-{n % 17}", user=f"user-{n % 200}", number=n)

@@ -21,76 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-COUNTER = """\
-import os
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-        print(os.getpid(), self.key, self.clicks)
-app = App("counter")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
-SLOW_START = """\
-import time
-from s4node import App, GenericEvent, ProcessingElement
-class Count(ProcessingElement):
-    def on_event(self, event: GenericEvent):
-        pass
-class Slow(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-    def on_start(self):
-        print("it starts")
-        time.sleep(2)  # as where a large table is loaded
-slow = Slow("slow")
-"""
-
-USERS = [f"u{n}" for n in range(40)]
-
-
-class Click(Event):
-    user: str
-
-
-@asynccontextmanager
-async def launched(folder: Path, *arguments: str) -> AsyncIterator[NodeProcess]:
-    (folder / "counter.py").write_text(COUNTER)
-    quick = ("-p", "s4.container.restartDelay=50", "-p", "s4.container.pulseTimeout=2000")
-    command = ("run", "counter.py", "--listen", ANY_PORT, *quick, *arguments)
-    async with s4_process(*command, cwd=folder) as process:
-        yield process
-
-
-async def click_all(address: str) -> None:
-    async with Client(address) as client:
-        clicks = await client.stream("clicks")
-        await clicks.send_many(map(Click, USERS))
-        assert await clicks.flush() == []
-
-
-def counts(process: NodeProcess) -> dict[int, int]:
-    """How many events each container has processed, by its pid."""
-    found: dict[int, int] = {}
-    for line in process.stdout:
-        pid = int(line.split()[0])
-        found[pid] = found.get(pid, 0) + 1
-    return found
-
-
-async def gone(pid: int) -> None:
-    def is_gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-
-    await until(is_gone, f"process {pid} ends")
-
 
 async def test_partitions_are_shared_by_several_processes_behind_one_address(
     tmp_path: Path,
@@ -380,3 +310,77 @@ def processes_in(folder: Path) -> list[str]:
             if (place / "cwd").readlink() == folder:
                 found.append(place.name)
     return found
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+COUNTER = """\
+import os
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print(os.getpid(), self.key, self.clicks)
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+SLOW_START = """\
+import time
+from s4node import App, GenericEvent, ProcessingElement
+class Count(ProcessingElement):
+    def on_event(self, event: GenericEvent):
+        pass
+class Slow(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+    def on_start(self):
+        print("it starts")
+        time.sleep(2)  # as where a large table is loaded
+slow = Slow("slow")
+"""
+
+USERS = [f"u{n}" for n in range(40)]
+
+
+class Click(Event):
+    user: str
+
+
+@asynccontextmanager
+async def launched(folder: Path, *arguments: str) -> AsyncIterator[NodeProcess]:
+    (folder / "counter.py").write_text(COUNTER)
+    quick = ("-p", "s4.container.restartDelay=50", "-p", "s4.container.pulseTimeout=2000")
+    command = ("run", "counter.py", "--listen", ANY_PORT, *quick, *arguments)
+    async with s4_process(*command, cwd=folder) as process:
+        yield process
+
+
+async def click_all(address: str) -> None:
+    async with Client(address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(map(Click, USERS))
+        assert await clicks.flush() == []
+
+
+def counts(process: NodeProcess) -> dict[int, int]:
+    """How many events each container has processed, by its pid."""
+    found: dict[int, int] = {}
+    for line in process.stdout:
+        pid = int(line.split()[0])
+        found[pid] = found.get(pid, 0) + 1
+    return found
+
+
+async def gone(pid: int) -> None:
+    def is_gone() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    await until(is_gone, f"process {pid} ends")

@@ -22,45 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-class Terminal(io.StringIO):
-    """A stderr at which a person sits."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.contextvars.clear_contextvars()
-
-
-def text_of(
-    say: Callable[[], object],
-    level: str = "info",
-    format: str = "auto",  # noqa: A002 - as configure has it
-    stderr: io.StringIO | None = None,
-) -> str:
-    """What is on stderr once logging is configured and ``say`` has logged."""
-    with redirect_stderr(stderr or io.StringIO()) as stream:
-        configure(level, format)
-        say()
-    return stream.getvalue()
-
-
-def lines_of(say: Callable[[], object], level: str = "info") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text_of(say, level).splitlines()]
-
-
-def listening() -> None:
-    structlog.get_logger().info("listening", address="tcp://127.0.0.1:12000", partitions=4)
-
-
 def test_a_message_is_one_json_object_a_line_where_nobody_sits() -> None:
     (line,) = lines_of(listening)
     assert datetime.fromisoformat(line.pop("timestamp")).utcoffset() == timedelta(0)
@@ -289,3 +250,45 @@ def test_loggers_are_called_after_the_first_folder_of_their_module() -> None:
     }
     assert len(named) > 4
     assert [each for each in named if each[1] != f'"s4node.{each[0]}"'] == []
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stderr at which a person sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.contextvars.clear_contextvars()
+
+
+def text_of(
+    say: Callable[[], object],
+    level: str = "info",
+    format: str = "auto",  # noqa: A002 - as configure has it
+    stderr: io.StringIO | None = None,
+) -> str:
+    """What is on stderr once logging is configured and ``say`` has logged."""
+    with redirect_stderr(stderr or io.StringIO()) as stream:
+        configure(level, format)
+        say()
+    return stream.getvalue()
+
+
+def lines_of(say: Callable[[], object], level: str = "info") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text_of(say, level).splitlines()]
+
+
+def listening() -> None:
+    structlog.get_logger().info("listening", address="tcp://127.0.0.1:12000", partitions=4)

@@ -21,77 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-LISTEN = ("-p", f"s4.listener.address={ANY_PORT}")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "hello.py").write_text(HELLO)
-    return tmp_path
-
-
-def redirected(redirection: str, *arguments: str) -> list[str]:
-    """The command line of ``s4`` with its streams as a shell would redirect them."""
-    return ["sh", "-c", f'exec "$@" {redirection}', "sh", *s4(*arguments)]
-
-
-async def run(
-    redirection: str,
-    *arguments: str,
-    cwd: Path,
-    events: bytes = b"",
-    stdin: int | None = None,
-    stdout: int = subprocess.PIPE,
-    **env: str,
-) -> tuple[int, str, str]:
-    """The exit status, the output and the messages of an ``s4`` command; ``events`` are its input,
-    unless it is ``stdin``."""
-    done = await trio.to_thread.run_sync(
-        partial(
-            subprocess.run,
-            redirected(redirection, *arguments),
-            input=events if stdin is None else None,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            timeout=30,
-            cwd=cwd,
-            env=environment(**env),
-        )
-    )
-    return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
-
-
-@contextmanager
-def gone_reader() -> Iterator[int]:
-    """The writing end of a pipe that nobody reads."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    yield writer
-    os.close(writer)
-
-
-@contextmanager
-def gone_terminal(*, reads: bool = False) -> Iterator[int]:
-    """A terminal whose other end is gone: the side that fails where it is read, or written."""
-    ours, other = os.openpty() if reads else reversed(os.openpty())
-    os.close(other)
-    yield ours
-    os.close(ours)
-
-
-@asynccontextmanager
-async def log_node(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    """A node with the app hello, and the stream evs in its log; gives ``--to`` and its address."""
-    async with node_process("hello.py", "-p", "s4.log.folder=log", cwd=folder) as node:
-        to = ("--to", node.address)
-        assert (await run_s4("log", "create", "evs", *to, cwd=folder)).returncode == 0
-        assert (await run_s4("log", "append", "evs", *to, cwd=folder, stdin=EVENT)).returncode == 0
-        yield to
-
-
-EVENT = '{"name":"jörg \N{SNOWMAN}\N{PILE OF POO}"}\n'.encode()
-
 
 # -- closed streams -------------------------------------------------------------------------------
 
@@ -278,3 +207,78 @@ async def test_characters_that_the_output_does_not_have_are_escaped_as_in_json(
     event = event.replace("ö", r"\u00f6").replace("\N{PILE OF POO}", r"\ud83d\udca9")
     assert done == (0, event, "")
     assert json.loads(done[1]) == json.loads(EVENT)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+LISTEN = ("-p", f"s4.listener.address={ANY_PORT}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "hello.py").write_text(HELLO)
+    return tmp_path
+
+
+def redirected(redirection: str, *arguments: str) -> list[str]:
+    """The command line of ``s4`` with its streams as a shell would redirect them."""
+    return ["sh", "-c", f'exec "$@" {redirection}', "sh", *s4(*arguments)]
+
+
+async def run(
+    redirection: str,
+    *arguments: str,
+    cwd: Path,
+    events: bytes = b"",
+    stdin: int | None = None,
+    stdout: int = subprocess.PIPE,
+    **env: str,
+) -> tuple[int, str, str]:
+    """The exit status, the output and the messages of an ``s4`` command; ``events`` are its input,
+    unless it is ``stdin``."""
+    done = await trio.to_thread.run_sync(
+        partial(
+            subprocess.run,
+            redirected(redirection, *arguments),
+            input=events if stdin is None else None,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            cwd=cwd,
+            env=environment(**env),
+        )
+    )
+    return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
+
+
+@contextmanager
+def gone_reader() -> Iterator[int]:
+    """The writing end of a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@contextmanager
+def gone_terminal(*, reads: bool = False) -> Iterator[int]:
+    """A terminal whose other end is gone: the side that fails where it is read, or written."""
+    ours, other = os.openpty() if reads else reversed(os.openpty())
+    os.close(other)
+    yield ours
+    os.close(ours)
+
+
+@asynccontextmanager
+async def log_node(folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """A node with the app hello, and the stream evs in its log; gives ``--to`` and its address."""
+    async with node_process("hello.py", "-p", "s4.log.folder=log", cwd=folder) as node:
+        to = ("--to", node.address)
+        assert (await run_s4("log", "create", "evs", *to, cwd=folder)).returncode == 0
+        assert (await run_s4("log", "append", "evs", *to, cwd=folder, stdin=EVENT)).returncode == 0
+        yield to
+
+
+EVENT = '{"name":"jörg \N{SNOWMAN}\N{PILE OF POO}"}\n'.encode()

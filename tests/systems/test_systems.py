@@ -27,28 +27,6 @@ from s4node.systems.memory import MemorySystem  # noqa: E402
 from s4node.systems.registry import Systems  # noqa: E402
 
 
-class MemoryLab(Lab):
-    ends = True
-
-    def __init__(self) -> None:
-        self.system = self.memory = MemorySystem()
-
-    async def create(self, stream: str, partitions: int) -> None:
-        self.memory.create(stream, partitions)
-
-    async def trim(self, stream: str, partition: int, below: int) -> None:
-        self.memory.trim(stream, partition, below)
-
-    async def go_away(self) -> None:
-        self.memory.go_away()
-
-    async def come_back(self) -> None:
-        self.memory.come_back()
-
-    async def end(self, stream: str, partition: int) -> None:
-        self.memory.end(stream, partition)
-
-
 class TestMemory(SystemConformance):
     """The kit's claims, in memory."""
 
@@ -178,3 +156,28 @@ def test_what_is_wrong_with_a_system_s_settings_is_said(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Systems(Config.of(settings))["a"]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class MemoryLab(Lab):
+    ends = True
+
+    def __init__(self) -> None:
+        self.system = self.memory = MemorySystem()
+
+    async def create(self, stream: str, partitions: int) -> None:
+        self.memory.create(stream, partitions)
+
+    async def trim(self, stream: str, partition: int, below: int) -> None:
+        self.memory.trim(stream, partition, below)
+
+    async def go_away(self) -> None:
+        self.memory.go_away()
+
+    async def come_back(self) -> None:
+        self.memory.come_back()
+
+    async def end(self, stream: str, partition: int) -> None:
+        self.memory.end(stream, partition)

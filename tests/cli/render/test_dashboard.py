@@ -13,54 +13,6 @@ from rich.console import Console
 from s4node.cli.render.dashboard import rendered
 from s4node.deploy.cluster_snapshot import AppRow, Container, NodeRow, Row, Snapshot
 
-FAILURE = (
-    "app 'counter': PE Count, key 'joe', event 12 of stream 'clicks':\n"
-    "ValueError: a long story that no terminal has room for in a line"
-)
-
-
-AT = int(time.mktime((2001, 9, 9, 3, 46, 40, 0, 0, -1)) * 1000)
-ENDED = "counter on one ended at 2001-09-09 03:46:40 because: "
-
-
-def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
-    owners = [f"node-{number % 3}" for number in range(30)]
-    where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
-    counter = Container(
-        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
-    )
-    return Snapshot(
-        "shop",
-        "/tmp/nodes",
-        1.0,
-        [NodeRow(node, "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
-        [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
-        [
-            Row(
-                "counter",
-                stage,
-                "clicks",
-                depth=80_000,
-                capacity=80_000,
-                admitted=1_000_000,
-                grade="durable",
-                fullest=1.0,
-                rate=1234.5,
-            )
-            for stage in ("deserializer", "stream", "sender")
-        ],
-        "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
-    )
-
-
-def lines_of(
-    width: int, *, live: bool = True, failure: str = FAILURE, node: str = "one"
-) -> list[str]:
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(rendered([snapshot(failure, node)], width, live=live))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
-
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 @pytest.mark.parametrize("live", [True, False])
@@ -130,3 +82,55 @@ def test_what_ended_today_is_told_with_its_time_alone() -> None:
     console.print(rendered([shown], 200, live=False))
     assert isinstance(console.file, io.StringIO)
     assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", console.file.getvalue())
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+FAILURE = (
+    "app 'counter': PE Count, key 'joe', event 12 of stream 'clicks':\n"
+    "ValueError: a long story that no terminal has room for in a line"
+)
+
+AT = int(time.mktime((2001, 9, 9, 3, 46, 40, 0, 0, -1)) * 1000)
+
+ENDED = "counter on one ended at 2001-09-09 03:46:40 because: "
+
+
+def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
+    owners = [f"node-{number % 3}" for number in range(30)]
+    where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
+    counter = Container(
+        "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
+    )
+    return Snapshot(
+        "shop",
+        "/tmp/nodes",
+        1.0,
+        [NodeRow(node, "tcp://127.0.0.1:22001", 26375, "machine.example.org", [counter])],
+        [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
+        [
+            Row(
+                "counter",
+                stage,
+                "clicks",
+                depth=80_000,
+                capacity=80_000,
+                admitted=1_000_000,
+                grade="durable",
+                fullest=1.0,
+                rate=1234.5,
+            )
+            for stage in ("deserializer", "stream", "sender")
+        ],
+        "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
+    )
+
+
+def lines_of(
+    width: int, *, live: bool = True, failure: str = FAILURE, node: str = "one"
+) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(rendered([snapshot(failure, node)], width, live=live))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]

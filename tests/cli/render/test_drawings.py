@@ -22,98 +22,6 @@ class Job(Event):
     depth: int = 0
 
 
-class Step(ProcessingElement):
-    outs: Any = ()
-
-    def on_event(self, job: Job) -> None: ...
-
-    def on_trigger(self, job: Job) -> None: ...
-
-    def on_time(self) -> None: ...
-
-
-def flights() -> Diagram:
-    app = FlightsApp()
-    app.on_init()
-    return diagram_of(app)
-
-
-def loop() -> Diagram:
-    """in -> a -> ab -> b -> bc -> c, and from c back to a and b by "again"."""
-    app = App("loop")
-    a, b, c = (app.create_pe(Step, name=name) for name in "abc")
-    app.create_input_stream("in", a, key="user")
-    a.outs = [app.create_stream("ab", b, key="user")]
-    b.outs = [app.create_stream("bc", c, key="user")]
-    c.outs = [app.create_stream("again", a, b, key="user"), app.create_output_stream("out")]
-    return diagram_of(app)
-
-
-FLIGHTS = """\
-FlightsApp   PEs: 3   streams: 1 input, 2 internal, 1 output
-
-                  ┌─────────────────┐
-flights ─────────▶│ route           ├────▶ reports: Report
-Flight by route   │ RouteStatistics ├─╮    by_carrier: Flight by carrier
-                  │ every 0.5 s     ├─┼─╮  by_aircraft: Flight by tailnum
-                  └─────────────────┘ │ │
-                  ┌─────────────────┐ │ │
-                  │ carrier         │◀╯ │  by_carrier
-                  │ DelayStatistics ├───┼▶ reports
-                  │ every 0.5 s     │   │
-                  └─────────────────┘   │
-                  ┌─────────────────┐   │
-                  │ aircraft        │◀──╯  by_aircraft
-                  │ DelayStatistics ├────▶ reports
-                  │ every 0.5 s     │
-                  └─────────────────┘
-"""
-
-LOOP = """\
-loop   PEs: 3   streams: 1 input, 3 internal, 1 output
-
-              ┌──────┐
-in ──────────▶│ a    │◀╌╌╮  again ↺: Job by user
-Job by user   │ Step ├─╮ ╎  ab: Job by user
-              └──────┘ │ ╎
-              ┌──────┐ │ ╎
-              │ b    │◀╯ ╎  ab
-              │ Step │◀╌╌┤  again ↺
-              │      ├─╮ ╎  bc: Job by user
-              └──────┘ │ ╎
-              ┌──────┐ │ ╎
-              │ c    │◀╯ ╎  bc
-              │ Step ├╌╌╌╯  again ↺
-              │      ├────▶ out
-              └──────┘
-
-feedback:
-  ab -> bc -> again -> ab
-"""
-
-LOOP_IN_ASCII = """\
-loop   PEs: 3   streams: 1 input, 3 internal, 1 output
-
-              +------+
-in ---------->| a    |<..+  again (feedback): Job by user
-Job by user   | Step +-+ :  ab: Job by user
-              +------+ | :
-              +------+ | :
-              | b    |<+ :  ab
-              | Step |<..+  again (feedback)
-              |      +-+ :  bc: Job by user
-              +------+ | :
-              +------+ | :
-              | c    |<+ :  bc
-              | Step +...+  again (feedback)
-              |      +----> out
-              +------+
-
-feedback:
-  ab -> bc -> again -> ab
-"""
-
-
 def test_the_flights_app_is_drawn_with_its_inputs_left_and_its_outputs_right() -> None:
     assert picture(flights(), 80) == FLIGHTS
 
@@ -417,3 +325,98 @@ def test_lines_lead_from_every_pe_that_puts_to_every_pe_that_takes(
     cyclic = {name for cycle in diagram.cycles for name in cycle}
     if diagram.cycles:
         assert cyclic & {stream.name for stream in diagram.streams if stream.feedback}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Step(ProcessingElement):
+    outs: Any = ()
+
+    def on_event(self, job: Job) -> None: ...
+
+    def on_trigger(self, job: Job) -> None: ...
+
+    def on_time(self) -> None: ...
+
+
+def flights() -> Diagram:
+    app = FlightsApp()
+    app.on_init()
+    return diagram_of(app)
+
+
+def loop() -> Diagram:
+    """in -> a -> ab -> b -> bc -> c, and from c back to a and b by "again"."""
+    app = App("loop")
+    a, b, c = (app.create_pe(Step, name=name) for name in "abc")
+    app.create_input_stream("in", a, key="user")
+    a.outs = [app.create_stream("ab", b, key="user")]
+    b.outs = [app.create_stream("bc", c, key="user")]
+    c.outs = [app.create_stream("again", a, b, key="user"), app.create_output_stream("out")]
+    return diagram_of(app)
+
+
+FLIGHTS = """\
+FlightsApp   PEs: 3   streams: 1 input, 2 internal, 1 output
+
+                  ┌─────────────────┐
+flights ─────────▶│ route           ├────▶ reports: Report
+Flight by route   │ RouteStatistics ├─╮    by_carrier: Flight by carrier
+                  │ every 0.5 s     ├─┼─╮  by_aircraft: Flight by tailnum
+                  └─────────────────┘ │ │
+                  ┌─────────────────┐ │ │
+                  │ carrier         │◀╯ │  by_carrier
+                  │ DelayStatistics ├───┼▶ reports
+                  │ every 0.5 s     │   │
+                  └─────────────────┘   │
+                  ┌─────────────────┐   │
+                  │ aircraft        │◀──╯  by_aircraft
+                  │ DelayStatistics ├────▶ reports
+                  │ every 0.5 s     │
+                  └─────────────────┘
+"""
+
+LOOP = """\
+loop   PEs: 3   streams: 1 input, 3 internal, 1 output
+
+              ┌──────┐
+in ──────────▶│ a    │◀╌╌╮  again ↺: Job by user
+Job by user   │ Step ├─╮ ╎  ab: Job by user
+              └──────┘ │ ╎
+              ┌──────┐ │ ╎
+              │ b    │◀╯ ╎  ab
+              │ Step │◀╌╌┤  again ↺
+              │      ├─╮ ╎  bc: Job by user
+              └──────┘ │ ╎
+              ┌──────┐ │ ╎
+              │ c    │◀╯ ╎  bc
+              │ Step ├╌╌╌╯  again ↺
+              │      ├────▶ out
+              └──────┘
+
+feedback:
+  ab -> bc -> again -> ab
+"""
+
+LOOP_IN_ASCII = """\
+loop   PEs: 3   streams: 1 input, 3 internal, 1 output
+
+              +------+
+in ---------->| a    |<..+  again (feedback): Job by user
+Job by user   | Step +-+ :  ab: Job by user
+              +------+ | :
+              +------+ | :
+              | b    |<+ :  ab
+              | Step |<..+  again (feedback)
+              |      +-+ :  bc: Job by user
+              +------+ | :
+              +------+ | :
+              | c    |<+ :  bc
+              | Step +...+  again (feedback)
+              |      +----> out
+              +------+
+
+feedback:
+  ab -> bc -> again -> ab
+"""

@@ -22,79 +22,6 @@ from s4node.cluster.coordination.membership import Membership, View
 from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.errors import CoordinationError, NameTaken, SessionLost
 
-LONG = 600.0
-"""Seconds that no test lives to see: what waits for them does not happen."""
-
-
-class Seat:
-    """A member in this process, and what it was told."""
-
-    def __init__(self, membership: Membership) -> None:
-        self.membership = membership
-        self.views: list[View] = []
-
-    @property
-    def view(self) -> View:
-        return self.membership.view
-
-    @property
-    def mine(self) -> list[int]:
-        return sorted(self.view.mine)
-
-    @property
-    def owners(self) -> str:
-        """The owners by partition in one text; a dot for nobody."""
-        return "".join(owner.removeprefix("tcp://") or "." for owner in self.view.owners)
-
-
-@asynccontextmanager
-async def seat(
-    folder: Path,
-    name: str,
-    *,
-    partitions: int = 4,
-    expected: int = 1,
-    gather: float = LONG,
-    containers: int = 0,
-    app: str = "count",
-    timeout: float = 10.0,
-) -> AsyncIterator[Seat]:
-    """A member with a session of its own, which ends without leaving."""
-    with plain_errors():
-        async with (
-            FolderCoordination(folder, session_timeout=timeout).session(name) as session,
-            trio.open_nursery() as nursery,
-        ):
-            one = Seat(
-                Membership(
-                    session,
-                    cluster="east",
-                    app=app,
-                    member=name,
-                    address=f"tcp://{name}",
-                    partitions=partitions,
-                    expected=expected,
-                    gather_timeout=gather,
-                    containers=containers,
-                )
-            )
-            nursery.start_soon(one.membership.run, one.views.append)
-            yield one
-            nursery.cancel_scope.cancel()
-
-
-def member_process(
-    folder: Path, name: str, *, partitions: int = 4, expected: int = 1, timeout: float = 60
-) -> AbstractAsyncContextManager[Peer]:
-    script = ROOT / "tests" / "membership_process.py"
-    return python_process(script, folder, name, partitions, expected, str(timeout))
-
-
-async def owners(seats: list[Seat], expected: str) -> None:
-    """Wait until all of them see these owners."""
-    await until(lambda: all(s.owners == expected for s in seats), f"owners {expected}")
-
-
 # --- the first assignment ------------------------------------------------------------------------
 
 
@@ -519,3 +446,79 @@ async def test_members_that_die_at_random_never_own_a_partition_in_one_epoch_tog
                 place = partition, int(epochs[partition])
                 assert holders.setdefault(place, name) == name
     assert len(holders) > 7
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+LONG = 600.0
+"""Seconds that no test lives to see: what waits for them does not happen."""
+
+
+class Seat:
+    """A member in this process, and what it was told."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.views: list[View] = []
+
+    @property
+    def view(self) -> View:
+        return self.membership.view
+
+    @property
+    def mine(self) -> list[int]:
+        return sorted(self.view.mine)
+
+    @property
+    def owners(self) -> str:
+        """The owners by partition in one text; a dot for nobody."""
+        return "".join(owner.removeprefix("tcp://") or "." for owner in self.view.owners)
+
+
+@asynccontextmanager
+async def seat(
+    folder: Path,
+    name: str,
+    *,
+    partitions: int = 4,
+    expected: int = 1,
+    gather: float = LONG,
+    containers: int = 0,
+    app: str = "count",
+    timeout: float = 10.0,
+) -> AsyncIterator[Seat]:
+    """A member with a session of its own, which ends without leaving."""
+    with plain_errors():
+        async with (
+            FolderCoordination(folder, session_timeout=timeout).session(name) as session,
+            trio.open_nursery() as nursery,
+        ):
+            one = Seat(
+                Membership(
+                    session,
+                    cluster="east",
+                    app=app,
+                    member=name,
+                    address=f"tcp://{name}",
+                    partitions=partitions,
+                    expected=expected,
+                    gather_timeout=gather,
+                    containers=containers,
+                )
+            )
+            nursery.start_soon(one.membership.run, one.views.append)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+def member_process(
+    folder: Path, name: str, *, partitions: int = 4, expected: int = 1, timeout: float = 60
+) -> AbstractAsyncContextManager[Peer]:
+    script = ROOT / "tests" / "membership_process.py"
+    return python_process(script, folder, name, partitions, expected, str(timeout))
+
+
+async def owners(seats: list[Seat], expected: str) -> None:
+    """Wait until all of them see these owners."""
+    await until(lambda: all(s.owners == expected for s in seats), f"owners {expected}")

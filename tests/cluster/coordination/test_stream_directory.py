@@ -20,59 +20,6 @@ from s4node.cluster.coordination.stream_directory import Consumer, Directory, Sy
 from s4node.errors import S4Error, SessionLost
 
 
-class Watcher:
-    """A directory, and what it was told."""
-
-    def __init__(self, directory: Directory) -> None:
-        self.directory = directory
-        self.told: list[tuple[str, SystemConsumers]] = []
-
-    def take(self, stream: str, consumers: SystemConsumers) -> None:
-        self.told.append((stream, consumers))
-
-    def consumers(self, stream: str) -> SystemConsumers:
-        return self.directory.consumers(stream)
-
-
-@asynccontextmanager
-async def watching(folder: Path, *produces: str, app: str = "adapter") -> AsyncIterator[Watcher]:
-    with plain_errors():
-        async with (
-            FolderCoordination(folder).session(app) as session,
-            trio.open_nursery() as nursery,
-        ):
-            directory = Directory(session, cluster="north", app=app, produces=produces)
-            await directory.register()
-            watcher = Watcher(directory)
-            nursery.start_soon(directory.run, watcher.take)
-            yield watcher
-            nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def consuming(
-    folder: Path, cluster: str, app: str, *streams: str, member: str = "m", partitions: int = 2
-) -> AsyncIterator[Membership]:
-    """An app with one member, which consumes these streams."""
-    with plain_errors():
-        async with (
-            FolderCoordination(folder).session(member) as session,
-            trio.open_nursery() as nursery,
-        ):
-            await Directory(session, cluster=cluster, app=app, consumes=streams).register()
-            membership = Membership(
-                session,
-                cluster=cluster,
-                app=app,
-                member=member,
-                address=f"tcp://{member}",
-                partitions=partitions,
-            )
-            nursery.start_soon(membership.run, lambda view: None)
-            yield membership
-            nursery.cancel_scope.cancel()
-
-
 async def test_a_container_that_begins_while_its_app_is_undeployed_says_nothing_of_it(
     tmp_path: Path,
 ) -> None:
@@ -212,3 +159,59 @@ async def test_a_lost_session_ends_the_watching(tmp_path: Path, produces: tuple[
 
     with trio.fail_after(10), pytest.raises(SessionLost, match="was deleted"):
         await lose()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """A directory, and what it was told."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.told: list[tuple[str, SystemConsumers]] = []
+
+    def take(self, stream: str, consumers: SystemConsumers) -> None:
+        self.told.append((stream, consumers))
+
+    def consumers(self, stream: str) -> SystemConsumers:
+        return self.directory.consumers(stream)
+
+
+@asynccontextmanager
+async def watching(folder: Path, *produces: str, app: str = "adapter") -> AsyncIterator[Watcher]:
+    with plain_errors():
+        async with (
+            FolderCoordination(folder).session(app) as session,
+            trio.open_nursery() as nursery,
+        ):
+            directory = Directory(session, cluster="north", app=app, produces=produces)
+            await directory.register()
+            watcher = Watcher(directory)
+            nursery.start_soon(directory.run, watcher.take)
+            yield watcher
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def consuming(
+    folder: Path, cluster: str, app: str, *streams: str, member: str = "m", partitions: int = 2
+) -> AsyncIterator[Membership]:
+    """An app with one member, which consumes these streams."""
+    with plain_errors():
+        async with (
+            FolderCoordination(folder).session(member) as session,
+            trio.open_nursery() as nursery,
+        ):
+            await Directory(session, cluster=cluster, app=app, consumes=streams).register()
+            membership = Membership(
+                session,
+                cluster=cluster,
+                app=app,
+                member=member,
+                address=f"tcp://{member}",
+                partitions=partitions,
+            )
+            nursery.start_soon(membership.run, lambda view: None)
+            yield membership
+            nursery.cancel_scope.cancel()

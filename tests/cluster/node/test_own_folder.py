@@ -18,36 +18,6 @@ from s4node.cluster.node.own_folder import abandoned, temporary_coordination
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HOLDER = """\
-from s4node.cluster.node.own_folder import temporary_coordination
-with temporary_coordination("s4-test-") as folder:
-    print(folder, flush=True)
-    input()
-"""
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-
-@contextmanager
-def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that has such a folder, and the folder; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(TMPDIR=str(tmp_path)),
-    )
-    with process:
-        assert process.stdout is not None
-        try:
-            yield process, Path(process.stdout.readline().strip())
-        finally:
-            process.kill()
-
 
 def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next_and_no_other(
     tmp_path: Path,
@@ -83,3 +53,37 @@ def test_nobody_gets_a_folder_that_another_one_sweeps(tmp_path: Path) -> None:
         for folder in abandoned([left]):
             assert folder == left
             assert list(abandoned([left])) == []
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+HOLDER = """\
+from s4node.cluster.node.own_folder import temporary_coordination
+with temporary_coordination("s4-test-") as folder:
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@contextmanager
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has such a folder, and the folder; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()

@@ -37,83 +37,6 @@ app = App("hello")
 app.create_input_stream("names", app.create_pe(Hello), key="name")
 """
 
-# one that says when it drains, and holds the process up for as long as its parameter says
-SLOW_END = """\
-import trio
-from pathlib import Path
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): pass
-class Slow(App):
-    def on_init(self):
-        self.create_input_stream("names", self.create_pe(Hello), key="name")
-    async def on_close(self):
-        Path(self.parameters["file"]).write_text("closing")
-        await trio.sleep(float(self.parameters["seconds"]))
-        Path(self.parameters["file"]).write_text("closed")
-"""
-
-# one whose statistics are more than a socket takes at once
-MANY = """\
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): pass
-class Many(App):
-    def on_init(self):
-        for n in range(6):
-            self.create_input_stream(f"names{n}", self.create_pe(Hello), key="name")
-"""
-
-STUCK = """\
-import time
-from s4node import App, ProcessingElement
-class Stuck(ProcessingElement):
-    def on_event(self, event): time.sleep(3600)
-app = App("stuck")
-app.create_input_stream("names", app.create_pe(Stuck), key="name")
-"""
-
-LIMITS = Limits(start=20, pulse=10, drain=20, pause=0.05, longest_pause=0.4)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    texts = {"hello": HELLO, "slow_end": SLOW_END, "many": MANY, "stuck": STUCK}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    return tmp_path
-
-
-def begin(file: Path, **settings: str) -> Begin:
-    """What to run, quickly."""
-    given = {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"}
-    given |= {name.replace("_", "."): value for name, value in settings.items()}
-    return Begin(file.stem, f"{file.stem}-1", given, target=str(file), pulse_seconds=0.1)
-
-
-@asynccontextmanager
-async def supervised(limits: Limits = LIMITS) -> AsyncIterator[Supervisor]:
-    with plain_errors(), trio.fail_after(2 * DEADLINE):
-        async with supervising(limits) as supervisor:
-            yield supervisor
-
-
-def alive(pid: int | None) -> bool:
-    """Whether the process runs; one that has ended and was not waited for does not."""
-    assert pid is not None
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def greet(process: ContainerProcess) -> None:
-    """Send one event, and have it processed."""
-    async with Client(await process.wait_ready()) as client:
-        stream = await client.stream("names")
-        await stream.send(GenericEvent(name="joe"))
-        await stream.flush()
-
 
 # -- living and ending ----------------------------------------------------------------------------
 
@@ -400,3 +323,84 @@ async def test_an_interrupted_supervisor_leaves_nobody(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         await process.wait()
         assert not any(map(alive, pids))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+# one that says when it drains, and holds the process up for as long as its parameter says
+SLOW_END = """\
+import trio
+from pathlib import Path
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): pass
+class Slow(App):
+    def on_init(self):
+        self.create_input_stream("names", self.create_pe(Hello), key="name")
+    async def on_close(self):
+        Path(self.parameters["file"]).write_text("closing")
+        await trio.sleep(float(self.parameters["seconds"]))
+        Path(self.parameters["file"]).write_text("closed")
+"""
+
+# one whose statistics are more than a socket takes at once
+MANY = """\
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): pass
+class Many(App):
+    def on_init(self):
+        for n in range(6):
+            self.create_input_stream(f"names{n}", self.create_pe(Hello), key="name")
+"""
+
+STUCK = """\
+import time
+from s4node import App, ProcessingElement
+class Stuck(ProcessingElement):
+    def on_event(self, event): time.sleep(3600)
+app = App("stuck")
+app.create_input_stream("names", app.create_pe(Stuck), key="name")
+"""
+
+LIMITS = Limits(start=20, pulse=10, drain=20, pause=0.05, longest_pause=0.4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    texts = {"hello": HELLO, "slow_end": SLOW_END, "many": MANY, "stuck": STUCK}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def begin(file: Path, **settings: str) -> Begin:
+    """What to run, quickly."""
+    given = {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"}
+    given |= {name.replace("_", "."): value for name, value in settings.items()}
+    return Begin(file.stem, f"{file.stem}-1", given, target=str(file), pulse_seconds=0.1)
+
+
+@asynccontextmanager
+async def supervised(limits: Limits = LIMITS) -> AsyncIterator[Supervisor]:
+    with plain_errors(), trio.fail_after(2 * DEADLINE):
+        async with supervising(limits) as supervisor:
+            yield supervisor
+
+
+def alive(pid: int | None) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
+    assert pid is not None
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def greet(process: ContainerProcess) -> None:
+    """Send one event, and have it processed."""
+    async with Client(await process.wait_ready()) as client:
+        stream = await client.stream("names")
+        await stream.send(GenericEvent(name="joe"))
+        await stream.flush()
