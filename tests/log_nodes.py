@@ -22,7 +22,7 @@ class Tap(Event):
 @asynccontextmanager
 async def log_node(folder: Path, **more: Any) -> AsyncIterator[Container]:
     settings = {"s4.log.folder": str(folder / "log"), **more.pop("settings", {})}
-    async with running(OnePE(Ignore, "live"), settings, **more) as node:
+    async with running(OnePE(Ignore, "live", name="some"), settings, **more) as node:
         yield node
 
 

@@ -35,7 +35,7 @@ from s4node.cli.main import main
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
         ("trim clicks --to-offset 1", 1, "say which one with --partition"),
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
-        ("create live", 1, "app 'app' has a stream 'live' already; choose another name"),
+        ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
         ("create a/b", 1, "'a/b' is no name for a stream of the log"),
         ("create clicks --partitions 3 --key user --retention-ms 5000", 1, ("stream 'clicks' "
          "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
